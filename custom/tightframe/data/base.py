@@ -1,0 +1,95 @@
+"""What a data set is to the rest of Tightframe.
+
+A job *names* a data set and may ask for options (image size); the *site* says where its records
+lie and which centre it is. Importable without torch: enrolment checks records and counts labels
+in processes that must start fast, so torch is imported only where records are read for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.phases import Fold
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from torch.utils.data import Dataset
+
+Progress = Callable[[str], None]
+
+
+class SiloData(Protocol):
+    """One silo's records in three folds: train, validation (never trained on), test."""
+
+    @property
+    def source(self) -> str:
+        """One line for reports, for example ``synthetic twin of Fed-ISIC2019, centre 3``."""
+
+    @property
+    def synthetic(self) -> bool:
+        """True for generated records, which are never called real."""
+
+    def labels(self, fold: Fold) -> NDArray[np.int64]:
+        """Labels of a fold in record order, (n,), without reading the records themselves."""
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Read every record once.
+
+        Raises:
+            DataError: naming the kind of problem, with counts and the first names; nothing is
+                lost and nothing has been trained.
+        """
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
+        """A map-style torch data set of (float32 tensor of the input shape, int label).
+
+        With ``augment_seed`` the training transforms run, and record i's randomness depends on
+        (augment_seed, i) only, so that loader workers and batch order do not change it.
+        """
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """A registry entry.
+
+    Attributes:
+        name: what a job calls it.
+        title: how people call it.
+        class_names: the classes in label order.
+        options: what a job may ask (frozen pydantic model), such as ``image_size``.
+        site: what a site's ``local/tightframe.json`` says about its records.
+        input_shape: shape of one record under given options.
+        open: the records of a configured site.
+        twin: the generated stand-in for silo ``centre``; None if the set has none.
+        num_centers: natural silos.
+    """
+
+    name: str
+    title: str
+    class_names: tuple[str, ...]
+    options: type[BaseModel]
+    site: type[BaseModel]
+    input_shape: Callable[[Any], tuple[int, ...]]
+    open: Callable[[Any, Any], SiloData]
+    twin: Callable[[int, Any], SiloData] | None
+    num_centers: int
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.class_names)
+
+
+def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+    """Records of each class, (C,) int64."""
+    return np.bincount(labels, minlength=num_classes).astype(np.int64)
+
+
+def count_table(counts: Mapping[str, int]) -> str:
+    """``MEL 20, NV 2977, ...`` for messages."""
+    return ", ".join(f"{name} {number}" for name, number in counts.items())

@@ -1,0 +1,74 @@
+"""Errors that a user can meet: each has a stable code, explained in ``docs/errors.md``.
+
+The code may leave a site (it names a kind of failure, never a record, a path or a value);
+the message stays in the log of the process that raised it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TightframeError(Exception):
+    """Base of every named error.
+
+    Args:
+        message: what was expected, what came, and what to do.
+        code: overrides the class's code where one class serves several kinds.
+    """
+
+    code: str = "TF-500"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        """The code, then the message."""
+        return f"{self.code}: {super().__str__()}"
+
+
+class JobError(TightframeError):
+    """A job's arguments are wrong (TF-101); every problem is listed."""
+
+    code = "TF-101"
+
+    def __init__(self, problems: Sequence[str], *, code: str | None = None) -> None:
+        self.problems = tuple(problems)
+        listed = "\n".join(f"  - {problem}" for problem in self.problems)
+        super().__init__(f"the job cannot run as it is written:\n{listed}", code=code)
+
+
+class SiteConfigError(TightframeError):
+    """A site's own ``local/tightframe.json`` is missing (TF-201) or wrong (TF-202)."""
+
+    code = "TF-202"
+
+
+class DataError(TightframeError):
+    """A site's records cannot be read as the site's configuration says.
+
+    TF-203 no such folder, TF-204 no or malformed split file, TF-205 missing image files,
+    TF-206 unreadable images, TF-207 unknown class, TF-208 empty centre or fold.
+    """
+
+    code = "TF-203"
+
+
+class TrainingError(TightframeError):
+    """Local training failed: TF-301 not finite, TF-302 out of memory, TF-303 no such device."""
+
+    code = "TF-301"
+
+
+class ContributionError(TightframeError):
+    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404)."""
+
+    code = "TF-403"
+
+
+class RunError(TightframeError):
+    """A run cannot go on: TF-501 too few silos, TF-504 aborted, TF-505 configurations differ."""
+
+    code = "TF-501"

@@ -1,0 +1,284 @@
+"""The vocabulary of Tightframe: what a method declares and what leaves a silo.
+
+Every method, the evaluation and the statistics are *phases*::
+
+    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (server)
+
+This is the bottom layer: types only, and importable without torch, because the processes that
+only carry messages must start fast.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+    from pydantic import BaseModel
+
+    Tensors: TypeAlias = Mapping[str, "torch.Tensor"]
+
+Fold = Literal["train", "validation", "test"]
+Group = Literal["update", "static"]
+Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
+"""Decoded sums, by field name, each of its field's shape, in float64."""
+
+RING_DTYPE: Mapping[int, Any] = {32: np.uint32, 64: np.uint64}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named tensor of a contribution, declared before anything runs.
+
+    Attributes:
+        name: unique in its phase, for example ``model/head.weight``.
+        shape: the tensor's shape; ``()`` is a scalar.
+        ring: bits of the integer ring in which it is summed, 32 or 64.
+        bound: the largest absolute value; a larger one refuses the contribution.
+        norm: L2 bound of all fields of the phase that carry it, taken together. The group is
+            rescaled to it before encoding, so that it never refuses; None leaves it as it is.
+        weighted: multiplied by the silo's public weight over the largest weight.
+        static: hardly changes from round to round (counts, holders, class sums, evaluation).
+        per_class: its first axis is the class.
+        sensitivity: largest L2 change of the field by one record, where it is a sum over
+            records; None where no such bound holds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ring: Literal[32, 64] = 64
+    bound: float = 1e6
+    norm: float | None = None
+    weighted: bool = False
+    static: bool = False
+    per_class: bool = False
+    sensitivity: float | None = None
+
+    @property
+    def group(self) -> Group:
+        """The group of the secure sum that the field belongs to."""
+        return "static" if self.static else "update"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def effective_bound(self) -> float:
+        """The bound after rescaling: ``norm * (1 + 2**-10)`` where a norm is set."""
+        return self.bound if self.norm is None else self.norm * (1 + 2.0**-10)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of a phase, in the order in which they are summed."""
+
+    fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        names = [item.name for item in self.fields]
+        if len(set(names)) != len(names):
+            doubled = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"Expected field names to be unique, but got {doubled} twice.")
+
+    def __add__(self, other: Schema) -> Schema:
+        return Schema(self.fields + other.fields)
+
+    def __getitem__(self, name: str) -> Field:
+        for item in self.fields:
+            if item.name == name:
+                return item
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(item.name == name for item in self.fields)
+
+    def group(self, group: Group) -> tuple[Field, ...]:
+        """The fields of one group, in order."""
+        return tuple(item for item in self.fields if item.group == group)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Plain values, for the configuration's hash and the model card."""
+        return [
+            {
+                "name": item.name,
+                "shape": list(item.shape),
+                "ring": item.ring,
+                "bound": item.bound,
+                "norm": item.norm,
+                "weighted": item.weighted,
+                "static": item.static,
+                "per_class": item.per_class,
+                "sensitivity": item.sensitivity,
+            }
+            for item in self.fields
+        ]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a silo proposes: its tensors by field name, and its own next state.
+
+    The state is *proposed*: it is committed only on evidence that the term is in the opened
+    sum, and never leaves the silo.
+    """
+
+    tensors: Tensors
+    proposed_state: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who is in an opened sum, with the public weights that were applied.
+
+    ``weights`` are the public weights of the silos in the sum; a weighted field holds
+    ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``.
+    """
+
+    round: int
+    weights: Mapping[str, float]
+    largest: float
+
+    @property
+    def size(self) -> int:
+        """Number of silos in the sum."""
+        return len(self.weights)
+
+    @property
+    def total_weight(self) -> float:
+        """``sum_k w_k / largest`` over the cohort, summed in roster order."""
+        return float(sum(self.weights[name] / self.largest for name in sorted(self.weights)))
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the server carries from round to round: explicit, checkpointed, no pickle.
+
+    Attributes:
+        model: parameters and buffers of the global model, by name.
+        extra: whatever else the method keeps (prototypes, moments, control variates).
+    """
+
+    model: Tensors
+    extra: Tensors = field(default_factory=dict)
+
+    def evolve(self, **changes: Any) -> ServerState:
+        """A copy with some parts replaced."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is given to work with; the same at the server and at every silo.
+
+    Attributes:
+        config: the method's own validated options.
+        num_classes: number of classes C.
+        input_shape: shape of one record, for example (3, 48, 48).
+        build_model: makes an untrained model with ``features(x) -> (B, d)`` and ``head``.
+        local: epochs, batch size and optimiser of local training (``rounds.job.Training``).
+        update_norm: L2 norm of the model update; None leaves updates as they are.
+        update_bound: bound of one coordinate of the update while no norm is set.
+    """
+
+    config: Any
+    num_classes: int
+    input_shape: tuple[int, ...]
+    build_model: Callable[[], torch.nn.Module]
+    local: Any
+    update_norm: float | None = None
+    update_bound: float = 8.0
+
+
+class SiloView(Protocol):
+    """What a method's ``contribute`` sees of the silo that runs it."""
+
+    name: str
+    round: int
+    setting: Setting
+    device: torch.device
+
+    def class_counts(self, fold: Fold) -> torch.Tensor:
+        """Records of each class in a fold: int64 (C,)."""
+
+    def load(self, tensors: Tensors) -> torch.nn.Module:
+        """A model on this silo's device with these parameters and buffers."""
+
+    def batches(
+        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
+
+    def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
+        """Run the stages of local training and return ``training.FitReport``."""
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A random stream keyed by (seed, silo, round, purpose)."""
+
+    @property
+    def offers_prototypes(self) -> bool:
+        """Whether this silo submits class prototypes (paper Table 5 lets silos opt out)."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange with every silo, ending in one sum."""
+
+    name: str
+    schema: Schema
+    broadcast: Callable[[ServerState], Tensors]
+    contribute: Callable[[SiloView, Tensors, Tensors], Contribution]
+    update: Callable[[ServerState, Totals, Cohort], ServerState]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method is a value. One paper, one file, ending in ``METHOD = Method(...)``.
+
+    Attributes:
+        name: what a job calls it.
+        title: how people call it.
+        paper: citation.
+        config: frozen pydantic model of its options.
+        init_server: makes the state before round 1 from a seed.
+        plan: the phases of one training round.
+        predict: class logits (B, C) of a batch from a model.
+        before, after: phases outside the training rounds.
+        personalise: optional local training after the last round; its result stays at the silo.
+    """
+
+    name: str
+    title: str
+    paper: str
+    config: type[BaseModel]
+    init_server: Callable[[Setting, int], ServerState]
+    plan: Callable[[Setting, int, int], tuple[Phase, ...]]
+    predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+    before: Callable[[Setting], tuple[Phase, ...]] | None = None
+    after: Callable[[Setting], tuple[Phase, ...]] | None = None
+    personalise: Callable[[SiloView, Tensors, Tensors], Tensors] | None = None
+
+
+def stream_seed(seed: int, *key: str | int) -> int:
+    """A 63-bit seed for one named random stream.
+
+    Streams are keyed by what they are for, never by process or arrival, so that a run is the
+    same however it is spread over processes.
+
+    >>> stream_seed(7, "site-1", 1) == stream_seed(7, "site-1", 1)
+    True
+    >>> stream_seed(7, "site-1", 1) == stream_seed(7, "site-1", 2)
+    False
+    """
+    digest = hashlib.sha256()
+    for part in (seed, *key):
+        text = f"{type(part).__name__}:{part}".encode()
+        digest.update(len(text).to_bytes(4, "big") + text)
+    return int.from_bytes(digest.digest()[:8], "big") >> 1

@@ -1,0 +1,162 @@
+"""What a job may say: plain values, validated as a whole, unknown keys refused.
+
+Nothing here opens a path or imports a name that a job wrote: a job *names* a method, a data set
+and a model from the registries, and the site decides where its records lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tightframe.errors import JobError
+
+PlainValue = str | int | float | bool | None
+Options = dict[str, PlainValue | list[PlainValue]]
+SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+
+class Strict(BaseModel):
+    """Frozen, unknown keys refused, no silent coercion of text to numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Training(Strict):
+    """Local training in one round.
+
+    Attributes:
+        epochs: passes over the silo's training fold in a round.
+        batch_size: records a step.
+        optimizer: ``sgd`` or ``adam``; fresh every round, because silos keep no state.
+        learning_rate: of the optimiser.
+        momentum: of SGD.
+        weight_decay: coupled L2.
+        augment: random flips, crops, colour; as the data set defines them.
+        amp: automatic mixed precision on a GPU; the methods' own terms stay in float32.
+    """
+
+    epochs: int = Field(default=1, ge=1, le=10_000)
+    batch_size: int = Field(default=64, ge=1, le=65_536)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = Field(default=0.01, gt=0, le=100)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=1e-5, ge=0, le=1)
+    augment: bool = True
+    amp: bool = False
+
+
+class Evaluation(Strict):
+    """What every silo counts on the model that it has just received.
+
+    Attributes:
+        batch_size: records at a time.
+        score_bins: bins of the per-class score histograms from which AUROC and AP come.
+    """
+
+    batch_size: int = Field(default=256, ge=1, le=65_536)
+    score_bins: int = Field(default=32, ge=2, le=1024)
+
+
+class JobConfig(Strict):
+    """One federated training job.
+
+    Attributes:
+        job_name: shown in outcomes.
+        method, method_options: a name of ``tightframe.methods.METHODS`` and its options.
+        dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and what a job may ask.
+        model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
+        sites: the silos, by their provisioned names.
+        min_sites: fewer contributions than this end the run.
+        rounds: training rounds; a closing phase that evaluates the last model comes after.
+        seed: of every random stream.
+        training, evaluation: see there.
+        summation: how contributions are summed.
+        weights: how exactly a silo's public weight tells its number of training records.
+        update_norm: L2 norm to which model updates are rescaled; None leaves them.
+        update_bound: largest coordinate of an update while no norm is set.
+        prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
+        site_timeout: seconds a silo may work on one task.
+        threads: intra-op threads of torch in every process.
+        local_baseline_epochs: local-only baseline at each silo after the run; 0 skips it.
+    """
+
+    job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    method: str
+    method_options: Options = {}
+    dataset: str
+    dataset_options: Options = {}
+    model: str
+    model_options: Options = {}
+    sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
+    min_sites: int = Field(ge=1)
+    rounds: int = Field(ge=1, le=100_000)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    summation: Literal["plain"] = "plain"
+    weights: Literal["exact", "power_of_two", "uniform"] = "exact"
+    update_norm: float | None = Field(default=None, gt=0)
+    update_bound: float = Field(default=8.0, gt=0, le=1e6)
+    prototype_sites: list[SiteName] | None = None
+    site_timeout: int = Field(default=600, ge=1, le=7 * 24 * 3600)
+    threads: int = Field(default=1, ge=1, le=256)
+    local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
+
+    @model_validator(mode="after")
+    def _sites_fit(self) -> JobConfig:
+        problems = []
+        if len(set(self.sites)) != len(self.sites):
+            problems.append("`sites` names a site twice")
+        if self.min_sites > len(self.sites):
+            problems.append(
+                f"Expected `min_sites` to be at most the number of sites ({len(self.sites)}), "
+                f"but got {self.min_sites}"
+            )
+        strangers = sorted(set(self.prototype_sites or []) - set(self.sites))
+        if strangers:
+            problems.append(f"`prototype_sites` names {strangers}, which are not in `sites`")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        """The silos in sorted order, which is the order of every sum."""
+        return tuple(sorted(self.sites))
+
+    def sha256(self) -> str:
+        """SHA-256 of the canonical JSON; server and silos compare it at enrolment."""
+        return config_hash(self.model_dump(mode="json"))
+
+
+def config_hash(values: Any) -> str:
+    """SHA-256 (hex) of plain values as canonical JSON."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def listed(error: ValidationError, prefix: str = "") -> list[str]:
+    """One line for each problem that pydantic found, with what came."""
+    lines = []
+    for item in error.errors(include_url=False):
+        place = ".".join(str(part) for part in item["loc"])
+        where = f"{prefix}{place}" if place else prefix.rstrip(".") or "job"
+        shown = "" if item["type"] in ("missing", "value_error") else f" (got {item['input']!r})"
+        lines.append(f"{where}: {item['msg']}{shown}")
+    return lines
+
+
+def parse_job(values: dict[str, Any]) -> JobConfig:
+    """Validate what a job says; the names and options of registries are checked by ``setup``.
+
+    Raises:
+        JobError: listing every problem.
+    """
+    try:
+        return JobConfig.model_validate(values)
+    except ValidationError as error:
+        raise JobError(listed(error)) from None
