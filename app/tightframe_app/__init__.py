@@ -1,0 +1,1 @@
+"""Outside the engine: what people drive. The ``tightframe`` command, job recipes."""

@@ -1,0 +1,246 @@
+"""Job recipes: the job folders that are committed, and any that a consortium exports.
+
+A job folder holds configuration only, no code. It is generated from here as plain JSON; the
+committed ones are checked to be in sync by ``tightframe jobs check``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightframe.rounds.job import JobConfig, parse_job
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import TASKS
+
+PRESETS = ("rehearsal", "full")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named job.
+
+    Attributes:
+        name: of the job and of its folder.
+        title: one line for ``tightframe jobs list``.
+        values: job values common to all presets.
+        presets: preset name -> further job values.
+        sites: silo names unless others are asked for.
+    """
+
+    name: str
+    title: str
+    values: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]]
+    sites: tuple[str, ...]
+
+    def job(
+        self,
+        preset: str = "rehearsal",
+        *,
+        sites: Sequence[str] | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> JobConfig:
+        """The validated job.
+
+        Args:
+            preset: ``rehearsal`` or ``full``.
+            sites: silo names; the recipe's own by default.
+            changes: dotted key -> value, for example ``{"training.epochs": 2}``.
+
+        Raises:
+            JobError: listing everything that is wrong.
+        """
+        values: dict[str, Any] = {"job_name": self.name}
+        for layer in (self.values, self.presets[preset]):
+            for key, value in layer.items():
+                values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
+        values["sites"] = list(sites or self.sites)
+        values["min_sites"] = minimum(len(values["sites"]))
+        for key, value in (changes or {}).items():
+            _set(values, key, value)
+        job = parse_job(json.loads(json.dumps(values)))
+        prepare(job)
+        return job
+
+
+def minimum(sites: int) -> int:
+    """Default of ``min_sites``: five of six, all of three or fewer, else two thirds rounded up.
+
+    >>> [minimum(n) for n in (1, 2, 3, 4, 6, 10)]
+    [1, 2, 3, 3, 5, 7]
+    """
+    if sites <= 3:
+        return sites
+    return 2 * sites // 3 + 1
+
+
+_ISIC: Mapping[str, Any] = {"dataset": "fed_isic2019", "seed": 2019}
+_ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {
+        "dataset_options": {"image_size": 48},
+        "model": "small_cnn",
+        "rounds": 4,
+        "threads": 1,
+        "site_timeout": 120,
+        "training": {"epochs": 3, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.9},
+    },
+    "full": {
+        "dataset_options": {"image_size": 200},
+        "model": "efficientnet_b0",
+        "rounds": 50,
+        "threads": 4,
+        "site_timeout": 4 * 3600,
+        "training": {"epochs": 2, "batch_size": 64, "learning_rate": 0.01, "momentum": 0.9, "amp": True},
+        "local_baseline_epochs": 20,
+    },
+}
+_SIX = tuple(f"site-{number}" for number in range(1, 7))
+
+RECIPES: list[Recipe] = [
+    Recipe(
+        "fedmr_isic",
+        "FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedmr"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fedavg_isic",
+        "FedAvg, the yardstick, on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedavg"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+]
+
+
+def get(name: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        KeyError: with the known names.
+    """
+    for recipe in RECIPES:
+        if recipe.name == name:
+            return recipe
+    raise KeyError(f"Expected a job of {[recipe.name for recipe in RECIPES]}, but got {name!r}.")
+
+
+def job_files(job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8) -> dict[str, str]:
+    """The files of a job folder: relative path -> text.
+
+    Args:
+        job: validated.
+        gpus: GPUs that the engine must find free at every silo before the job starts there.
+        gpu_memory: GiB of memory on each of them.
+    """
+    arguments = job.model_dump(mode="json")
+    resources = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory}
+    meta = {
+        "name": job.job_name,
+        "resource_spec": {site: dict(resources) for site in job.sites} if gpus else {},
+        "min_clients": job.min_sites,
+        "deploy_map": {"app": ["server", *job.sites]},
+    }
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": 0.1},
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        "workflows": [
+            {
+                "id": "federation",
+                "path": "tightframe.flare.controller.FederationController",
+                "args": arguments,
+            }
+        ],
+    }
+    client = {
+        "format_version": 2,
+        "executors": [
+            {
+                "tasks": list(TASKS),
+                "executor": {"path": "tightframe.flare.executor.SiloExecutor", "args": arguments},
+            }
+        ],
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+    }
+    return {
+        "meta.json": _json(meta),
+        "app/config/config_fed_server.json": _json(server),
+        "app/config/config_fed_client.json": _json(client),
+    }
+
+
+def write_job(files: Mapping[str, str], folder: Path) -> None:
+    """Write a job folder, replacing an older export of it, and nothing else.
+
+    Raises:
+        FileExistsError: if the folder holds anything but a job export.
+    """
+    if folder.exists():
+        present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        if present - set(files):
+            raise FileExistsError(
+                f"Expected {folder} to be free or an earlier export, but it also holds "
+                f"{sorted(present - set(files))[:3]}: choose another folder with --output."
+            )
+        shutil.rmtree(folder)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def out_of_sync(files: Mapping[str, str], folder: Path) -> list[str]:
+    """What differs between a folder and the files that it should hold."""
+    problems = []
+    for name, text in files.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{path} is missing")
+        elif path.read_text(encoding="utf-8") != text:
+            problems.append(f"{path} differs from its recipe")
+    if folder.is_dir():
+        strangers = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - set(files)
+        problems += [f"{folder / name} belongs to no recipe" for name in sorted(strangers)]
+    return problems
+
+
+def read_job(folder: Path) -> dict[str, Any]:
+    """The job values of a job folder, as the server would get them.
+
+    Raises:
+        FileNotFoundError, ValueError: if it is not one of our job folders.
+    """
+    path = folder / "app" / "config" / "config_fed_server.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a job folder, but {path} does not exist.")
+    workflows = json.loads(path.read_text(encoding="utf-8")).get("workflows", [])
+    for workflow in workflows:
+        if workflow.get("path") == "tightframe.flare.controller.FederationController":
+            arguments: dict[str, Any] = workflow.get("args", {})
+            return arguments
+    raise ValueError(f"Expected a Tightframe workflow in {path}, but got {len(workflows)} others.")
+
+
+def _json(values: Any) -> str:
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    place = values
+    for part in parents:
+        child = place.get(part)
+        place[part] = dict(child) if isinstance(child, dict) else {}
+        place = place[part]
+    place[last] = value

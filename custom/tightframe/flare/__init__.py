@@ -1,0 +1,1 @@
+"""The NVFlare binding: the only folder of the package that imports nvflare."""

@@ -1,0 +1,61 @@
+"""The controller: one for every method, never subclassed for one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.signal import Signal
+
+from tightframe.errors import TightframeError
+from tightframe.flare.transport import FlareTransport
+
+
+class FederationController(Controller):
+    """Runs a job's rounds over NVFlare.
+
+    The arguments are the values of ``rounds.job.JobConfig``; they are validated together before
+    any task is sent, and every problem is named. When a run cannot go on, the controller panics
+    with the silos and codes, so that the engine's exit code tells the truth.
+    """
+
+    def __init__(self, **job: Any) -> None:
+        super().__init__(task_check_period=0.1)
+        self._values = job
+        self._setup: Any = None
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Validate the job; a wrong one ends the run before any task is sent."""
+        from tightframe.rounds.setup import prepare, set_threads
+
+        try:
+            self._setup = prepare(self._values)
+            set_threads(self._setup.job.threads)
+        except TightframeError as error:
+            self.system_panic(str(error), fl_ctx)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Enrol, train, close; panic with a named reason when that is not possible."""
+        if self._setup is None:
+            return
+        from tightframe.rounds.coordinator import Coordinator
+        from tightframe.rounds.site import server_entry
+
+        workspace = fl_ctx.get_engine().get_workspace()
+        run_dir = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
+        transport = FlareTransport(
+            self, fl_ctx, abort_signal, site_timeout=self._setup.job.site_timeout, log=self.logger
+        )
+        try:
+            entry = server_entry(Path(workspace.get_site_config_dir()))
+            Coordinator(self._setup, run_dir, initial_model=entry.initial_model, log=self.logger).run(transport)
+        except TightframeError as error:
+            self.system_panic(str(error), fl_ctx)
+        except Exception as error:
+            self.logger.exception("the run stopped on an error of its own")
+            self.system_panic(f"TF-500: the server failed with {type(error).__name__}", fl_ctx)
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,73 @@
+"""The executor: one for every method, never subclassed for one.
+
+It survives one OS process per task: nothing that a later task needs lies in memory. Torch is
+imported by the tasks that train only.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from tightframe.errors import TightframeError
+from tightframe.flare.transport import CODE, MESSAGE
+from tightframe.rounds.job import parse_job
+from tightframe.rounds.silo import SiloSession, failure_code
+from tightframe.rounds.site import site_entry
+
+
+class SiloExecutor(Executor):
+    """Runs a silo's part of a job. The arguments are the values of ``rounds.job.JobConfig``."""
+
+    def __init__(self, **job: Any) -> None:
+        super().__init__()
+        self._values = job
+        self._session: SiloSession | None = None
+        self._one_at_a_time = threading.Lock()
+        self._abort_signal: Signal | None = None
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Answer one task; every failure becomes a return code and a named reason.
+
+        Nothing is raised, because in production a client process that dies fails the whole job.
+        """
+        with self._one_at_a_time:
+            try:
+                self._abort_signal = abort_signal
+                session = self._session or self._open(fl_ctx)
+                self._session = session
+                reply = make_reply(ReturnCode.OK)
+                reply[MESSAGE] = session.handle(task_name, shareable[MESSAGE])
+                return reply
+            except TightframeError as error:
+                self.logger.error("%s", error)
+                return _failure(error)
+            except Exception as error:
+                self.logger.exception("the task %s failed", task_name)
+                return _failure(error)
+
+    def _open(self, fl_ctx: FLContext) -> SiloSession:
+        workspace = fl_ctx.get_engine().get_workspace()
+        name = fl_ctx.get_identity_name()
+        production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, False))
+        return SiloSession(
+            name,
+            parse_job(self._values),
+            entry=site_entry(Path(workspace.get_site_config_dir()), name, production=production),
+            run_dir=Path(workspace.get_run_dir(fl_ctx.get_job_id())),
+            stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
+            log=self.logger,
+        )
+
+
+def _failure(error: BaseException) -> Shareable:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply[CODE] = failure_code(error)
+    return reply

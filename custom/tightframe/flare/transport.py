@@ -1,0 +1,165 @@
+"""Carries messages of ``rounds`` as NVFlare tasks, with our own deadlines.
+
+One task per silo (``send`` to one target): a silo's request is its own. A silo's clock starts
+when it fetches its task. Silos that have not fetched share one clock, which starts anew at every
+sign of progress, so that a simulation which runs silos one after the other times out nobody who
+is waiting for its turn. A silo that never showed up in the last exchange is asked again, but not
+waited for beyond the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from tightframe.errors import RunError, TightframeError
+from tightframe.rounds.coordinator import Accept, Message
+from tightframe.rounds.silo import failure_code
+
+MESSAGE = "tightframe.message"
+CODE = "tightframe.code"
+POLL_SECONDS = 0.05
+LATE, FAILED, ABORTED = "TF-502", "TF-503", "TF-504"
+
+
+@dataclass
+class _Waiting:
+    """One silo's task in one exchange."""
+
+    task: Task
+    fetched: float | None = None
+    done: bool = False
+    code: str | None = None
+
+
+@dataclass
+class _Exchange:
+    accept: Accept
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    progress: float = field(default_factory=time.monotonic)
+    waiting: dict[str, _Waiting] = field(default_factory=dict)
+
+
+class FlareTransport:
+    """``rounds.coordinator.Transport`` over a controller.
+
+    Args:
+        controller: sends the tasks.
+        fl_ctx: of ``control_flow``.
+        abort_signal: of ``control_flow``.
+        site_timeout: seconds a silo may work on one task.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        fl_ctx: FLContext,
+        abort_signal: Signal,
+        *,
+        site_timeout: float,
+        log: logging.Logger,
+    ) -> None:
+        self._controller = controller
+        self._fl_ctx = fl_ctx
+        self._abort_signal = abort_signal
+        self._site_timeout = site_timeout
+        self._log = log
+        self._absent: set[str] = set()
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Send, wait, report who failed and why.
+
+        Raises:
+            RunError: TF-504 if the run is aborted while waiting.
+        """
+        state = _Exchange(accept)
+        for site, request in sorted(requests.items()):
+            state.waiting[site] = _Waiting(self._make_task(task, site, request, state))
+        for site, waiting in state.waiting.items():
+            self._controller.send(task=waiting.task, fl_ctx=self._fl_ctx, targets=[site])
+        try:
+            self._wait(state)
+        finally:
+            for waiting in state.waiting.values():
+                if not waiting.done:
+                    self._controller.cancel_task(waiting.task, fl_ctx=self._fl_ctx)
+        with state.lock:
+            self._absent = {site for site, waiting in state.waiting.items() if waiting.fetched is None}
+            failed: dict[str, str] = {}
+            for site, waiting in state.waiting.items():
+                if not waiting.done:
+                    waiting.done = True  # a result that arrives from now on is not accepted
+                    waiting.code = LATE
+                if waiting.code is not None:
+                    failed[site] = waiting.code
+            return failed
+
+    def _make_task(self, name: str, site: str, request: Message, state: _Exchange) -> Task:
+        data = Shareable()
+        data[MESSAGE] = request
+
+        def fetched(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            waiting = state.waiting[site]
+            if waiting.fetched is None:
+                waiting.fetched = state.progress = time.monotonic()
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            self._receive(site, client_task, state)
+
+        return Task(name=name, data=data, after_task_sent_cb=fetched, result_received_cb=received)
+
+    def _receive(self, site: str, client_task: ClientTask, state: _Exchange) -> None:
+        result, client_task.result = client_task.result, None  # a term is added and forgotten
+        with state.lock:
+            waiting = state.waiting[site]
+            if waiting.done:
+                return
+            state.progress = time.monotonic()
+            try:
+                self._accept(site, result, state)
+            except TightframeError as error:
+                waiting.code = failure_code(error)
+                self._log.error("%s left out: %s", site, error)
+            except Exception:
+                waiting.code = FAILED
+                self._log.exception("%s left out: its answer could not be read", site)
+            waiting.done = True
+
+    def _accept(self, site: str, result: Shareable | None, state: _Exchange) -> None:
+        code = result.get(CODE) if result is not None else FAILED
+        message = result.get(MESSAGE) if result is not None else None
+        if code is not None or message is None or result.get_return_code() != ReturnCode.OK:
+            named = code if isinstance(code, str) else FAILED
+            raise RunError(f"{site} answered with a reason instead of a result", code=named)
+        state.accept(site, message)
+
+    def _wait(self, state: _Exchange) -> None:
+        while True:
+            if self._abort_signal.triggered:
+                raise RunError("the run was aborted before it was done.", code=ABORTED)
+            now = time.monotonic()
+            with state.lock:
+                open_sites = {site: waiting for site, waiting in state.waiting.items() if not waiting.done}
+                expected = {
+                    site for site, waiting in open_sites.items() if site not in self._absent or waiting.fetched
+                }
+                if not expected:
+                    return
+                overdue = {
+                    site
+                    for site in expected
+                    if now - (open_sites[site].fetched or state.progress) > self._site_timeout
+                }
+                if overdue == expected:
+                    return
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,135 @@
+"""Files that must survive a crash: the server's state each round, models, a silo's own state.
+
+Tensors are stored as safetensors, never pickled. A file is written beside its place, flushed to
+disk and renamed over it, so that a reader finds the old one or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+
+from tightframe.errors import RunError
+from tightframe.phases import ServerState, Tensors
+from tightframe.rounds.summation import SumId
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace ``path`` by ``data``: temporary file, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
+    """Plain values as indented JSON, atomically."""
+    text = json.dumps(values, indent=2, sort_keys=False, allow_nan=False)
+    write_atomically(path, (text + "\n").encode(), mode=mode)
+
+
+def tensor_bytes(tensors: Tensors) -> bytes:
+    """Canonical safetensors bytes: names sorted, contiguous, on the CPU."""
+    return save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
+
+
+def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
+    """Write tensors as safetensors and return the file's SHA-256."""
+    data = tensor_bytes(tensors)
+    write_atomically(path, data, mode=mode)
+    return hashlib.sha256(data).hexdigest()
+
+
+def save_state(folder: Path, state: ServerState, *, round_number: int, job_sha256: str) -> None:
+    """Checkpoint the server's state after a round: ``checkpoint.safetensors`` and ``.json``.
+
+    The JSON names the tensors' hash and is written last, so a crash between the two is noticed.
+    """
+    flat = {f"model/{name}": value for name, value in state.model.items()}
+    flat |= {f"extra/{name}": value for name, value in state.extra.items()}
+    sha256 = save_tensors(folder / "checkpoint.safetensors", flat)
+    write_json(
+        folder / "checkpoint.json",
+        {"format": 1, "after_round": round_number, "job_sha256": job_sha256, "sha256": sha256},
+    )
+
+
+def load_state(folder: Path) -> tuple[ServerState, dict[str, Any]]:
+    """Read a checkpoint back.
+
+    Raises:
+        RunError: TF-507 if the tensors are not those that the JSON names.
+    """
+    described = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+    path = folder / "checkpoint.safetensors"
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != described["sha256"]:
+        raise RunError(
+            f"Expected {path.name} with SHA-256 {described['sha256']}, but got {found}: the checkpoint is torn.",
+            code="TF-507",
+        )
+    flat = load_file(path)
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}}
+    for name, value in flat.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = value
+    return ServerState(parts["model"], parts["extra"]), described
+
+
+class SiloStateStore:
+    """A silo's own state across rounds: proposed with a contribution, committed on evidence.
+
+    What ``contribute`` returns is only *proposed*. The next message tells which sums were opened
+    over which cohort; only if this silo's term was in it does the proposal become its state.
+    """
+
+    def __init__(self, folder: Path, silo: str) -> None:
+        self._folder = folder
+        self._silo = silo
+
+    def committed(self) -> Tensors:
+        """The state that the last opened sum confirmed; empty before the first."""
+        path = self._folder / "committed.safetensors"
+        return load_file(path) if path.is_file() else {}
+
+    def propose(self, sum_id: SumId, state: Tensors) -> None:
+        """Keep a proposed state beside the committed one; an empty one is not stored."""
+        if not state:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data = save(
+            {name: value.detach().cpu().contiguous() for name, value in state.items()}, {"sum_id": str(sum_id)}
+        )
+        write_atomically(self._folder / "proposed.safetensors", data, mode=0o600)
+
+    def settle(self, opened: Mapping[str, list[str]]) -> None:
+        """Commit or drop the proposal, given sum id -> cohort of the sums opened since.
+
+        Without a word about the proposal's sum it was not opened: the proposal is dropped.
+        """
+        path = self._folder / "proposed.safetensors"
+        if not path.is_file():
+            return
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as stream:
+            sum_id = stream.metadata()["sum_id"]
+        if self._silo in opened.get(sum_id, []):
+            os.replace(path, self._folder / "committed.safetensors")
+        else:
+            path.unlink()

@@ -1,0 +1,113 @@
+"""From a contribution's tensors to the integers of a sum, and from totals back to numbers.
+
+The order at a silo is fixed: rescale to the norm, weigh, refuse what is not finite or over its
+bound, encode. Plain and secure sums share this encoding, so that a total does not depend on the
+order of arrival and both agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.errors import ContributionError
+from tightframe.phases import Field, Group, Schema, Tensors, Totals
+from tightframe.rounds.summation import IntegerTotals, pack
+from tightframe.securesum import encoding
+
+
+def bits_of(item: Field, parties: int) -> int:
+    """Fraction bits of a field's fixed-point encoding for a sum over ``parties`` silos."""
+    return encoding.fraction_bits(item.ring, item.effective_bound, parties)
+
+
+def check_schema(schema: Schema, parties: int) -> None:
+    """Refuse a schema whose sum could wrap around its ring.
+
+    Raises:
+        ContributionError: TF-404, naming the field.
+    """
+    for item in schema.fields:
+        try:
+            bits = bits_of(item, parties)
+            encoding.check_no_wrap(item.ring, bits, item.effective_bound, parties)
+        except encoding.EncodingError as error:
+            raise ContributionError(f"field {item.name}: {error}", code=error.code) from None
+
+
+def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> dict[Group, bytes]:
+    """One silo's term.
+
+    Args:
+        schema: the phase's fields.
+        tensors: a tensor for every field, by name.
+        share: the silo's public weight over the largest weight, in (0, 1].
+        parties: silos enrolled; fixes the fraction bits of 32-bit fields.
+
+    Raises:
+        ContributionError: TF-401 not finite, TF-402 over its bound, TF-403 not as declared.
+    """
+    values = _as_float64(schema, tensors)
+    _rescale(schema, values)
+    arrays: dict[str, NDArray[np.unsignedinteger]] = {}
+    for item in schema.fields:
+        weighed = values.pop(item.name)
+        if item.weighted:
+            weighed = weighed * share
+        try:
+            arrays[item.name] = encoding.encode(
+                weighed.reshape(-1),
+                ring=item.ring,
+                bits=bits_of(item, parties),
+                bound=item.effective_bound,
+                name=item.name,
+            )
+        except encoding.EncodingError as error:
+            raise ContributionError(str(error), code=error.code) from None
+    groups: tuple[Group, ...] = ("update", "static")
+    return {group: pack(schema, group, arrays) for group in groups}
+
+
+def decode(schema: Schema, totals: IntegerTotals, *, parties: int) -> Totals:
+    """The sums in float64, by field name, in each field's shape."""
+    return {
+        item.name: encoding.decode(totals[item.name], ring=item.ring, bits=bits_of(item, parties))
+        for item in schema.fields
+    }
+
+
+def _as_float64(schema: Schema, tensors: Tensors) -> dict[str, NDArray[np.float64]]:
+    expected = {item.name: item.shape for item in schema.fields}
+    if set(tensors) != set(expected):
+        missing, strange = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
+        raise ContributionError(
+            f"Expected exactly the fields of the schema, but got none for {missing[:5]} "
+            f"and unknown ones {strange[:5]}."
+        )
+    values: dict[str, NDArray[np.float64]] = {}
+    for name, shape in expected.items():
+        array = np.asarray(tensors[name].detach().cpu().numpy(), dtype=np.float64)
+        if array.shape != shape:
+            raise ContributionError(f"Expected field {name} of shape {shape}, but got {array.shape}.")
+        values[name] = array
+    return values
+
+
+def _rescale(schema: Schema, values: dict[str, NDArray[np.float64]]) -> None:
+    """Scale all fields that carry a norm so that their joint L2 norm is at most that norm."""
+    normed: Mapping[str, float] = {item.name: item.norm for item in schema.fields if item.norm is not None}
+    if not normed:
+        return
+    limits = set(normed.values())
+    if len(limits) != 1:
+        raise ContributionError(f"Expected one norm for all fields of a phase, but got {sorted(limits)}.")
+    limit = limits.pop()
+    if not all(np.isfinite(values[name]).all() for name in normed):
+        return  # refused field by field in `encode`, with the field's name
+    length = math.sqrt(math.fsum(float(np.vdot(values[name], values[name])) for name in normed))
+    if length > limit:
+        for name in normed:
+            values[name] = values[name] * (limit / length)

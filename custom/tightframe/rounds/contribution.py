@@ -1,0 +1,235 @@
+"""What a silo does with a broadcast: evaluate it, train, encode, propose; and the closing.
+
+Only processes that train import this module, because it imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.utils.data import DataLoader
+
+from tightframe import training
+from tightframe.data.base import class_counts
+from tightframe.errors import TrainingError
+from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
+from tightframe.rounds import codec, evaluation
+from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
+from tightframe.rounds.setup import JobSetup, prepare, set_threads
+from tightframe.rounds.silo import Message, ProgressLine, SiloSession, guarded
+from tightframe.rounds.site import SiteEntry
+from tightframe.rounds.summation import SumId, site_summation
+
+
+class LocalSilo:
+    """A silo as a method sees it (``phases.SiloView``) in one round."""
+
+    def __init__(self, session: SiloSession, setup: JobSetup, device: torch.device, round_number: int) -> None:
+        self.name = session.name
+        self.round = round_number
+        self.setting: Setting = setup.setting
+        self.device = device
+        self._session = session
+        self._setup = setup
+        self._entry = session.entry or SiteEntry()
+
+    @property
+    def offers_prototypes(self) -> bool:
+        """False where the job's list or the site itself keeps the prototypes at home."""
+        chosen = self._setup.job.prototype_sites
+        return self._entry.offer_prototypes and (chosen is None or self.name in chosen)
+
+    def class_counts(self, fold: Fold) -> torch.Tensor:
+        """Records of each class in a fold: int64 (C,)."""
+        labels = self._session.data.labels(fold)
+        return torch.from_numpy(class_counts(labels, self.setting.num_classes))
+
+    def load(self, tensors: Tensors) -> torch.nn.Module:
+        """A model on this silo's device with these parameters and buffers."""
+        with torch.random.fork_rng(devices=[]):
+            model = self.setting.build_model()
+        model.load_state_dict(dict(tensors))
+        return model.to(self.device)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A random stream on the CPU keyed by (seed, silo, round, purpose)."""
+        return torch.Generator().manual_seed(self._stream(purpose))
+
+    def batches(
+        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
+        job = self._setup.job
+        records = self._session.data.records(
+            fold, augment_seed=self._stream("augment", epoch) if augment else None
+        )
+        count = len(self._session.data.labels(fold))
+        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
+        if shuffle:
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(self._stream("order", epoch)))
+            indices = order.tolist()
+        else:
+            indices = list(range(count))
+        loader: DataLoader[Any] = DataLoader(
+            records,
+            batch_sampler=training.merge_single_tail(indices, size),
+            num_workers=self._entry.loader_workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
+        )
+        for inputs, labels in guarded(iter(loader), self._session.stopped):
+            yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def fit(self, model: torch.nn.Module, stages: Sequence[training.Stage]) -> training.FitReport:
+        """Run the stages of local training on the training fold."""
+        local = self.setting.local
+        return training.fit(
+            model,
+            lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
+            stages,
+            device=self.device,
+            amp=local.amp,
+            progress=ProgressLine(self._session.log, f"{self.name}, round {self.round}"),
+        )
+
+    def _stream(self, *purpose: str | int) -> int:
+        return stream_seed(self._setup.job.seed, self.name, self.round, *purpose)
+
+
+class Contributor:
+    """The tasks of a silo that need torch."""
+
+    def __init__(self, session: SiloSession) -> None:
+        self._session = session
+        self._setup = prepare(session.job)
+        set_threads(session.job.threads)
+        self._device = choose_device((session.entry or SiteEntry()).device)
+        state_root = session.run_dir
+        if session.entry is not None and session.entry.state_dir is not None:
+            from pathlib import Path
+
+            state_root = Path(session.entry.state_dir) / session.job.sha256()[:16]
+        self._store = SiloStateStore(state_root / "silo_state" / session.name, session.name)
+
+    def contribute(self, message: Message) -> Message:
+        """Answer one broadcast with a term of its sum."""
+        sum_id = SumId(message["round"], message["phase"], message["attempt"])
+        self._store.settle(message["opened"])
+        received = safetensors.torch.load(message["broadcast"])
+        silo = LocalSilo(self._session, self._setup, self._device, sum_id.round)
+        tensors: dict[str, torch.Tensor] = {}
+        with seeded(silo.generator("torch").initial_seed(), self._device):
+            phase = self._phase(message)
+            schema = phase.schema if phase is not None else Schema(())
+            if message["evaluate"]:
+                schema = schema + self._setup.evaluation_schema()
+                tensors |= self._evaluate(silo, received)
+            if phase is not None:
+                contribution = phase.contribute(silo, received, self._store.committed())
+                tensors |= contribution.tensors
+                self._store.propose(sum_id, contribution.proposed_state)
+            else:
+                self._close(silo, received, tensors)
+        weights: Mapping[str, float] = message["weights"]
+        term = codec.encode(
+            schema,
+            tensors,
+            share=weights[silo.name] / max(weights.values()),
+            parties=len(weights),
+        )
+        return {"term": dict(site_summation(self._session.job.summation).conceal(sum_id, term))}
+
+    def _phase(self, message: Message) -> Phase | None:
+        """The phase that a message asks for; None for the closing."""
+        kind, index = message["kind"], message["phase"]
+        if kind == "closing":
+            return None
+        phases = {
+            "before": self._setup.before_phases,
+            "train": lambda: self._setup.training_phases(message["round"]),
+            "after": self._setup.after_phases,
+        }[kind]()
+        return phases[index]
+
+    def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
+        model = silo.load(model_part(received))
+        return self._count(silo, model)
+
+    def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        return evaluation.count(
+            model,
+            self._setup.method.predict,
+            {fold: silo.batches(fold, augment=False, shuffle=False) for fold in evaluation.FOLDS},
+            num_classes=self._setup.dataset.num_classes,
+            score_bins=self._session.job.evaluation.score_bins,
+        )
+
+    def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
+        """Keep the final model and write the silo's own report, which stays here."""
+        run_dir, names = self._session.run_dir, self._setup.dataset.class_names
+        sha256 = save_tensors(run_dir / "model.safetensors", model_part(received), mode=0o600)
+        report: dict[str, Any] = {
+            "silo": silo.name,
+            "data": self._session.data.source,
+            "synthetic": self._session.data.synthetic,
+            "records": {
+                fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
+                for fold in ("train", "validation", "test")
+            },
+            "model_sha256": sha256,
+            "global": evaluation.local_metrics(counted, names),
+            "local_only": None,
+        }
+        epochs = self._session.job.local_baseline_epochs
+        if epochs:
+            self._session.log.info("%s: training the local-only baseline, %d epochs", silo.name, epochs)
+            report["local_only"] = {"epochs": epochs} | self._local_only(silo, epochs)
+        write_json(run_dir / "local_report.json", report, mode=0o600)
+        self._session.log.info(
+            "%s: final model and report (this silo's own): %s", silo.name, run_dir / "local_report.json"
+        )
+
+    def _local_only(self, silo: LocalSilo, epochs: int) -> dict[str, Any]:
+        """Train from the same start on this silo's records alone, by plain cross-entropy."""
+        setup = self._setup
+        model = silo.load(setup.method.init_server(setup.setting, setup.job.seed).model)
+        silo.fit(model, [training.cross_entropy_stage(setup.setting.local, epochs=epochs)])
+        return evaluation.local_metrics(self._count(silo, model), setup.dataset.class_names)
+
+
+def model_part(received: Tensors) -> dict[str, torch.Tensor]:
+    """The global model in a broadcast, without its prefix."""
+    return {name[6:]: value for name, value in received.items() if name.startswith("model/")}
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The site's device: ``auto`` takes a GPU where there is one.
+
+    Raises:
+        TrainingError: TF-303 if the site asks for a GPU that is not there.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= found:
+            raise TrainingError(
+                f"Expected the device {wanted} of the site's configuration, but torch finds {found} GPUs: "
+                'set "device" to "cpu" or "auto", or install a CUDA build of torch.',
+                code="TF-303",
+            )
+    return device
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Run with torch's global streams (dropout) seeded, and leave them as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

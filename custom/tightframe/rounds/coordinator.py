@@ -1,0 +1,375 @@
+"""The server's half of a run: plan, collect, open, update; whatever carries the messages.
+
+The server sees integers of sums and public weights. A silo that is late or fails is left out of
+the sum (k of n) and asked again in the next exchange; fewer than the minimum end the run with
+the silos and their codes named.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tightframe import __version__
+from tightframe.errors import ContributionError, RunError, TightframeError
+from tightframe.models.pretrained import load_initial
+from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
+from tightframe.rounds import checkpoint, codec, evaluation, outcome
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.summation import SumId, server_summation
+
+Message = dict[str, Any]
+Accept = Callable[[str, Message], None]
+
+
+class Transport(Protocol):
+    """Carries one task to every silo and brings the answers back."""
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Send each silo its request and hand each answer to ``accept`` as it arrives.
+
+        Returns:
+            Silo -> code for every silo without an accepted answer. ``accept`` may raise a
+            named error, which makes that silo's answer a failure of the same code.
+        """
+
+
+@dataclass
+class Result:
+    """What a finished run returns in the process that ran it."""
+
+    state: ServerState
+    outcome: outcome.Outcome
+    totals: Totals | None = None
+
+
+class Coordinator:
+    """Runs one job over a transport.
+
+    Args:
+        setup: the validated job.
+        folder: where the results go.
+        initial_model: safetensors file of a pretrained start, from the server's own site.
+    """
+
+    def __init__(
+        self,
+        setup: JobSetup,
+        folder: Path,
+        *,
+        initial_model: str | None = None,
+        log: logging.Logger | None = None,
+        on_round: Callable[[outcome.Row], None] | None = None,
+    ) -> None:
+        self.setup = setup
+        self.folder = folder
+        self.log = log or logging.getLogger("tightframe.run")
+        self.rows: list[outcome.Row] = []
+        self.weights: dict[str, float] = {}
+        self.synthetic = False
+        self.best: tuple[float, int] | None = None
+        self._initial_model = initial_model
+        self._initial: dict[str, Any] | None = None
+        self._opened: dict[str, list[str]] = {}
+        self._started = time.monotonic()
+        self._on_round = on_round
+        self._rounds_done = 0
+        self._last_totals: Totals | None = None
+
+    def run(self, transport: Transport) -> Result:
+        """Enrol, train, close, write the results.
+
+        Raises:
+            TightframeError: named; what exists by then has been written, and says so.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            state = self._train(transport)
+        except TightframeError as error:
+            self._finish(str(error))
+            raise
+        return Result(state, self._finish(None), self._last_totals)
+
+    def _train(self, transport: Transport) -> ServerState:
+        job = self.setup.job
+        self._announce()
+        state = self._initial_state()
+        self._enroll(transport)
+        for index, phase in enumerate(self.setup.before_phases()):
+            state = self._phase(transport, state, phase, "before", 0, index, evaluate=False)
+        for number in range(1, job.rounds + 1):
+            for index, phase in enumerate(self.setup.training_phases(number)):
+                state = self._phase(transport, state, phase, "train", number, index, evaluate=index == 0)
+            self._rounds_done = number
+            checkpoint.save_state(self.folder, state, round_number=number, job_sha256=job.sha256())
+        for index, phase in enumerate(self.setup.after_phases()):
+            state = self._phase(transport, state, phase, "after", job.rounds, index, evaluate=False)
+        sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
+        self._write_card(sha256)
+        self._close(transport, state)
+        self._write_card(sha256)
+        return state
+
+    def _announce(self) -> None:
+        job, method = self.setup.job, self.setup.method
+        self.log.info(
+            "%s: %s (%s) on %s with %s; %d silos, %d rounds and a closing phase, %s sums, seed %d",
+            job.job_name,
+            method.title,
+            method.name,
+            self.setup.dataset.title,
+            job.model,
+            len(job.sites),
+            job.rounds,
+            job.summation,
+            job.seed,
+        )
+
+    def _initial_state(self) -> ServerState:
+        job = self.setup.job
+        state = self.setup.method.init_server(self.setup.setting, stream_seed(job.seed, "server", "init"))
+        if self._initial_model is not None:
+            model = self.setup.setting.build_model()
+            model.load_state_dict(dict(state.model))
+            loaded = load_initial(model, Path(self._initial_model))
+            self._initial = {"sha256": loaded.sha256, "fresh": list(loaded.fresh)}
+            self.log.info("pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none")
+            state = state.evolve(model={name: value.clone() for name, value in model.state_dict().items()})
+        return state
+
+    def _enroll(self, transport: Transport) -> None:
+        job, started = self.setup.job, time.monotonic()
+        request = {"job_sha256": job.sha256(), "version": __version__, "roster": list(job.roster)}
+        synthetic: dict[str, bool] = {}
+
+        def accept(site: str, answer: Message) -> None:
+            weight, made_up = answer.get("weight"), answer.get("synthetic")
+            if not isinstance(weight, float) or not 0 < weight < 2**40 or not isinstance(made_up, bool):
+                raise ContributionError(f"{site} answered enrolment with {sorted(answer)}, not a weight.")
+            self.weights[site] = weight
+            synthetic[site] = made_up
+
+        failed = transport.exchange("enroll", {site: dict(request) for site in job.roster}, accept)
+        refused = {site: code for site, code in failed.items() if code != "TF-502"}
+        if refused:
+            raise RunError(
+                "before any training, "
+                + "; ".join(f"{site} refused: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
+                            for site, code in sorted(refused.items()))
+                + ". The details are in each silo's own log; mend them, or export the job without those silos."
+            )
+        if len(self.weights) < job.min_sites:
+            raise self._too_few("enrolment", failed, len(self.weights))
+        if len(set(synthetic.values())) > 1:
+            made_up = sorted(site for site, value in synthetic.items() if value)
+            raise RunError(f"synthetic and real records are never mixed, but {made_up} have synthetic ones.", code="TF-506")
+        self.synthetic = any(synthetic.values())
+        if self.synthetic:
+            self.log.warning("%s", BANNER.format(dataset=self.setup.dataset.title))
+        self.log.info(
+            "enrolled %d of %d silos in %.0f s; public weights: %s%s",
+            len(self.weights),
+            len(job.sites),
+            time.monotonic() - started,
+            ", ".join(f"{site} {weight:g}" for site, weight in sorted(self.weights.items())),
+            "".join(f"; without {site} ({code})" for site, code in sorted(failed.items())),
+        )
+
+    def _phase(
+        self, transport: Transport, state: ServerState, phase: Phase, kind: str, number: int, index: int, *, evaluate: bool
+    ) -> ServerState:
+        """One phase: broadcast, collect, open, update."""
+        broadcast = phase.broadcast(state)
+        evaluate = evaluate and any(name.startswith("model/") for name in broadcast)
+        schema = self.setup.schema(phase, evaluated=evaluate)
+        row, totals = self._collect(transport, schema, broadcast, kind, number, index, evaluate=evaluate)
+        own, others = evaluation.split_totals(totals)
+        cohort = Cohort(number, {site: self.weights[site] for site in row.silos}, max(self.weights.values()))
+        state = phase.update(state, others, cohort)
+        row.training = {
+            name.removeprefix("training/"): float(value) / cohort.total_weight
+            for name, value in others.items()
+            if name.startswith("training/")
+        }
+        self._record(row, own if evaluate else None, broadcast)
+        return state
+
+    def _close(self, transport: Transport, state: ServerState) -> None:
+        """Evaluate the last model everywhere and leave it at the silos."""
+        schema = self.setup.evaluation_schema()
+        broadcast = {f"model/{name}": value for name, value in state.model.items()}
+        index = 10_000  # a place of its own among the sums of the last round
+        row, totals = self._collect(
+            transport, schema, broadcast, "closing", self.setup.job.rounds, index, evaluate=True
+        )
+        self._record(row, totals, broadcast)
+
+    def _collect(
+        self,
+        transport: Transport,
+        schema: Schema,
+        broadcast: Mapping[str, torch.Tensor],
+        kind: str,
+        number: int,
+        index: int,
+        *,
+        evaluate: bool,
+    ) -> tuple[outcome.Row, Totals]:
+        """Send a broadcast, add the terms as they arrive, open the sum."""
+        job, started = self.setup.job, time.monotonic()
+        sum_id = SumId(number, index)
+        data = checkpoint.tensor_bytes(broadcast)
+        request = {
+            "kind": kind,
+            "round": number,
+            "phase": index,
+            "attempt": sum_id.attempt,
+            "evaluate": evaluate,
+            "weights": dict(self.weights),
+            "opened": dict(self._opened),
+            "broadcast": data,
+        }
+        sums = server_summation(job.summation, schema)
+        received = {"bytes": 0}
+        cohort: list[str] = []
+
+        def accept(site: str, answer: Message) -> None:
+            term = answer.get("term")
+            if not isinstance(term, dict) or not all(isinstance(part, bytes) for part in term.values()):
+                raise ContributionError(f"{site} answered with {sorted(answer)}, not with a term.")
+            sums.add(site, term)
+            received["bytes"] += sum(len(part) for part in term.values())
+            cohort.append(site)
+
+        failed = dict(transport.exchange("contribute", {site: dict(request) for site in self.weights}, accept))
+        if len(cohort) < job.min_sites:
+            raise self._too_few(f"round {number}" if kind == "train" else kind, failed, len(cohort))
+        cohort.sort()
+        totals = codec.decode(schema, sums.open(cohort), parties=len(self.weights))
+        self._last_totals = totals
+        self._opened = {str(sum_id): cohort}
+        failed |= {site: "TF-502" for site in job.roster if site not in self.weights}
+        row = outcome.Row(
+            number,
+            kind,
+            cohort,
+            failed,
+            time.monotonic() - started,
+            len(data) * len(self.weights),
+            received["bytes"],
+        )
+        return row, totals
+
+    def _record(self, row: outcome.Row, own: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
+        """Put an evaluation to the model that it is of, remember the best, write and say it."""
+        before: outcome.Row | None = None
+        if own is not None:
+            if row.kind == "train" and row.round == 1:
+                self.rows.append(outcome.Row(0, "start", [], {}, 0.0, 0, 0))
+            before = next((item for item in reversed(self.rows) if item.kind in ("start", "train")), None)
+            if before is not None:
+                before.evaluation = evaluation.summarise(own, self.setup.dataset.class_names)
+                self._remember_best(before, broadcast)
+        self.rows.append(row)
+        outcome.write_rows(self.folder, self.rows)
+        self.log.info("%s", outcome.round_line(row, self.setup.job.rounds, self.setup.job.roster, before))
+        if self._on_round is not None:
+            self._on_round(row)
+
+    def _remember_best(self, row: outcome.Row, broadcast: Mapping[str, torch.Tensor]) -> None:
+        """Keep the model with the best balanced accuracy on the validation folds."""
+        if row.round == 0 or row.evaluation is None:
+            return
+        value = row.evaluation["validation"].get("balanced_accuracy")
+        if value is not None and (self.best is None or value > self.best[0]):
+            self.best = (value, row.round)
+            model = {name[6:]: tensor for name, tensor in broadcast.items() if name.startswith("model/")}
+            checkpoint.save_tensors(self.folder / "best_model.safetensors", model)
+
+    def _too_few(self, where: str, failed: Mapping[str, str], got: int) -> RunError:
+        named = ", ".join(f"{site}: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
+                          for site, code in sorted(failed.items()))
+        return RunError(
+            f"too few silos in {where}: expected at least {self.setup.job.min_sites}, but got {got}; {named}."
+        )
+
+    def _data_line(self) -> str:
+        title = self.setup.dataset.title
+        return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it" \
+            if self.synthetic else f"{title}, the sites' own records"
+
+    def _write_card(self, sha256: str) -> None:
+        job = self.setup.job
+        outcome.write_card(
+            self.folder,
+            {
+                "job": job.model_dump(mode="json"),
+                "job_sha256": job.sha256(),
+                "method": {"name": self.setup.method.name, "paper": self.setup.method.paper},
+                "classes": list(self.setup.dataset.class_names),
+                "data": self._data_line(),
+                "synthetic": self.synthetic,
+                "public_weights": self.weights,
+                "model_sha256": sha256,
+                "initial_model": self._initial,
+                "best_round_by_validation": self.best[1] if self.best else None,
+                "evaluation": next((row.evaluation for row in reversed(self.rows)
+                                    if row.evaluation and row.round == job.rounds), None),
+            },
+        )
+
+    def _finish(self, reason: str | None) -> outcome.Outcome:
+        job = self.setup.job
+        result = outcome.Outcome(
+            job_name=job.job_name,
+            method=self.setup.method.title,
+            trained=reason is None,
+            rounds_done=self._rounds_done,
+            rounds=job.rounds,
+            roster=list(job.roster),
+            rows=self.rows,
+            data=self._data_line(),
+            summation=f"{job.summation} (the server sees each silo's contribution)"
+            if job.summation == "plain"
+            else job.summation,
+            folder=self.folder,
+            best_round=self.best[1] if self.best else None,
+            reason=reason,
+            seconds=time.monotonic() - self._started,
+        )
+        checkpoint.write_json(
+            self.folder / "outcome.json",
+            {
+                "trained": result.trained,
+                "reason": reason,
+                "job_name": job.job_name,
+                "method": self.setup.method.name,
+                "rounds_done": result.rounds_done,
+                "rounds": job.rounds,
+                "roster": list(job.roster),
+                "synthetic": self.synthetic,
+                "summation": job.summation,
+                "best_round_by_validation": result.best_round,
+                "dropped": [
+                    {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
+                ],
+                "evaluation": result.final(),
+                "seconds": round(result.seconds, 1),
+            },
+        )
+        (self.log.info if result.trained else self.log.error)("%s", result.screen())
+        return result
+
+
+BANNER = (
+    "SYNTHETIC TWIN: no site is configured, so every silo trains on generated stand-ins for {dataset}. "
+    "They show that the software works; they say nothing about medicine or about a method. "
+    "For real records write local/tightframe.json."
+)
+

@@ -1,0 +1,130 @@
+"""Evaluation as sums: what every silo counts on the model that it has just received.
+
+A confusion matrix and per-class score histograms are sums over records, so they travel as extra
+fields of the same contribution and cost no exchange of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tightframe import metrics
+from tightframe.phases import Field, Fold, Schema, Tensors, Totals
+
+FOLDS: tuple[Fold, ...] = ("validation", "test")
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+_COUNT_BOUND = 2.0**28
+
+
+def schema(num_classes: int, score_bins: int) -> Schema:
+    """The evaluation's fields: confusion (C, C), scores (C, 2, bins), loss () of each fold."""
+    fields: list[Field] = []
+    for fold in FOLDS:
+        common: dict[str, Any] = {"bound": _COUNT_BOUND, "static": True}
+        fields += [
+            Field(f"evaluation/{fold}/confusion", (num_classes, num_classes), per_class=True, **common),
+            Field(f"evaluation/{fold}/scores", (num_classes, 2, score_bins), per_class=True, **common),
+            Field(f"evaluation/{fold}/loss", (), **common),
+        ]
+    return Schema(tuple(fields))
+
+
+@torch.no_grad()
+def count(
+    model: torch.nn.Module,
+    predict: Predict,
+    batches: Mapping[Fold, Batches],
+    *,
+    num_classes: int,
+    score_bins: int,
+) -> dict[str, torch.Tensor]:
+    """Count a model's hits on a silo's own records.
+
+    Args:
+        model: evaluated as it is, in evaluation mode.
+        predict: logits (B, C) of a batch.
+        batches: mini-batches of each fold.
+        num_classes: C.
+        score_bins: bins of [0, 1] for the softmax score of each class.
+
+    Returns:
+        The tensors of ``schema``, float64. The loss is the summed cross-entropy, cut at 1e4 a
+        record so that a diverged model cannot leave the field's bound.
+    """
+    model.eval()
+    totals: dict[str, torch.Tensor] = {}
+    for fold in FOLDS:
+        confusion = np.zeros((num_classes, num_classes), np.int64)
+        scores = np.zeros((num_classes, 2, score_bins), np.int64)
+        loss = 0.0
+        for inputs, labels in batches[fold]:
+            logits = predict(model, inputs).float()
+            each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+            loss += float(torch.nan_to_num(each.double(), nan=1e4, posinf=1e4).clamp(max=1e4).sum())
+            # A diverged model predicts NaN: it is counted as undecided, which is class 0 at score 0.
+            probabilities = torch.nan_to_num(torch.softmax(logits.double(), dim=1), nan=0.0)
+            truth = labels.cpu().numpy()
+            confusion += metrics.confusion_matrix(truth, probabilities.argmax(1).cpu().numpy(), num_classes)
+            scores += metrics.score_histogram(probabilities.cpu().numpy(), truth, score_bins)
+        totals[f"evaluation/{fold}/confusion"] = torch.from_numpy(confusion).double()
+        totals[f"evaluation/{fold}/scores"] = torch.from_numpy(scores).double()
+        totals[f"evaluation/{fold}/loss"] = torch.tensor(loss, dtype=torch.float64)
+    return totals
+
+
+def summarise(totals: Totals, class_names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Metrics of each fold from the totals over all silos, as plain JSON values.
+
+    Values that do not exist (a class without records) are None. Per fold: ``records``, ``loss``,
+    ``accuracy``, ``balanced_accuracy``, ``recall`` by class, ``auroc`` and
+    ``average_precision`` (macro mean over classes present, from score histograms).
+    """
+    return {
+        fold: _fold_metrics(
+            np.rint(totals[f"evaluation/{fold}/confusion"]).astype(np.int64),
+            np.rint(totals[f"evaluation/{fold}/scores"]).astype(np.int64),
+            float(totals[f"evaluation/{fold}/loss"]),
+            class_names,
+        )
+        for fold in FOLDS
+    }
+
+
+def split_totals(totals: Totals) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.float64]]]:
+    """(the evaluation's totals, all others)."""
+    own = {name: value for name, value in totals.items() if name.startswith("evaluation/")}
+    return own, {name: value for name, value in totals.items() if name not in own}
+
+
+def local_metrics(tensors: Tensors, class_names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """``summarise`` of one silo's own counts, for the report that stays at the silo."""
+    return summarise({name: value.numpy() for name, value in tensors.items()}, class_names)
+
+
+def _fold_metrics(
+    confusion: NDArray[np.int64], scores: NDArray[np.int64], loss: float, class_names: tuple[str, ...]
+) -> dict[str, Any]:
+    records = int(confusion.sum())
+    if records == 0:
+        return {"records": 0}
+    recall = metrics.per_class_recall(confusion)
+    return {
+        "records": records,
+        "loss": loss / records,
+        "accuracy": _number(metrics.accuracy(confusion)),
+        "balanced_accuracy": _number(metrics.balanced_accuracy(confusion)),
+        "recall": {name: _number(value) for name, value in zip(class_names, recall, strict=True)},
+        "class_records": dict(zip(class_names, confusion.sum(1).tolist(), strict=True)),
+        "auroc": _number(metrics.macro_mean(metrics.auroc(scores))),
+        "average_precision": _number(metrics.macro_mean(metrics.average_precision(scores))),
+    }
+
+
+def _number(value: Any) -> float | None:
+    return None if not np.isfinite(value) else float(value)

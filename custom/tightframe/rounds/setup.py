@@ -1,0 +1,116 @@
+"""A validated job joined with what it names: method, data set, model.
+
+This is the only place that turns names of a job into objects, and it does so through the
+registries; nothing a job says is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from tightframe import data, methods, models
+from tightframe.data.base import DatasetSpec
+from tightframe.errors import ContributionError, JobError
+from tightframe.phases import Method, Phase, Schema, Setting
+from tightframe.rounds import codec, evaluation
+from tightframe.rounds.job import JobConfig, listed, parse_job
+
+
+@dataclass(frozen=True)
+class JobSetup:
+    """Everything that server and silos derive from a job alone."""
+
+    job: JobConfig
+    method: Method
+    dataset: DatasetSpec
+    setting: Setting
+
+    def training_phases(self, round_number: int) -> tuple[Phase, ...]:
+        """The phases of one training round (1-based)."""
+        return self.method.plan(self.setting, round_number, self.job.rounds)
+
+    def before_phases(self) -> tuple[Phase, ...]:
+        """Phases before round 1."""
+        return self.method.before(self.setting) if self.method.before else ()
+
+    def after_phases(self) -> tuple[Phase, ...]:
+        """Phases between the last round and the closing one."""
+        return self.method.after(self.setting) if self.method.after else ()
+
+    def schema(self, phase: Phase, *, evaluated: bool) -> Schema:
+        """A phase's fields, with those of the evaluation where it is part of the exchange."""
+        return phase.schema + self.evaluation_schema() if evaluated else phase.schema
+
+    def evaluation_schema(self) -> Schema:
+        """The fields of the evaluation of the model received."""
+        return evaluation.schema(self.dataset.num_classes, self.job.evaluation.score_bins)
+
+
+def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
+    """Validate a job wholly: its values, the names it uses, their options, its sums.
+
+    Raises:
+        JobError: listing every problem at once.
+    """
+    job = values if isinstance(values, JobConfig) else parse_job(values)
+    problems: list[str] = []
+    method = _named(methods.get, job.method, "method", problems)
+    dataset = _named(data.get, job.dataset, "dataset", problems)
+    backbone = _named(models.get, job.model, "model", problems)
+    config = _options(method.config, job.method_options, "method_options.", problems) if method else None
+    dataset_options = (
+        _options(dataset.options, job.dataset_options, "dataset_options.", problems) if dataset else None
+    )
+    model_options = _options(backbone.options, job.model_options, "model_options.", problems) if backbone else None
+    if problems or not (method and dataset and backbone):
+        raise JobError(problems)
+    input_shape = dataset.input_shape(dataset_options)
+    setting = Setting(
+        config=config,
+        num_classes=dataset.num_classes,
+        input_shape=input_shape,
+        build_model=lambda: backbone.build(model_options, input_shape, dataset.num_classes),
+        local=job.training,
+        update_norm=job.update_norm,
+        update_bound=job.update_bound,
+    )
+    setup = JobSetup(job, method, dataset, setting)
+    _check_sums(setup)
+    return setup
+
+
+def set_threads(threads: int) -> None:
+    """Intra-op threads of torch: part of the job, because they change the last bits of a run."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
+def _check_sums(setup: JobSetup) -> None:
+    try:
+        phases = (*setup.before_phases(), *setup.training_phases(1), *setup.after_phases())
+        for phase in phases:
+            codec.check_schema(setup.schema(phase, evaluated=True), len(setup.job.sites))
+    except ContributionError as error:
+        raise JobError([str(error)]) from None
+    except (ValueError, TypeError) as error:
+        raise JobError([f"the method cannot be planned with these options: {error}"]) from None
+
+
+def _named(get: Any, name: str, key: str, problems: list[str]) -> Any:
+    try:
+        return get(name)
+    except JobError as error:
+        problems += [f"{key}: {problem}" for problem in error.problems]
+        return None
+
+
+def _options(model: type[BaseModel], values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems += listed(error, prefix)
+        return None

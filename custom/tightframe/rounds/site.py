@@ -1,0 +1,215 @@
+"""A site's own configuration, ``local/tightframe.json``: where its records lie, which centre it is.
+
+Data comes from the site, never from the job. One file serves one site, or, in the simulator,
+maps every site (``{"sites": {"site-1": {...}, ...}}``). Without a file the simulator uses the
+synthetic twin, with a banner; production refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tightframe import data
+from tightframe.data.base import DatasetSpec, SiloData
+from tightframe.errors import SiteConfigError
+from tightframe.rounds.job import JobConfig, listed
+
+FILE_NAME = "tightframe.json"
+
+
+class SiteEntry(BaseModel):
+    """What one site says about itself.
+
+    Attributes:
+        data: data set name -> where its records lie, as that data set defines it.
+        device: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        loader_workers: processes that read records; 0 reads in the training process.
+        offer_prototypes: False keeps this site's class prototypes at home.
+        state_dir: folder for what must outlive a job; required in production.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    data: dict[str, dict[str, Any]] = {}
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    loader_workers: int = Field(default=0, ge=0, le=64)
+    offer_prototypes: bool = True
+    state_dir: str | None = None
+
+
+class ServerEntry(BaseModel):
+    """What the server's site says.
+
+    Attributes:
+        initial_model: safetensors file of a pretrained start; its hash is recorded.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    initial_model: str | None = None
+
+
+class SiteFile(BaseModel):
+    """The simulator's file: one entry for each site, and one for the server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    sites: dict[str, SiteEntry] = {}
+    server: ServerEntry = ServerEntry()
+
+
+def read_site_file(folder: Path) -> dict[str, Any] | None:
+    """The raw content of ``folder/tightframe.json``; None if there is no such file.
+
+    Raises:
+        SiteConfigError: TF-202 if it is not a JSON object.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise SiteConfigError(f"Expected {path} to hold a JSON object, but got {type(values).__name__}.")
+    return values
+
+
+def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
+    """Validate a file that maps sites, listing every problem, those of the data sets included.
+
+    Raises:
+        SiteConfigError: TF-202.
+    """
+    problems: list[str] = []
+    parsed: SiteFile | None = None
+    try:
+        parsed = SiteFile.model_validate(values)
+    except ValidationError as error:
+        problems += listed(error)
+    if parsed is not None:
+        for site, entry in parsed.sites.items():
+            problems += _data_problems(entry, f"sites.{site}.")
+    if problems or parsed is None:
+        raise SiteConfigError(_problem_list(where, problems))
+    return parsed
+
+
+def parse_single(values: dict[str, Any], where: str = FILE_NAME) -> tuple[SiteEntry, ServerEntry]:
+    """Validate the file of one site (or of the server), listing every problem.
+
+    Raises:
+        SiteConfigError: TF-202.
+    """
+    remaining = dict(values)
+    server_values = remaining.pop("server", {})
+    problems: list[str] = []
+    entry, server = SiteEntry(), ServerEntry()
+    try:
+        entry = SiteEntry.model_validate(remaining)
+        problems += _data_problems(entry, "")
+    except ValidationError as error:
+        problems += listed(error)
+    try:
+        server = ServerEntry.model_validate(server_values)
+    except ValidationError as error:
+        problems += listed(error, "server.")
+    if problems:
+        raise SiteConfigError(_problem_list(where, problems))
+    return entry, server
+
+
+def site_entry(folder: Path, site: str, *, production: bool) -> SiteEntry | None:
+    """The entry of one site; None where the simulator may use the synthetic twin.
+
+    Raises:
+        SiteConfigError: TF-201 in production without a file or without ``state_dir``, or where
+            a simulator's file does not name the site; TF-202 if the file is wrong.
+    """
+    values = read_site_file(folder)
+    path = folder / FILE_NAME
+    if values is None:
+        if production:
+            raise SiteConfigError(
+                f"{site} is not configured: expected {path} to say where its records lie, for example "
+                '{"state_dir": "/var/lib/tightframe", "data": {"fed_isic2019": '
+                '{"root": "/data/fed_isic2019", "center": 0}}}.',
+                code="TF-201",
+            )
+        return None
+    if "sites" in values:
+        sites = parse_site_file(values, str(path)).sites
+        if not sites and not production:
+            return None  # a file for the server alone
+        if site not in sites:
+            raise SiteConfigError(
+                f"{path} names {sorted(sites)}, but not {site}: add it, or export the job "
+                "for the sites that are configured.",
+                code="TF-201",
+            )
+        entry = sites[site]
+    else:
+        entry, _ = parse_single(values, str(path))
+        if not production and not entry.data and set(values) <= {"server"}:
+            return None
+    if production and entry.state_dir is None:
+        raise SiteConfigError(f"Expected `state_dir` in {path}: what must outlive a job lies there.", code="TF-201")
+    return entry
+
+
+def server_entry(folder: Path) -> ServerEntry:
+    """The server's own entry; defaults if the file does not exist or says nothing of it."""
+    values = read_site_file(folder)
+    if values is None:
+        return ServerEntry()
+    where = str(folder / FILE_NAME)
+    return parse_site_file(values, where).server if "sites" in values else parse_single(values, where)[1]
+
+
+def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
+    """The silo's records: the configured ones, or the synthetic twin of an unconfigured simulation.
+
+    Raises:
+        SiteConfigError: TF-201 if the site is configured, but not for this data set.
+        DataError: if what is configured is not there.
+    """
+    spec, options = dataset_of(job)
+    if entry is None:
+        if spec.twin is None:
+            raise SiteConfigError(f"{spec.name} has no synthetic twin: configure its records.", code="TF-201")
+        return spec.twin(job.roster.index(site), options)
+    if spec.name not in entry.data:
+        raise SiteConfigError(
+            f"{site} is configured for {sorted(entry.data)}, but the job asks for {spec.name}: add it to `data`.",
+            code="TF-201",
+        )
+    return spec.open(spec.site.model_validate(entry.data[spec.name]), options)
+
+
+def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
+    """The data set that a job names, with its validated options."""
+    spec = data.get(job.dataset)
+    return spec, spec.options.model_validate(job.dataset_options)
+
+
+def _data_problems(entry: SiteEntry, prefix: str) -> list[str]:
+    known = {spec.name: spec for spec in data.DATASETS}
+    problems = []
+    for name, values in entry.data.items():
+        if name not in known:
+            problems.append(f"{prefix}data.{name}: unknown data set; known are {sorted(known)}")
+            continue
+        try:
+            known[name].site.model_validate(values)
+        except ValidationError as error:
+            problems += listed(error, f"{prefix}data.{name}.")
+    return problems
+
+
+def _problem_list(where: str, problems: list[str]) -> str:
+    return f"{where} is not as expected:\n" + "\n".join(f"  - {problem}" for problem in problems)
