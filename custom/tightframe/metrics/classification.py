@@ -1,0 +1,236 @@
+"""Classification metrics from a confusion matrix and from per-class score histograms.
+
+Both kinds of counts are sums over records, so the metrics of all silos together are those of the
+summed counts. Rows of a confusion matrix are true classes, columns predicted ones. A score
+histogram has shape (C, 2, bins): for each class c the scores of class c in equal-width bins of
+[0, 1], of the records of class c ([c, 0], the positives) and of all others ([c, 1], the negatives).
+What does not exist (a metric of a class without records) is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts: TypeAlias = NDArray[Any]
+"""Integer or float counts."""
+
+# Softmax in float32 may leave [0, 1] by a rounding error; anything further off is no score.
+_SCORE_TOLERANCE = 1e-6
+
+
+def confusion_matrix(labels: NDArray[Any], predictions: NDArray[Any], num_classes: int) -> NDArray[np.int64]:
+    """Count the records of each (true, predicted) pair of classes.
+
+    Args:
+        labels: true classes, integers (n,).
+        predictions: predicted classes, integers (n,).
+        num_classes: C.
+
+    Returns:
+        Counts (C, C), rows true, columns predicted.
+
+    Raises:
+        ValueError: if shapes differ or a class is not in [0, C).
+
+    >>> confusion_matrix(np.array([0, 0, 1]), np.array([0, 1, 1]), 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    _check_classes("labels", labels, num_classes)
+    _check_classes("predictions", predictions, num_classes)
+    if labels.shape != predictions.shape:
+        raise ValueError(
+            f"Expected arguments `labels` and `predictions` of one shape, but got {labels.shape} "
+            f"and {predictions.shape}."
+        )
+    cells = labels.astype(np.int64) * num_classes + predictions.astype(np.int64)
+    counts = np.bincount(cells, minlength=num_classes**2)
+    return counts.reshape(num_classes, num_classes).astype(np.int64, copy=False)
+
+
+def score_histogram(scores: NDArray[Any], labels: NDArray[Any], bins: int) -> NDArray[np.int64]:
+    """Count the one-vs-rest scores of each class, apart for its own records and all others.
+
+    Args:
+        scores: in [0, 1], (n, C); usually softmax probabilities.
+        labels: true classes, integers (n,).
+        bins: number of equal-width bins of [0, 1]; 1 belongs to the last.
+
+    Returns:
+        Counts (C, 2, bins): [c, 0] positives, [c, 1] negatives.
+
+    Raises:
+        ValueError: if shapes do not fit, a score is not in [0, 1] or a class not in [0, C).
+
+    >>> score_histogram(np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([0, 0]), 2).tolist()
+    [[[1, 1], [0, 0]], [[0, 0], [1, 1]]]
+    """
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise ValueError(
+            "Expected arguments `scores` of shape (n, C) and `labels` of shape (n,), but got "
+            f"{scores.shape} and {labels.shape}."
+        )
+    if bins < 1:
+        raise ValueError(f"Expected argument `bins` to be at least 1, but got {bins}.")
+    num_classes = scores.shape[1]
+    _check_classes("labels", labels, num_classes)
+    if not ((scores >= -_SCORE_TOLERANCE) & (scores <= 1 + _SCORE_TOLERANCE)).all():
+        raise ValueError("Expected argument `scores` to be in [0, 1], but got values outside it or NaN.")
+    place = np.clip((scores.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
+    classes = np.arange(num_classes)
+    negative = labels[:, None] != classes
+    cells = (2 * classes + negative) * bins + place
+    counts = np.bincount(cells.reshape(-1), minlength=num_classes * 2 * bins)
+    return counts.reshape(num_classes, 2, bins).astype(np.int64, copy=False)
+
+
+def accuracy(confusion: Counts) -> float:
+    """Share of records on the diagonal; NaN without records.
+
+    >>> accuracy(np.array([[3, 1], [0, 4]]))
+    0.875
+    """
+    _check_confusion(confusion)
+    return _share(np.trace(confusion), confusion.sum()).item()
+
+
+def per_class_recall(confusion: Counts) -> NDArray[np.float64]:
+    """Share of each true class that is predicted as it, (C,); NaN where a class has no records.
+
+    >>> per_class_recall(np.array([[3, 1], [0, 0]])).tolist()
+    [0.75, nan]
+    """
+    _check_confusion(confusion)
+    return _share(np.diagonal(confusion), confusion.sum(axis=1))
+
+
+def balanced_accuracy(confusion: Counts) -> float:
+    """Mean recall over the classes that have records; NaN without records.
+
+    >>> balanced_accuracy(np.array([[3, 1, 0], [0, 1, 0], [0, 0, 0]]))
+    0.875
+    """
+    return macro_mean(per_class_recall(confusion))
+
+
+def macro_mean(values: NDArray[np.float64]) -> float:
+    """Mean of the values that are not NaN; NaN if there are none.
+
+    >>> macro_mean(np.array([0.5, np.nan, 1.0]))
+    0.75
+    """
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if present.size else float("nan")
+
+
+def auroc(histogram: Counts) -> NDArray[np.float64]:
+    """Area under the one-vs-rest ROC curve of each class, (C,).
+
+    The share of (positive, negative) pairs in which the positive scores higher, pairs within a bin
+    counting one half: the trapezoid rule on the binned scores. NaN for a class without positives
+    or without negatives. For its distance from the area on raw scores see ``auroc_error_bound``.
+
+    >>> auroc(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
+    [0.975]
+    """
+    positives, negatives = _split(histogram)
+    below = np.cumsum(negatives, axis=1) - negatives
+    ordered = (positives * (below + negatives / 2)).sum(axis=1)
+    return _share(ordered, positives.sum(axis=1) * negatives.sum(axis=1))
+
+
+def auroc_error_bound(histogram: Counts) -> NDArray[np.float64]:
+    """Largest distance of ``auroc`` from the area on the raw scores, (C,).
+
+    Bins keep the order of scores that lie in different bins. A pair within one bin counts 1/2
+    where the raw scores would count 0, 1/2 or 1, so the error is at most half the share of (positive,
+    negative) pairs that share a bin: ``sum_b p_b n_b / (2 P N)``.
+
+    >>> auroc_error_bound(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
+    [0.025]
+    """
+    positives, negatives = _split(histogram)
+    tied = (positives * negatives).sum(axis=1) / 2
+    return _share(tied, positives.sum(axis=1) * negatives.sum(axis=1))
+
+
+def average_precision(histogram: Counts) -> NDArray[np.float64]:
+    """Average precision of each class one-vs-rest, (C,); NaN for a class without positives.
+
+    ``sum_b (R_b - R_(b-1)) * precision_b`` with a threshold below each bin, from the highest: the
+    standard step-wise sum without interpolation, records within a bin being tied. For its
+    distance from the value on raw scores see ``average_precision_error_bound``.
+
+    >>> average_precision(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
+    [0.95]
+    """
+    positives, negatives = _split(histogram)
+    precision = _share(_from_top(positives), _from_top(positives) + _from_top(negatives))
+    steps = np.where(positives > 0, positives * precision, 0.0).sum(axis=1)
+    return _share(steps, positives.sum(axis=1))
+
+
+def average_precision_error_bound(histogram: Counts) -> NDArray[np.float64]:
+    """Largest distance of ``average_precision`` from the value on the raw scores, (C,).
+
+    Consider a bin of p positives and n negatives with T positives and F negatives above it. On raw
+    scores each of the p positives takes the precision at its own threshold, where T + i positives
+    (1 <= i <= p) and F + j negatives (0 <= j <= n) are found. ``(T + i) / (T + i + F + j)`` grows with
+    i and falls with j, so it lies between ``(T + 1) / (T + 1 + F + n)`` and ``(T + p) / (T + p + F)``,
+    as does the binned value ``(T + p) / (T + p + F + n)``. The differences to either end, weighted by
+    p / P and summed over bins, bound the error upwards and downwards; the larger is returned.
+
+    >>> average_precision_error_bound(np.array([[[0, 1, 3], [4, 0, 0]]])).tolist()
+    [0.0]
+    """
+    positives, negatives = _split(histogram)
+    found, false = _from_top(positives), _from_top(negatives)
+    binned = _share(found, found + false)
+    highest = _share(found, found + false - negatives)
+    first = found - positives + 1
+    lowest = _share(first, first + false)
+    present = positives > 0
+    above = np.where(present, positives * (highest - binned), 0.0).sum(axis=1)
+    below = np.where(present, positives * (binned - lowest), 0.0).sum(axis=1)
+    return _share(np.maximum(above, below), positives.sum(axis=1))
+
+
+def _split(histogram: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(positives (C, bins), negatives (C, bins)) in float64, whose products cannot overflow."""
+    if histogram.ndim != 3 or histogram.shape[1] != 2:
+        raise ValueError(f"Expected argument `histogram` of shape (C, 2, bins), but got {histogram.shape}.")
+    values = histogram.astype(np.float64)
+    return values[:, 0], values[:, 1]
+
+
+def _from_top(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts in each bin and all bins above it."""
+    return np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
+
+
+def _share(part: Any, whole: Any) -> NDArray[np.float64]:
+    """``part / whole``, NaN where the whole is 0."""
+    part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
+    shares = np.full(whole.shape, np.nan)
+    np.divide(part, whole, out=shares, where=whole != 0)
+    return shares
+
+
+def _check_confusion(confusion: Counts) -> None:
+    if confusion.ndim != 2 or confusion.shape[0] != confusion.shape[1]:
+        raise ValueError(f"Expected argument `confusion` of shape (C, C), but got {confusion.shape}.")
+
+
+def _check_classes(name: str, values: NDArray[Any], num_classes: int) -> None:
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise ValueError(
+            f"Expected argument `{name}` to be integers of shape (n,), but got {values.dtype} of shape "
+            f"{values.shape}."
+        )
+    if values.size and (values.min() < 0 or values.max() >= num_classes):
+        raise ValueError(
+            f"Expected argument `{name}` to be in [0, {num_classes}), but got values from {values.min()} "
+            f"to {values.max()}."
+        )
