@@ -1,0 +1,409 @@
+"""FedMR: manifold reshaping against partially class-disjoint data.
+
+Source: Fan, Yao, Han, Zhang and Wang, Federated Learning under Partially Class-Disjoint Data via
+Manifold Reshaping, Transactions on Machine Learning Research 2023.
+
+A silo that sees few classes lets each class collapse onto few directions and lets it spread into
+the space of the classes it never sees. FedMR adds two terms to the cross-entropy: the intra-class
+term decorrelates the features of each class (eq. (3)), the inter-class term keeps them nearer to
+their own global prototype than to the others (eq. (4))::
+
+    L = L_ce + mu_intra * L_intra + mu_inter * L_inter
+
+The file follows the paper's text only. What leaves a silo beside its update: per class the sum of
+its features and their number, from which the server gets the exact global class means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update, phases
+from tightframe.errors import TrainingError
+from tightframe.models import feature_width
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    Schema,
+    ServerState,
+    Setting,
+    SiloView,
+    Totals,
+)
+from tightframe.training import BatchView, OptimizerSettings, Stage, Term, at_least_float32, cross_entropy
+
+if TYPE_CHECKING:
+    from tightframe.phases import Tensors
+
+IntraForm = Literal["paper", "official"]
+InterSupport = Literal["observed", "all"]
+
+TERMS = ("cross_entropy", "intra", "inter")
+SUMS = "prototype/feature_sums"
+COUNTS = "prototype/counts"
+PROTOTYPES = "prototypes"
+VALID = "prototype_valid"
+
+# Each record's feature is rounded to this grid and summed in integers, so that the sum does not
+# depend on the order of records; 2**28 * 2**24 leaves every total exact in float64.
+GRID = 2.0**24
+SUM_BOUND = 2.0**28
+
+
+class FedMRConfig(BaseModel):
+    """FedMR's options.
+
+    Attributes:
+        mu_intra: weight of the intra-class term. In the ``paper`` form the term is the mean over
+            classes of ``|R_c|_F^2``, which lies between d and d^2 for feature width d, so the
+            weight must shrink as the width grows: with m the mean squared off-diagonal
+            correlation, the term is about ``d + d (d - 1) m``. 1e-5 suits d = 64 to 128 (about
+            one hundredth of the cross-entropy at the start); 1e-3 destroys training there. In the
+            ``official`` form the term is a mean over entries, of the order of the number of records
+            of a class in a batch.
+        mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
+            more destroy training on small networks.
+        intra_form: ``paper`` is eq. (3) with the unbiased variance; ``official`` the scaling used in
+            the authors' experiments.
+        inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
+            classes only; ``all`` uses every valid prototype, so that missing classes act too.
+        lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
+        intra_eps: added to the variance inside the root.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    mu_intra: float = Field(default=1e-5, ge=0)
+    mu_inter: float = Field(default=1e-2, ge=0)
+    intra_form: IntraForm = "paper"
+    inter_support: InterSupport = "observed"
+    lite_m: int | None = Field(default=None, ge=1)
+    intra_eps: float = Field(default=1e-8, gt=0)
+
+
+def intra_class_loss(
+    features: torch.Tensor, labels: torch.Tensor, *, form: IntraForm = "paper", eps: float = 1e-8
+) -> torch.Tensor:
+    """The intra-class term: squared correlations between features within each class, eq. (3).
+
+    For each class c with N_c >= 2 records in the batch, with its records standardised by the
+    class's own mean and unbiased variance, ``z^ = (z - mean_c) / sqrt(var_c + eps)``::
+
+        R_c = z^T z^ / (N_c - 1)                                        (d, d), unit diagonal
+        paper:    (1 / #classes) sum_c |R_c|_F^2
+        official: (1 / sum_c N_c) sum_c (N_c - 1)^2 mean_{i != j} R_c[i, j]^2
+
+    The unbiased variance makes the trace of R_c exactly d (lemma 1); the paper's printed 1/N
+    differs from it by the factor (N_c / (N_c - 1))^2 in the loss of a class. A constant feature
+    gives a zero row. All sums run over classes with at least two records; with none of them the
+    result is zero, and its gradient too.
+
+    There is no loop over classes, and up to d records no value is read back from the device:
+    records are compared by a (B, B) mask of equal labels, and the correlations enter only by their
+    norm, for which ``|Z^T Z|_F = |Z Z^T|_F``: one (B, B) Gram matrix, masked, serves all classes.
+
+    Args:
+        features: (B, d).
+        labels: (B,) integer.
+        form: see above.
+        eps: added to the variance.
+
+    Returns:
+        A scalar in float32 (or the features' own wider type), attached to ``features``.
+
+    Raises:
+        ValueError: if ``form`` is neither.
+
+    >>> records = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    >>> round(float(intra_class_loss(records, torch.tensor([0, 0, 0]))), 4)
+    4.0
+    """
+    if form not in ("paper", "official"):
+        raise ValueError(f"Expected `form` to be 'paper' or 'official', but got {form!r}.")
+    features = at_least_float32(features)
+    width = features.shape[1]
+    same, member = _classes(features, labels)
+    count = _class_sum(features.new_ones(len(labels), 1), same, member)  # N_c of each record's class, (B, 1)
+    used = count >= 2
+    freedom = (count - 1).clamp_min(1)
+    centred = features - _class_sum(features, same, member) / count
+    variance = _class_sum(centred.square(), same, member) / freedom
+    shifted = variance + eps
+    # Where a class is not used, or a feature has no spread at all, the root's slope is infinite.
+    regular = used & (shifted > 0)
+    standardised = torch.where(regular, centred * torch.where(regular, shifted, 1.0).rsqrt(), 0.0)
+    # A record's share of (N_c - 1)^2 |R_c|_F^2, so that shares of a class add up to it, (B, 1).
+    share = _squared_products(standardised, same, member, count)
+    if form == "paper":  # eq. (3)
+        classes = (used / count).sum().round()
+        return (share / freedom.square()).sum() / classes.clamp_min(1)
+    if width < 2:  # no off-diagonal entries
+        return (features * 0).sum()
+    # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
+    diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
+    share = share - freedom.square() * diagonal.square().sum(1, keepdim=True) / count
+    return share.sum() / (width * (width - 1)) / used.sum().clamp_min(1)
+
+
+def _classes(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """How to sum over classes: a (B, B) mask of equal labels, or (B, K) membership.
+
+    The mask costs B^2 d and needs no number of classes; membership costs K d^2 a record and asks
+    the device how many classes there are. The mask is cheaper unless B > K d, which cannot happen
+    while the batch is smaller than the feature width; so only larger batches ask.
+    """
+    batch, width = features.shape
+    if batch > width:
+        classes, slots = torch.unique(labels, return_inverse=True)
+        if batch > len(classes) * width:
+            return None, nn.functional.one_hot(slots, len(classes)).to(features.dtype)
+    return (labels[:, None] == labels[None, :]).to(features.dtype), None
+
+
+def _class_sum(values: torch.Tensor, same: torch.Tensor | None, member: torch.Tensor | None) -> torch.Tensor:
+    """For each record, the sum of ``values`` (B, k) over the records of its class, (B, k)."""
+    if same is not None:
+        return same @ values
+    assert member is not None  # noqa: S101  (one of the two is given)
+    return member @ (member.T @ values)
+
+
+def _squared_products(
+    standardised: torch.Tensor, same: torch.Tensor | None, member: torch.Tensor | None, count: torch.Tensor
+) -> torch.Tensor:
+    """Each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1)."""
+    if same is not None:
+        gram = standardised @ standardised.T
+        return (gram.square() * same).sum(1, keepdim=True)
+    assert member is not None  # noqa: S101  (one of the two is given)
+    by_class = member.T[:, None, :] * standardised.T  # (K, d, B), zero outside of the class
+    norms = (by_class @ standardised).square().sum((1, 2))  # (K,)
+    return member @ norms[:, None] / count
+
+
+def inter_class_loss(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    prototypes: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    support: InterSupport = "observed",
+) -> torch.Tensor:
+    """The inter-class term: a margin towards the record's own global prototype, eq. (4).
+
+    With C_b the classes of the batch that have a valid prototype, and S the supporting classes
+    (``observed``: C_b, as printed; ``all``: every class with a valid prototype)::
+
+        D_ij = mean over records z of class i of max(|z - G_i| - |z - G_j|, 0)
+        L = (1 / #pairs) sum over pairs (i in C_b, j in S, j != i) of D_ij
+
+    It is zero while there are no pairs (in round 1 no prototype exists). Distances are computed
+    from differences, not from inner products, and their gradient at ``z = G`` is taken as zero.
+
+    Args:
+        features: (B, d).
+        labels: (B,) int64 in [0, C).
+        prototypes: (C, d); rows that are not valid are never used.
+        valid: (C,) bool or uint8.
+        support: see above.
+
+    Returns:
+        A scalar in float32 (or the features' own wider type), attached to ``features``.
+
+    Raises:
+        ValueError: if ``support`` is neither.
+
+    >>> anchors = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
+    >>> float(inter_class_loss(torch.tensor([[2.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 1]), anchors,
+    ...                        torch.tensor([True, True])))
+    0.5
+    """
+    if support not in ("observed", "all"):
+        raise ValueError(f"Expected `support` to be 'observed' or 'all', but got {support!r}.")
+    features = at_least_float32(features)
+    valid = valid.to(torch.bool)
+    anchors = torch.where(valid[:, None], prototypes, 0).to(features.dtype)
+    distance = torch.cdist(features, anchors, compute_mode="donot_use_mm_for_euclid_dist")  # (B, C)
+    margin = torch.relu(distance.gather(1, labels[:, None]) - distance)
+    own = labels[:, None] == torch.arange(len(valid), device=labels.device)  # (B, C)
+    counts = own.sum(0)
+    sources = valid & (counts > 0)
+    targets = sources if support == "observed" else valid
+    pairs = sources.sum() * (targets.sum() - 1)
+    weight = (sources.to(features.dtype) / counts.clamp_min(1))[labels]  # 1 / N_i, (B,)
+    summed = (margin * (targets & ~own)).sum(1) @ weight
+    return summed / pairs.clamp_min(1)
+
+
+def update_prototypes(
+    previous: torch.Tensor, feature_sums: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The global prototypes: exact class means over all records of the silos that submitted.
+
+    ``G_c = sum_k n_kc g_kc / sum_k n_kc`` with g_kc the silo's class mean: the ratio of two sums. A
+    class that nobody has keeps its previous prototype.
+
+    Args:
+        previous: prototypes of the round before, (C, d).
+        feature_sums: summed features of each class, (C, d).
+        counts: summed numbers of records, (C,); below 1/2 counts as absent.
+
+    Returns:
+        Prototypes (C, d) in the type of ``previous``, and which classes are in this sum, (C,) bool.
+    """
+    seen = counts >= 0.5
+    divisor = torch.where(seen, counts, 1).to(torch.float64)
+    means = (feature_sums.to(torch.float64) / divisor[:, None]).to(previous.dtype)
+    return torch.where(seen[:, None], means, previous), seen
+
+
+@torch.no_grad()
+def class_feature_sums(
+    model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per class the sum of features and the number of records, independent of their order.
+
+    Args:
+        model: in evaluation mode.
+        batches: (inputs, labels) of the training fold, without augmentation.
+        num_classes: C.
+        width: feature width d.
+
+    Returns:
+        Sums (C, d) float64, multiples of 2^-24, and counts (C,) float64, on the CPU.
+
+    Raises:
+        TrainingError: TF-301 if a feature is not finite.
+    """
+    device = next(model.parameters()).device
+    sums = torch.zeros(num_classes, width, dtype=torch.int64, device=device)
+    counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
+    for inputs, labels in batches:
+        features = model.features(inputs).to(torch.float64)  # type: ignore[operator]
+        finite &= torch.isfinite(features).all()
+        sums.index_add_(0, labels, (features * GRID).round().to(torch.int64))
+        counts.index_add_(0, labels, torch.ones_like(labels))
+    if not bool(finite):
+        raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
+    return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, and no prototypes yet."""
+    width = feature_width(model_update.build_template(setting))
+    return ServerState(
+        model=model_update.initial_model(setting, seed),
+        extra={
+            PROTOTYPES: torch.zeros(setting.num_classes, width),
+            VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+        },
+    )
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: train with both terms, then sum updates, class feature sums and class counts."""
+    template = model_update.build_template(setting)
+    classes = setting.num_classes
+    shared = {"ring": 64, "bound": SUM_BOUND, "static": True, "per_class": True}
+    schema = Schema(
+        (
+            *model_update.model_fields(setting, template),
+            *model_update.training_fields(TERMS),
+            phases.Field(SUMS, (classes, feature_width(template)), **shared),  # type: ignore[arg-type]
+            phases.Field(COUNTS, (classes,), sensitivity=1.0, **shared),  # type: ignore[arg-type]
+        )
+    )
+    return (Phase("train", schema, broadcast, contribute, update),)
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """The global model as ``model/<name>``, the prototypes and which of them exist."""
+    return {
+        **model_update.broadcast_model(state.model),
+        PROTOTYPES: state.extra[PROTOTYPES],
+        VALID: state.extra[VALID],
+    }
+
+
+def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """Local training, then one pass over the training fold for the class sums; nothing is kept."""
+    setting = silo.setting
+    received = model_update.received_model(broadcast)
+    model = silo.load(received)
+    prototypes = broadcast[PROTOTYPES].to(silo.device)
+    terms = (cross_entropy(), *_reshaping_terms(silo, prototypes, broadcast[VALID].to(silo.device)))
+    stage = Stage(terms=terms, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
+    report = silo.fit(model, [stage])
+    # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
+    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+    sums, counts = class_feature_sums(model.eval(), records, setting.num_classes, prototypes.shape[1])
+    return Contribution(
+        {
+            **model_update.model_terms(received, model),
+            **model_update.training_terms(report, TERMS),
+            SUMS: sums,
+            COUNTS: counts,
+        }
+    )
+
+
+def _reshaping_terms(silo: SiloView, prototypes: torch.Tensor, valid: torch.Tensor) -> tuple[Term, Term]:
+    config: FedMRConfig = silo.setting.config
+    stream = silo.generator("lite")
+
+    def intra(view: BatchView) -> torch.Tensor:
+        return intra_class_loss(view.features, view.labels, form=config.intra_form, eps=config.intra_eps)
+
+    def inter(view: BatchView) -> torch.Tensor:
+        features, labels = view.features, view.labels
+        if config.lite_m is not None and config.lite_m < len(labels):
+            chosen = torch.randperm(len(labels), generator=stream, device=stream.device)[: config.lite_m]
+            chosen = chosen.to(labels.device, non_blocking=True)
+            features, labels = features[chosen], labels[chosen]
+        return inter_class_loss(features, labels, prototypes, valid, support=config.inter_support)
+
+    # Both couple the records of a batch (class statistics; class counts), so neither is per-record.
+    return (
+        Term("intra", config.mu_intra, intra, per_record=False),
+        Term("inter", config.mu_inter, inter, per_record=False),
+    )
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid."""
+    prototypes, seen = update_prototypes(
+        state.extra[PROTOTYPES], torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
+    )
+    valid = state.extra[VALID].to(torch.bool) | seen
+    return state.evolve(
+        model=model_update.apply_mean(state.model, totals, cohort),
+        extra={**state.extra, PROTOTYPES: prototypes, VALID: valid.to(torch.uint8)},
+    )
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C)."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+METHOD = Method(
+    name="fedmr",
+    title="FedMR",
+    paper=(
+        "Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, "
+        "Transactions on Machine Learning Research 2023"
+    ),
+    config=FedMRConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+)

@@ -1,0 +1,48 @@
+"""What a backbone is to the rest of Tightframe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+
+class Options(BaseModel):
+    """Base of backbone options: frozen, unknown keys refused, no silent coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """A registry entry.
+
+    Attributes:
+        name: what a job calls it.
+        title: how people call it.
+        options: frozen pydantic model of what a job may choose.
+        build: (options, input_shape, num_classes) -> an untrained model with
+            ``features(x) -> (B, d)``, ``head`` and ``forward = head(features)``.
+    """
+
+    name: str
+    title: str
+    options: type[BaseModel]
+    build: Callable[[Any, tuple[int, ...], int], nn.Module]
+
+
+def image_channels(name: str, input_shape: tuple[int, ...], smallest: int) -> int:
+    """The channels of an image shape (channels, height, width).
+
+    Raises:
+        ValueError: if the shape is no image, or an image smaller than ``smallest`` pixels.
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+        raise ValueError(
+            f"Expected {name} to get images (channels, height, width) of at least {smallest} x {smallest} "
+            f"pixels, but got the shape {input_shape}."
+        )
+    return input_shape[0]

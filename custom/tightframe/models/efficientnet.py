@@ -1,0 +1,59 @@
+"""MONAI's EfficientNet-b0, the network of FLamby's Fed-ISIC2019 benchmark.
+
+Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks,
+ICML 2019. MONAI is imported when a network is built, not before: it takes seconds, and jobs with
+other backbones never need it.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import nn
+
+from tightframe.models.base import BackboneSpec, Options, image_channels
+from tightframe.models.heads import Classifier
+
+FEATURE_WIDTH = 1280
+
+
+class EfficientNetOptions(Options):
+    """Options of ``efficientnet_b0``.
+
+    Attributes:
+        bn_momentum: weight of the newest batch in BatchNorm's running statistics (torch's
+            convention). MONAI's own 0.01 lags for hundreds of steps, more than a round has.
+        dropout: of the head's input.
+    """
+
+    bn_momentum: float = Field(default=0.1, gt=0, le=1)
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+
+
+def build(options: EfficientNetOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """An untrained EfficientNet-b0; features are the 1280 pooled activations.
+
+    No weights are downloaded; see ``models.pretrained`` for starting from a file.
+
+    Raises:
+        ValueError: if the input is no image of at least 32 x 32 pixels.
+    """
+    from monai.networks.nets.efficientnet import EfficientNetBN
+
+    channels = image_channels("efficientnet_b0", input_shape, 32)
+    backbone = EfficientNetBN(
+        "efficientnet-b0",
+        pretrained=False,
+        spatial_dims=2,
+        in_channels=channels,
+        num_classes=num_classes,
+        norm=("batch", {"eps": 1e-3, "momentum": options.bn_momentum}),
+    )
+    # The classifier and its dropout are the head's; what is left ends in the pooled features.
+    backbone.add_module("_dropout", nn.Identity())
+    backbone.add_module("_fc", nn.Identity())
+    return Classifier(backbone, FEATURE_WIDTH, num_classes, options.dropout)
+
+
+EFFICIENTNET_B0 = BackboneSpec(
+    name="efficientnet_b0", title="EfficientNet-b0 (MONAI)", options=EfficientNetOptions, build=build
+)

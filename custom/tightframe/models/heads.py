@@ -1,0 +1,76 @@
+"""A classifier is ``features(x) -> (B, d)`` and a linear ``head``: what every method builds on."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class DropoutLinear(nn.Linear):
+    """A linear layer that drops entries of its input while training.
+
+    The dropout belongs to the head, so that the features that methods look at (prototypes,
+    correlations) are those of the whole network, and the parameters keep the names of a plain
+    ``nn.Linear``.
+
+    Args:
+        in_features: feature width d.
+        out_features: number of classes C.
+        dropout: probability with which an input entry is set to zero.
+    """
+
+    def __init__(self, in_features: int, out_features: int, dropout: float = 0.0) -> None:
+        super().__init__(in_features, out_features)
+        self.dropout = dropout
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Logits (B, C) of features (B, d)."""
+        if self.dropout > 0:
+            input = nn.functional.dropout(input, self.dropout, self.training)
+        return super().forward(input)
+
+
+class Classifier(nn.Module):
+    """A backbone and a linear head: ``forward(x) = head(features(x))``.
+
+    Args:
+        backbone: maps inputs (B, ...) to features (B, d).
+        feature_width: the feature width d.
+        num_classes: number of classes C.
+        dropout: of the head's input, while training.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, feature_width: int, num_classes: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.feature_width = feature_width
+        self.backbone = backbone
+        self.head = DropoutLinear(feature_width, num_classes, dropout)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Penultimate features (B, d) of inputs (B, ...)."""
+        features: torch.Tensor = self.backbone(x)
+        return features
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (B, C) of inputs (B, ...)."""
+        logits: torch.Tensor = self.head(self.features(x))
+        return logits
+
+
+def feature_width(model: nn.Module) -> int:
+    """The feature width d of a model with ``features`` and ``head``.
+
+    Raises:
+        TypeError: if the model tells it neither as ``feature_width`` nor by a linear head.
+    """
+    width = getattr(model, "feature_width", None)
+    if width is None:
+        width = getattr(getattr(model, "head", None), "in_features", None)
+    if not isinstance(width, int):
+        raise TypeError(
+            f"Expected {type(model).__name__} to tell its feature width as `feature_width` or by a linear "
+            f"`head`, but it has neither."
+        )
+    return width

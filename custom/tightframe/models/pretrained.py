@@ -1,0 +1,108 @@
+"""Initial weights from a file: safetensors only, checked tensor by tensor.
+
+No pickle is ever read: a file of weights cannot run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+
+from tightframe.errors import JobError, SiteConfigError
+
+HEAD = "head."
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """What was loaded.
+
+    Attributes:
+        sha256: of the file, hex; goes into the model card.
+        loaded: names of the tensors taken from the file, sorted.
+        fresh: names that kept the model's own values, because the file's head has other classes.
+    """
+
+    sha256: str
+    loaded: tuple[str, ...]
+    fresh: tuple[str, ...]
+
+
+def load_initial(model: nn.Module, path: str | Path) -> InitialWeights:
+    """Load a safetensors file into ``model``, strictly.
+
+    Every tensor of the model must be in the file and the reverse, with equal shapes and kinds of
+    type. The one exception is a head made for another number of classes (every differing tensor
+    starts with ``head.`` and differs in its first axis only): the whole head then keeps its fresh
+    values, which the summary reports. Nothing is loaded if anything is wrong.
+
+    Args:
+        model: changed in place.
+        path: of the file.
+
+    Returns:
+        The file's SHA-256, what was loaded and what stayed fresh.
+
+    Raises:
+        SiteConfigError: TF-202 if the file cannot be read, or is no safetensors file.
+        JobError: TF-101 if it does not fit the model, listing every difference.
+    """
+    try:
+        content = Path(path).read_bytes()
+        tensors = load(content)
+    except (OSError, SafetensorError) as error:
+        raise SiteConfigError(
+            f"Expected initial weights in safetensors format at {path}, but reading them failed: {error}. "
+            "Write them with safetensors.torch.save_file."
+        ) from error
+    state = model.state_dict()
+    fresh = _fresh_head(state, tensors)
+    problems = _problems({name: item for name, item in state.items() if name not in fresh}, tensors, fresh)
+    if problems:
+        raise JobError([f"initial weights {Path(path).name}: {problem}" for problem in problems])
+    loaded = tuple(sorted(set(state) - fresh))
+    with torch.no_grad():
+        for name in loaded:
+            state[name].copy_(tensors[name])
+    return InitialWeights(hashlib.sha256(content).hexdigest(), loaded, tuple(sorted(fresh)))
+
+
+def _fresh_head(state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> frozenset[str]:
+    """Names of the head if the file's head differs from the model's in the number of classes only."""
+    head = frozenset(name for name in state if name.startswith(HEAD))
+    given = frozenset(name for name in tensors if name.startswith(HEAD))
+    if head != given or any(state[name].ndim == 0 or tensors[name].ndim == 0 for name in head):
+        return frozenset()
+    same_widths = all(state[name].shape[1:] == tensors[name].shape[1:] for name in head)
+    file_classes = {tensors[name].shape[0] for name in head}
+    model_classes = {state[name].shape[0] for name in head}
+    one_number_each = len(file_classes) == 1 and len(model_classes) == 1
+    return head if same_widths and one_number_each and file_classes != model_classes else frozenset()
+
+
+def _problems(
+    state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], fresh: frozenset[str]
+) -> list[str]:
+    problems = [f"Expected a tensor {name!r}, but the file has none" for name in state if name not in tensors]
+    for name, tensor in tensors.items():
+        if name in fresh:
+            continue
+        if name not in state:
+            problems.append(f"the file's tensor {name!r} is not in the model")
+            continue
+        expected = state[name]
+        if tensor.shape != expected.shape:
+            problems.append(
+                f"Expected {name!r} to have shape {tuple(expected.shape)}, but got {tuple(tensor.shape)}"
+            )
+        elif tensor.is_floating_point() != expected.is_floating_point():
+            problems.append(f"Expected {name!r} to be {expected.dtype}, but got {tensor.dtype}")
+        elif tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            problems.append(f"Expected {name!r} to be finite, but it has NaN or infinite entries")
+    return problems
