@@ -1,0 +1,329 @@
+"""Real records of Fed-ISIC2019 as a site holds them, in FLamby's folder layout.
+
+``<root>/ISIC_2019_Training_Input_preprocessed/<image>.jpg`` and FLamby's split file (CSV without
+an extension). FLamby is not needed. Torch-free until records are asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from tightframe.data.base import Progress
+from tightframe.data.isic import CLASS_NAMES, NUM_CENTERS, IsicOptions
+from tightframe.data.validation import validation_mask
+from tightframe.errors import DataError
+from tightframe.phases import Fold
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+IMAGES = "ISIC_2019_Training_Input_preprocessed"
+SPLIT = "train_test_split"
+_COLUMNS = ("image", "target", "center", "fold")
+_SHOWN = 5
+
+SitePath = Annotated[Path, Field(strict=False)]
+
+
+class IsicSite(BaseModel):
+    """What a site says about its records of Fed-ISIC2019.
+
+    Attributes:
+        root: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
+        split: FLamby's split file; by default ``<root>/train_test_split``.
+        center: which of the six centres this site is.
+        lesions: FLamby's ``HAM10000_metadata`` (columns ``lesion_id``, ``image_id``): keeps the
+            images of a lesion together when the validation fold is chosen.
+        leakage_free_test: drop from the test fold the images whose lesion has an image in the
+            training fold of any centre; needs ``lesions``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    root: SitePath
+    split: SitePath | None = None
+    center: int = Field(ge=0, lt=NUM_CENTERS)
+    lesions: SitePath | None = None
+    leakage_free_test: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image of the split file."""
+
+    image: str
+    target: int
+    center: int
+    fold: str
+
+
+def listed(names: Sequence[str]) -> str:
+    """How many there are, and the first of them: ``7 (a, b, c, d, e, ...)``."""
+    shown = ", ".join(names[:_SHOWN])
+    return f"{len(names)} ({shown}{', ...' if len(names) > _SHOWN else ''})"
+
+
+def read_split(path: Path) -> tuple[Row, ...]:
+    """Read FLamby's split file.
+
+    Args:
+        path: CSV with at least the columns image, target, center and fold; fold is ``train`` or
+            ``test``.
+
+    Returns:
+        Every image of every centre, in the file's order.
+
+    Raises:
+        DataError: TF-204 if there is no such file or it is malformed; TF-207 if a target is not
+            one of the eight classes.
+    """
+    rows: list[Row] = []
+    unknown: list[str] = []
+    for number, values in _csv(path, _COLUMNS, "split file"):
+        try:
+            image, target, center = (
+                values["image"],
+                int(float(values["target"])),
+                int(float(values["center"])),
+            )
+        except (ValueError, OverflowError):
+            raise DataError(
+                f"Expected whole numbers as target and center in line {number} of {path}, but got "
+                f"{values['target']!r} and {values['center']!r}: fetch FLamby's train_test_split again.",
+                code="TF-204",
+            ) from None
+        bare = image and "/" not in image and "\\" not in image and not image.startswith(".")
+        if not bare or values["fold"] not in ("train", "test") or not 0 <= center < NUM_CENTERS:
+            raise DataError(
+                f"Expected an image's name, a center of 0..{NUM_CENTERS - 1} and the fold train or test in "
+                f"line {number} of {path}, but got {image!r}, {center} and {values['fold']!r}: "
+                "fetch FLamby's train_test_split again.",
+                code="TF-204",
+            )
+        if not 0 <= target < len(CLASS_NAMES):
+            unknown.append(f"{image}: {target}")
+        rows.append(Row(image, target, center, values["fold"]))
+    if unknown:
+        raise DataError(
+            f"Expected targets of 0..{len(CLASS_NAMES) - 1} ({', '.join(CLASS_NAMES)}) in {path}, but got "
+            f"others for {listed(unknown)}: these images are of no class that the data set has.",
+            code="TF-207",
+        )
+    doubled = [name for name, times in Counter(row.image for row in rows).items() if times > 1]
+    if doubled:
+        raise DataError(
+            f"Expected each image once in {path}, but these are there again: {listed(doubled)}; "
+            "fetch FLamby's train_test_split again.",
+            code="TF-204",
+        )
+    return tuple(rows)
+
+
+def read_lesions(path: Path) -> dict[str, str]:
+    """The lesion of each image, by image name, from FLamby's ``HAM10000_metadata``.
+
+    Raises:
+        DataError: TF-204 if there is no such file or it lacks a column.
+    """
+    columns = ("lesion_id", "image_id")
+    return {values["image_id"]: values["lesion_id"] for _, values in _csv(path, columns, "lesion file")}
+
+
+def leakage_free(rows: Sequence[Row], lesions: dict[str, str]) -> tuple[Row, ...]:
+    """Without the test images whose lesion has an image in the training fold of any centre."""
+    trained = {lesions[row.image] for row in rows if row.fold == "train" and row.image in lesions}
+    return tuple(row for row in rows if row.fold != "test" or lesions.get(row.image) not in trained)
+
+
+def decode(path: Path) -> NDArray[np.uint8]:
+    """The pixels of an image file: RGB, uint8 (H, W, 3).
+
+    Raises:
+        DataError: TF-205 if it is not there, TF-206 if it cannot be decoded wholly.
+    """
+    from PIL import Image  # only where records are read
+
+    try:
+        with Image.open(path) as image:
+            pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB"), dtype=np.uint8)
+    except FileNotFoundError:
+        raise DataError(f"Expected an image at {path}, but there is none.", code="TF-205") from None
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"Expected a readable image at {path}, but got: {error}.", code="TF-206") from None
+    return pixels
+
+
+class FolderData:
+    """One centre's real records; see ``SiloData``.
+
+    Args:
+        site: what the site says.
+        options: what the job asks.
+
+    Raises:
+        DataError: TF-203, TF-204, TF-207 or TF-208, before any image is read.
+    """
+
+    synthetic = False
+
+    def __init__(self, site: IsicSite, options: IsicOptions) -> None:
+        self.site = site
+        self.options = options
+        self._cache: Any = None
+        self._images = site.root / IMAGES
+        if not self._images.is_dir():
+            raise DataError(
+                f"Expected the images of Fed-ISIC2019 in {self._images}, but there is no such folder: "
+                "name the folder that holds it as `root`, and see that this process may read it.",
+                code="TF-203",
+            )
+        if site.leakage_free_test and site.lesions is None:
+            raise DataError(
+                "Expected `lesions` to name FLamby's HAM10000_metadata, because `leakage_free_test` is on, "
+                "but it is not set.",
+                code="TF-204",
+            )
+        rows = read_split(site.split or site.root / SPLIT)
+        self._lesions = read_lesions(site.lesions) if site.lesions else {}
+        if site.leakage_free_test:
+            rows = leakage_free(rows, self._lesions)
+        self._rows = tuple(row for row in rows if row.center == site.center)
+        for fold in ("train", "test"):
+            if not any(row.fold == fold for row in self._rows):
+                raise DataError(
+                    f"Expected images of centre {site.center} in the {fold} fold, but the split file has "
+                    f"none: it has {_centers(rows, fold)}; correct `center` or `split`.",
+                    code="TF-208",
+                )
+
+    @property
+    def source(self) -> str:
+        """One line for reports."""
+        view = ", leakage-free test" if self.site.leakage_free_test else ""
+        return f"Fed-ISIC2019 records, centre {self.site.center}{view}"
+
+    @cached_property
+    def _folds(self) -> dict[str, tuple[Row, ...]]:
+        train = [row for row in self._rows if row.fold == "train"]
+        labels = np.array([row.target for row in train], dtype=np.int64)
+        held_out = validation_mask(labels, [self._lesions.get(row.image, row.image) for row in train])
+        return {
+            "train": tuple(row for row, out in zip(train, held_out, strict=True) if not out),
+            "validation": tuple(row for row, out in zip(train, held_out, strict=True) if out),
+            "test": tuple(row for row in self._rows if row.fold == "test"),
+        }
+
+    def names(self, fold: Fold) -> tuple[str, ...]:
+        """Names of a fold's images, in record order."""
+        return tuple(row.image for row in self._folds[fold])
+
+    def labels(self, fold: Fold) -> NDArray[np.int64]:
+        """Labels of a fold in record order, (n,)."""
+        return np.array([row.target for row in self._folds[fold]], dtype=np.int64)
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Decode every image of the centre once.
+
+        Raises:
+            DataError: TF-205 missing files, TF-206 unreadable ones, with how many and the first.
+        """
+        names = [row.image for row in self._rows]
+        missing = [name for name in names if not self._path(name).is_file()]
+        if missing:
+            raise DataError(
+                f"Expected {len(names)} images of centre {self.site.center} in {self._images}, but "
+                f"{listed(missing)} are missing: complete the download, or correct `root` or `split`.",
+                code="TF-205",
+            )
+        unreadable: list[str] = []
+        last = time.monotonic()
+        for done, name in enumerate(names):
+            try:
+                decode(self._path(name))
+            except DataError:
+                unreadable.append(name)
+            if progress and time.monotonic() - last >= 5.0:
+                last = time.monotonic()
+                progress(f"read {done + 1} of {len(names)} images")
+        if unreadable:
+            raise DataError(
+                f"Expected {len(names)} readable images of centre {self.site.center} in {self._images}, but "
+                f"{listed(unreadable)} cannot be decoded wholly: copy or preprocess them again.",
+                code="TF-206",
+            )
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
+        """The fold's records: float32 (3, image_size, image_size) and int label."""
+        # Torch costs seconds to import; enrolment counts labels without it.
+        from tightframe.data.records import ImageCache, ImageRecords
+
+        if self._cache is None:
+            self._cache = ImageCache()
+        names = self.names(fold)
+        return ImageRecords(
+            names=names,
+            labels=self.labels(fold),
+            read=partial(_read, tuple(self._path(name) for name in names)),
+            size=self.options.image_size,
+            cache=self._cache,
+            augment_seed=augment_seed,
+        )
+
+    def _path(self, name: str) -> Path:
+        return self._images / f"{name}.jpg"
+
+
+def _read(paths: tuple[Path, ...], index: int) -> NDArray[np.uint8]:
+    return decode(paths[index])
+
+
+def _centers(rows: Sequence[Row], fold: str) -> str:
+    counts = np.bincount([row.center for row in rows if row.fold == fold], minlength=NUM_CENTERS)
+    return ", ".join(f"centre {center}: {count}" for center, count in enumerate(counts))
+
+
+def _csv(path: Path, columns: Sequence[str], what: str) -> list[tuple[int, dict[str, str]]]:
+    """The lines of a CSV file as (line number, values), with these columns present.
+
+    Raises:
+        DataError: TF-204.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            reader = csv.DictReader(stream)
+            lines = [(reader.line_num, values) for values in reader]
+            found = list(reader.fieldnames or [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"Expected FLamby's {what} at {path}, but it cannot be read: {error}.", code="TF-204"
+        ) from None
+    lacking = [column for column in columns if column not in found]
+    short = [
+        str(number)
+        for number, values in lines
+        if any(values[column] is None for column in columns if column in found)
+    ]
+    if lacking or short or not lines:
+        came = f"no column {lacking}" if lacking else f"short lines: {listed(short)}" if short else "no line"
+        raise DataError(
+            f"Expected FLamby's {what} at {path} with the columns {list(columns)}, but got {came}: "
+            "fetch it again.",
+            code="TF-204",
+        )
+    return lines
+
+
+def open_folder(site: IsicSite, options: IsicOptions) -> FolderData:
+    """The records of a configured site."""
+    return FolderData(site, options)

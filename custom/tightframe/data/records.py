@@ -1,0 +1,101 @@
+"""Images as torch data sets, with a bounded cache of decoded pixels. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from tightframe.data import transforms
+from tightframe.data.isic import shorter_side
+from tightframe.phases import stream_seed
+
+CACHE_BYTES = 256 * 2**20
+
+
+class ImageCache:
+    """Decoded images by name, within one process and up to a number of bytes.
+
+    A small fold at 48 pixels fits wholly, and then an epoch decodes nothing. When the limit is
+    reached nothing more is kept and nothing is dropped: an epoch visits every image once, so
+    that dropping the oldest would make every look-up miss.
+
+    Args:
+        limit: bytes of pixels kept at most.
+    """
+
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self.limit = limit
+        self.used = 0
+        self._images: dict[str, torch.Tensor] = {}
+
+    def get(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The image of that name, made on first use: uint8 (3, H, W), not to be written to."""
+        found = self._images.get(name)
+        if found is None:
+            found = make()
+            if self.used + found.nbytes <= self.limit:
+                self._images[name] = found
+                self.used += found.nbytes
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        """A worker process starts with an empty cache instead of a copied one."""
+        return {"limit": self.limit, "used": 0, "_images": {}}
+
+
+class ImageRecords(Dataset[tuple[torch.Tensor, int]]):
+    """Map-style data set of (float32 (3, size, size), int label).
+
+    Args:
+        names: of the records, unique in the cache.
+        labels: int64 (n,).
+        read: RGB pixels of record i, uint8 (H, W, 3).
+        size: side of the square that the model sees, in pixels.
+        cache: shared by the folds of a silo.
+        augment_seed: None gives the evaluation view; otherwise record i is transformed with
+            randomness from (augment_seed, i) only.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        labels: NDArray[np.int64],
+        read: Callable[[int], NDArray[np.uint8]],
+        size: int,
+        cache: ImageCache,
+        augment_seed: int | None = None,
+    ) -> None:
+        if len(names) != len(labels):
+            raise ValueError(f"Expected one label a record, but got {len(labels)} for {len(names)}.")
+        self.names = tuple(names)
+        self.labels = labels
+        self.size = size
+        self.augment_seed = augment_seed
+        self._read = read
+        self._cache = cache
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def image(self, index: int) -> torch.Tensor:
+        """Pixels of a record before cropping: uint8 (3, H, W), shorter side as for ``size``."""
+
+        def make() -> torch.Tensor:
+            pixels = torch.from_numpy(self._read(index).copy()).permute(2, 0, 1).contiguous()
+            return transforms.resize_shorter(pixels, shorter_side(self.size))
+
+        return self._cache.get(self.names[index], make)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"Expected an index below {len(self)}, but got {index}.")
+        pixels = self.image(index)
+        label = int(self.labels[index])
+        if self.augment_seed is None:
+            return transforms.evaluation(pixels, self.size), label
+        generator = torch.Generator().manual_seed(stream_seed(self.augment_seed, index))
+        return transforms.training(pixels, self.size, generator), label
