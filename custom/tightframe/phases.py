@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import torch
     from pydantic import BaseModel
 
-    Tensors: TypeAlias = Mapping[str, "torch.Tensor"]
 
+Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
+"""Tensors by name."""
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 from tightframe import training
 from tightframe.data.base import class_counts
 from tightframe.errors import TrainingError
+from tightframe.model_update import received_model
 from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
 from tightframe.rounds import codec, evaluation
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
@@ -110,8 +112,6 @@ class Contributor:
         self._device = choose_device((session.entry or SiteEntry()).device)
         state_root = session.run_dir
         if session.entry is not None and session.entry.state_dir is not None:
-            from pathlib import Path
-
             state_root = Path(session.entry.state_dir) / session.job.sha256()[:16]
         self._store = SiloStateStore(state_root / "silo_state" / session.name, session.name)
 
@@ -156,7 +156,7 @@ class Contributor:
         return phases[index]
 
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
-        model = silo.load(model_part(received))
+        model = silo.load(received_model(received))
         return self._count(silo, model)
 
     def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -171,7 +171,7 @@ class Contributor:
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""
         run_dir, names = self._session.run_dir, self._setup.dataset.class_names
-        sha256 = save_tensors(run_dir / "model.safetensors", model_part(received), mode=0o600)
+        sha256 = save_tensors(run_dir / "model.safetensors", received_model(received), mode=0o600)
         report: dict[str, Any] = {
             "silo": silo.name,
             "data": self._session.data.source,
@@ -197,13 +197,13 @@ class Contributor:
         """Train from the same start on this silo's records alone, by plain cross-entropy."""
         setup = self._setup
         model = silo.load(setup.method.init_server(setup.setting, setup.job.seed).model)
-        silo.fit(model, [training.cross_entropy_stage(setup.setting.local, epochs=epochs)])
+        stage = training.Stage(
+            terms=(training.cross_entropy(),),
+            optimizer=training.OptimizerSettings.of(setup.setting.local),
+            epochs=epochs,
+        )
+        silo.fit(model, [stage])
         return evaluation.local_metrics(self._count(silo, model), setup.dataset.class_names)
-
-
-def model_part(received: Tensors) -> dict[str, torch.Tensor]:
-    """The global model in a broadcast, without its prefix."""
-    return {name[6:]: value for name, value in received.items() if name.startswith("model/")}
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -18,6 +18,7 @@ import torch
 
 from tightframe import __version__
 from tightframe.errors import ContributionError, RunError, TightframeError
+from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
 from tightframe.rounds import checkpoint, codec, evaluation, outcome
@@ -203,7 +204,7 @@ class Coordinator:
     def _close(self, transport: Transport, state: ServerState) -> None:
         """Evaluate the last model everywhere and leave it at the silos."""
         schema = self.setup.evaluation_schema()
-        broadcast = {f"model/{name}": value for name, value in state.model.items()}
+        broadcast = broadcast_model(state.model)
         index = 10_000  # a place of its own among the sums of the last round
         row, totals = self._collect(
             transport, schema, broadcast, "closing", self.setup.job.rounds, index, evaluate=True
@@ -289,8 +290,7 @@ class Coordinator:
         value = row.evaluation["validation"].get("balanced_accuracy")
         if value is not None and (self.best is None or value > self.best[0]):
             self.best = (value, row.round)
-            model = {name[6:]: tensor for name, tensor in broadcast.items() if name.startswith("model/")}
-            checkpoint.save_tensors(self.folder / "best_model.safetensors", model)
+            checkpoint.save_tensors(self.folder / "best_model.safetensors", received_model(broadcast))
 
     def _too_few(self, where: str, failed: Mapping[str, str], got: int) -> RunError:
         named = ", ".join(f"{site}: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"

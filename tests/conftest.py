@@ -1,0 +1,30 @@
+"""Shared by all tests: where real data lie, and one thread of torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Two cores are shared by everything that the tests start."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of the real records, which are not part of the project."""
+    path = Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip(f"no real data: {path} does not exist (set TIGHTFRAME_TEST_DATA)")
+    return path

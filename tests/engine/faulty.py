@@ -1,0 +1,56 @@
+"""An executor that fails as it is told, at one site in one round. Used by the fault tests only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from tightframe.flare.executor import SiloExecutor
+from tightframe.flare.transport import MESSAGE
+
+
+class FaultyExecutor(SiloExecutor):
+    """``fault`` = {"site": [names], "round": 1, "kind": "raise" | "nan" | "late" | "killed"}."""
+
+    def __init__(self, fault: dict[str, Any], **job: Any) -> None:
+        super().__init__(**job)
+        self._fault = fault
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        here = fl_ctx.get_identity_name() in self._fault["site"]
+        message = shareable.get(MESSAGE) or {}
+        if here and task_name == "contribute" and message.get("round") == self._fault["round"]:
+            kind = self._fault["kind"]
+            if kind == "raise":
+                raise RuntimeError("the disk is on fire, patient 4711 is affected")
+            if kind == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "late":
+                time.sleep(self._fault["seconds"])
+            if kind == "nan":
+                return self._poisoned(task_name, shareable, fl_ctx, abort_signal)
+        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+
+    def _poisoned(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Train as always, on records that are not numbers."""
+        import torch
+
+        session = self._session or self._open(fl_ctx)
+        self._session = session
+        records = session.data.records
+
+        def broken(fold: Any, *, augment_seed: int | None = None) -> Any:
+            good = records(fold, augment_seed=augment_seed)
+            return [(torch.full_like(good[i][0], float("nan")), good[i][1]) for i in range(len(good))]
+
+        session.data.records = broken  # type: ignore[method-assign]
+        try:
+            return super().execute(task_name, shareable, fl_ctx, abort_signal)
+        finally:
+            session.data.records = records  # type: ignore[method-assign]

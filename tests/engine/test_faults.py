@@ -1,0 +1,83 @@
+"""A silo that fails is left out and named; too few silos end the run with the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("raise", "TF-503"), ("nan", "TF-301"), ("late", "TF-502"), ("killed", "TF-502")]
+)
+def test_the_run_goes_on_with_five_silos_and_says_so(
+    export: Callable[..., Path], simulate: Callable[..., Any], kind: str, code: str
+) -> None:
+    fault = {"site": ["site-4"], "round": 1, "kind": kind, "seconds": 40}
+    patience = {"late": 25, "killed": 25}.get(kind, 120)
+    run = simulate(export(fault=fault, changes={"site_timeout": patience}), threads=6)
+    assert run.code == 0, run.output
+    five = ["site-1", "site-2", "site-3", "site-5", "site-6"]
+    first = next(row for row in run.rows if row["round"] == 1 and row["kind"] == "train")
+    assert first["silos"] == five and first["dropped"] == {"site-4": code}
+    assert f"without site-4 ({code})" in run.output
+    assert f"site-4 was left out of round 1: {code}" in run.output
+    second = next(row for row in run.rows if row["round"] == 2 and row["kind"] == "train")
+    if kind == "killed":
+        assert second["silos"] == five
+    else:
+        assert second["silos"] == sorted([*five, "site-4"]), "it is back in the next round"
+    assert run.outcome["trained"] is True
+    for path in run.server.rglob("*"):
+        if path.is_file() and path.suffix in (".json", ".jsonl"):
+            assert "4711" not in path.read_text(errors="replace")
+
+
+def test_fewer_than_the_minimum_end_the_run_and_are_named(
+    export: Callable[..., Path], simulate: Callable[..., Any]
+) -> None:
+    fault = {"site": ["site-2", "site-5"], "round": 1, "kind": "raise"}
+    run = simulate(export(fault=fault), threads=6)
+    assert run.code != 0
+    assert "TF-501" in run.output and "at least 5, but got 4" in run.output
+    assert "site-2: TF-503" in run.output and "site-5: TF-503" in run.output
+    assert "NOT TRAINED" in run.output
+    assert run.outcome["trained"] is False
+
+
+def test_missing_data_is_an_error_before_any_training(
+    export: Callable[..., Path], simulate: Callable[..., Any], tmp_path: Path
+) -> None:
+    sites = {
+        f"site-{i}": {"data": {"fed_isic2019": {"root": str(tmp_path / "nowhere"), "center": i - 1}}} for i in (1, 2, 3)
+    }
+    run = simulate(export(sites=3), threads=3, site_config={"sites": sites})
+    assert run.code != 0
+    assert "TF-203" in run.output and "site-1 refused" in run.output and "nowhere" in run.output
+    assert not (run.server / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [("bogus", 1, "bogus"), ("rounds", "four", "rounds"), ("method_options", {"mu": 1.0}, "method_options.mu")],
+)
+def test_a_bad_job_is_an_error_before_any_training(
+    export: Callable[..., Path], simulate: Callable[..., Any], key: str, value: Any, named: str
+) -> None:
+    import json
+
+    folder = export(sites=2, changes={"min_sites": 2})
+    for name in ("server", "client"):
+        path = folder / "app" / "config" / f"config_fed_{name}.json"
+        config = json.loads(path.read_text())
+        place = config["workflows"][0] if name == "server" else config["executors"][0]["executor"]
+        place["args"][key] = value
+        path.write_text(json.dumps(config))
+    run = simulate(folder, threads=2)
+    assert run.code != 0
+    assert "TF-101" in run.output and named in run.output
+    assert not (run.server / "metrics.jsonl").exists()

@@ -1,0 +1,73 @@
+"""Files survive a crash; a silo's state is committed on evidence only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tightframe.errors import RunError
+from tightframe.phases import ServerState
+from tightframe.rounds import checkpoint
+from tightframe.rounds.checkpoint import SiloStateStore
+from tightframe.rounds.summation import SumId
+
+STATE = ServerState({"w": torch.arange(6.0).reshape(2, 3)}, {"prototypes": torch.ones(2, 2)})
+
+
+def test_state_comes_back_whole(tmp_path: Path) -> None:
+    checkpoint.save_state(tmp_path, STATE, round_number=3, job_sha256="abc")
+    state, described = checkpoint.load_state(tmp_path)
+    assert described["after_round"] == 3
+    assert torch.equal(state.model["w"], STATE.model["w"])
+    assert torch.equal(state.extra["prototypes"], STATE.extra["prototypes"])
+
+
+def test_torn_checkpoint_is_named(tmp_path: Path) -> None:
+    checkpoint.save_state(tmp_path, STATE, round_number=3, job_sha256="abc")
+    checkpoint.save_tensors(tmp_path / "checkpoint.safetensors", {"model/w": torch.zeros(1)})
+    with pytest.raises(RunError, match="TF-507"):
+        checkpoint.load_state(tmp_path)
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    checkpoint.write_atomically(path, b"old")
+
+    def crash(*_: object) -> None:
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="power cut"):
+        checkpoint.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_silo_state_is_committed_only_when_its_term_was_opened(tmp_path: Path) -> None:
+    store = SiloStateStore(tmp_path, "a")
+    store.settle({})
+    assert store.committed() == {}
+
+    store.propose(SumId(1, 0), {"c": torch.tensor([1.0])})
+    assert store.committed() == {}, "a proposal is not a state"
+    store.settle({"1/0/0": ["a", "b"]})
+    assert store.committed()["c"].tolist() == [1.0]
+
+    store.propose(SumId(2, 0), {"c": torch.tensor([2.0])})
+    store.settle({"2/0/0": ["b"]})
+    assert store.committed()["c"].tolist() == [1.0], "opened without this silo: dropped"
+
+    store.propose(SumId(3, 0), {"c": torch.tensor([3.0])})
+    store.settle({"2/0/0": ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "another sum is no evidence"
+    store.settle({"3/0/0": ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "what was dropped stays dropped"
+
+
+def test_silo_state_is_private(tmp_path: Path) -> None:
+    store = SiloStateStore(tmp_path / "state", "a")
+    store.propose(SumId(1, 0), {"c": torch.tensor([1.0])})
+    assert (tmp_path / "state" / "proposed.safetensors").stat().st_mode & 0o077 == 0

@@ -1,0 +1,66 @@
+"""A job's values are validated as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tightframe.errors import JobError
+from tightframe.rounds.job import parse_job
+from tightframe.rounds.setup import prepare
+
+
+def test_all_problems_come_at_once(small: dict[str, Any]) -> None:
+    small |= {"bogus": 1, "rounds": "4", "training": {"epochs": 0, "lr": 1.0}, "seed": -1}
+    with pytest.raises(JobError) as caught:
+        parse_job(small)
+    text = str(caught.value)
+    assert caught.value.code == "TF-101"
+    for key in ("bogus", "rounds", "training.epochs", "training.lr", "seed"):
+        assert key in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"method": "fedxyz", "model": "huge", "dataset": "nothing"}, ["method", "model", "dataset", "fedmr"]),
+        ({"method_options": {"mu": 1.0}}, ["method_options.mu"]),
+        ({"method": "fedmr", "method_options": {"intra_form": "other", "mu_inter": -1}}, ["intra_form", "mu_inter"]),
+        ({"dataset_options": {"image_size": 48, "root": "/etc"}}, ["dataset_options.root"]),
+        ({"model_options": {"widths": "wide"}}, ["model_options.widths"]),
+    ],
+)
+def test_names_and_options_are_checked(small: dict[str, Any], changes: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(JobError) as caught:
+        prepare(small | changes)
+    for word in named:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_sites": 4},
+        {"sites": ["a", "a", "b"]},
+        {"prototype_sites": ["elsewhere"]},
+        {"sites": ["../up", "site-2"]},
+        {"job_name": "a/b"},
+        {"training": {"learning_rate": float("nan")}},
+        {"update_norm": 0.0},
+        {"summation": "fast"},
+    ],
+)
+def test_values_that_make_no_sense_are_refused(small: dict[str, Any], changes: dict[str, Any]) -> None:
+    with pytest.raises(JobError):
+        parse_job(small | changes)
+
+
+def test_hash_depends_on_every_value(small: dict[str, Any]) -> None:
+    first = parse_job(small)
+    assert first.sha256() == parse_job(dict(reversed(small.items()))).sha256()
+    assert first.sha256() != parse_job(small | {"seed": 4}).sha256()
+
+
+def test_roster_is_sorted(small: dict[str, Any]) -> None:
+    assert parse_job(small | {"sites": ["b", "a", "c"]}).roster == ("a", "b", "c")

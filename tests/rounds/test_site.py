@@ -1,0 +1,83 @@
+"""The site's own configuration: all errors at once, no silent fallback in production."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightframe.errors import SiteConfigError
+from tightframe.rounds.job import parse_job
+from tightframe.rounds.site import open_data, parse_site_file, server_entry, site_entry
+
+
+def _write(folder: Path, values: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "tightframe.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_without_a_file_the_simulator_has_a_twin_and_production_refuses(tmp_path: Path, small: dict[str, Any]) -> None:
+    assert site_entry(tmp_path, "site-1", production=False) is None
+    assert open_data(parse_job(small), "site-1", None).synthetic
+    with pytest.raises(SiteConfigError, match="TF-201.*tightframe.json"):
+        site_entry(tmp_path, "site-1", production=True)
+
+
+def test_one_file_maps_all_sites(tmp_path: Path) -> None:
+    folder = _write(
+        tmp_path,
+        {
+            "sites": {
+                "site-1": {"data": {"fed_isic2019": {"root": "/x", "center": 3}}, "device": "cpu"},
+                "site-2": {"data": {"fed_isic2019": {"root": "/x", "center": 5}}, "offer_prototypes": False},
+            },
+            "server": {"initial_model": "/x/start.safetensors"},
+        },
+    )
+    first = site_entry(folder, "site-1", production=False)
+    second = site_entry(folder, "site-2", production=False)
+    assert first is not None and second is not None
+    assert first.data["fed_isic2019"]["center"] == 3
+    assert first.offer_prototypes and not second.offer_prototypes
+    assert server_entry(folder).initial_model == "/x/start.safetensors"
+    with pytest.raises(SiteConfigError, match="site-3"):
+        site_entry(folder, "site-3", production=False)
+
+
+def test_all_problems_are_listed() -> None:
+    values = {
+        "sites": {
+            "site-1": {"data": {"fed_isic2019": {"root": "/x", "center": 9}}, "devise": "cpu"},
+            "site-2": {"loader_workers": -1},
+        },
+        "servers": {},
+    }
+    with pytest.raises(SiteConfigError) as caught:
+        parse_site_file(values)
+    for part in ("devise", "loader_workers", "servers"):
+        assert part in str(caught.value)
+    del values["servers"], values["sites"]["site-1"]["devise"], values["sites"]["site-2"]  # type: ignore[attr-defined]
+    with pytest.raises(SiteConfigError, match=r"sites\.site-1\.data\.fed_isic2019\.center"):
+        parse_site_file(values)
+
+
+def test_production_needs_a_state_dir(tmp_path: Path) -> None:
+    folder = _write(tmp_path, {"data": {"fed_isic2019": {"root": "/x", "center": 0}}})
+    with pytest.raises(SiteConfigError, match="state_dir"):
+        site_entry(folder, "site-1", production=True)
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tightframe.json").write_text("{")
+    with pytest.raises(SiteConfigError, match="TF-202"):
+        site_entry(tmp_path, "site-1", production=False)
+
+
+def test_a_configured_site_never_falls_back_to_the_twin(tmp_path: Path, small: dict[str, Any]) -> None:
+    folder = _write(tmp_path, {"sites": {"site-1": {"device": "cpu"}}})
+    entry = site_entry(folder, "site-1", production=False)
+    with pytest.raises(SiteConfigError, match="TF-201"):
+        open_data(parse_job(small), "site-1", entry)

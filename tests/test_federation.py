@@ -1,0 +1,248 @@
+"""A whole run in one process: reproducible, k of n, files, best round, silo state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tightframe import federation
+from tightframe.errors import DataError, JobError, RunError, TrainingError
+from tightframe.rounds.coordinator import Coordinator, Message
+from tightframe.rounds.job import JobConfig, parse_job
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import SiloSession
+
+SMALL: dict[str, Any] = {
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 16},
+    "model_options": {"widths": [8, 8, 8]},
+    "seed": 3,
+    "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
+}
+SILOS = ["site-2", "site-3", "site-4", "site-5"]
+
+
+def _models_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Result, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    return federation.run("fedmr", SILOS, 2, folder=folder, **SMALL), folder
+
+
+def test_same_seed_same_model_other_seed_other_model(finished: tuple[federation.Result, Path]) -> None:
+    first = finished[0].state.model
+    assert _models_equal(first, federation.run("fedmr", SILOS, 2, **SMALL).state.model)
+    assert not _models_equal(first, federation.run("fedmr", SILOS, 2, **(SMALL | {"seed": 4})).state.model)
+
+
+def test_files_of_the_server(finished: tuple[federation.Result, Path]) -> None:
+    result, folder = finished
+    server = folder / "server"
+    assert _models_equal(load_file(server / "model.safetensors"), dict(sorted(result.state.model.items())))
+    card = json.loads((server / "model.json").read_text())
+    assert card["synthetic"] is True and "SYNTHETIC" in card["data"]
+    assert card["best_round_by_validation"] in (1, 2)
+    rows = [json.loads(line) for line in (server / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["kind"]) for row in rows] == [(0, "start"), (1, "train"), (2, "train"), (2, "closing")]
+    for row in rows[:3]:
+        assert 0 <= row["balanced_accuracy"] <= 1 and 0 <= row["auroc"] <= 1
+        assert set(row["recall"]) == {"MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"}
+    assert rows[1]["training"]["loss"] > 0 and rows[1]["bytes_up"] > 0 and rows[1]["silos"] == SILOS
+    validation = [row["evaluation"]["validation"]["balanced_accuracy"] for row in rows[1:3]]
+    assert card["best_round_by_validation"] == int(np.argmax(validation)) + 1
+    best = load_file(server / "best_model.safetensors")
+    if card["best_round_by_validation"] == 2:
+        assert _models_equal(best, dict(sorted(result.state.model.items())))
+    else:
+        assert not _models_equal(best, dict(sorted(result.state.model.items())))
+
+
+def test_files_of_a_silo(finished: tuple[federation.Result, Path]) -> None:
+    result, folder = finished
+    report = json.loads((folder / "site-2" / "local_report.json").read_text())
+    assert _models_equal(
+        load_file(folder / "site-2" / "model.safetensors"), dict(sorted(result.state.model.items()))
+    )
+    assert report["local_only"] is None
+    assert report["global"]["test"]["records"] == sum(report["records"]["test"].values())
+    assert (folder / "site-2" / "local_report.json").stat().st_mode & 0o077 == 0
+
+
+def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation.Result, Path]) -> None:
+    """The evaluation through sums equals the evaluation of the final model on all test records."""
+    from sklearn.metrics import accuracy_score, balanced_accuracy_score
+    from tightframe.data import get
+
+    result, _ = finished
+    spec = get("fed_isic2019")
+    options = spec.options.model_validate({"image_size": 16})
+    setup = prepare(parse_job({"job_name": "x", "method": "fedmr", "model": "small_cnn", "sites": SILOS,
+                               "min_sites": 4, "rounds": 2, **SMALL}))
+    model = setup.setting.build_model()
+    model.load_state_dict(dict(result.state.model))
+    model.eval()
+    truth, predicted = [], []
+    for centre in range(len(SILOS)):
+        records = spec.twin(centre, options).records("test")  # type: ignore[misc]
+        for i in range(len(records)):  # type: ignore[arg-type]
+            x, y = records[i]
+            truth.append(int(y))
+            predicted.append(int(model(x[None]).argmax()))
+    evaluation = result.outcome.final()
+    assert evaluation is not None
+    assert evaluation["test"]["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
+    assert evaluation["test"]["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, predicted))
+
+
+def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None:
+    """One round over all silos equals averaging one-silo runs by their numbers of records."""
+    together = federation.run("fedavg", SILOS, 1, **SMALL)
+    weights = together.outcome.rows[1]
+    job = parse_job({"job_name": "x", "method": "fedavg", "model": "small_cnn", "sites": SILOS,
+                     "min_sites": 1, "rounds": 1, **SMALL})
+    alone: dict[str, Mapping[str, torch.Tensor]] = {}
+    sizes: dict[str, float] = {}
+    for site in SILOS:
+        transport = _Failing(job, {other: RunError("off", code="TF-503") for other in SILOS if other != site})
+        coordinator = Coordinator(prepare(job), tmp_path / site)
+        alone[site] = coordinator.run(transport).state.model
+        sizes = dict(coordinator.weights)
+    assert len(weights.silos) == len(SILOS)
+    total = sum(sizes.values())
+    for name, value in together.state.model.items():
+        expected = sum(alone[site][name].double() * sizes[site] / total for site in SILOS)
+        torch.testing.assert_close(value.double(), expected, rtol=0, atol=5e-7)
+
+
+class _Failing(federation.LocalTransport):
+    """Some silos fail in ``contribute``; from a given round on, or in all."""
+
+    def __init__(self, job: JobConfig, errors: Mapping[str, Exception], rounds: tuple[int, ...] | None = None) -> None:
+        import logging
+        import tempfile
+
+        folder = Path(tempfile.mkdtemp())
+        sessions = {s: SiloSession(s, job, entry=None, run_dir=folder / s) for s in job.roster}
+        super().__init__(sessions, logging.getLogger("test"))
+        self._errors, self._rounds = errors, rounds
+        self.job = job
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
+        kept = dict(requests)
+        failed = {}
+        if task == "contribute":
+            for site, error in self._errors.items():
+                number = next(iter(requests.values()))["round"]
+                kind = next(iter(requests.values()))["kind"]
+                if self._rounds is None or (number in self._rounds and kind == "train"):
+                    kept.pop(site, None)
+                    failed[site] = getattr(error, "code", "TF-503")
+        return {**super().exchange(task, kept, accept), **failed}
+
+
+def _job(**changes: Any) -> JobConfig:
+    return parse_job(
+        {"job_name": "x", "method": "fedmr", "model": "small_cnn", "sites": SILOS, "min_sites": 3, "rounds": 2}
+        | SMALL | changes
+    )
+
+
+def test_a_round_goes_on_without_a_silo_and_it_comes_back(tmp_path: Path) -> None:
+    job = _job()
+    transport = _Failing(job, {"site-3": TrainingError("nan")}, rounds=(1,))
+    result = Coordinator(prepare(job), tmp_path).run(transport)
+    rows = result.outcome.rows
+    assert rows[1].dropped == {"site-3": "TF-301"} and "site-3" not in rows[1].silos
+    assert rows[2].dropped == {} and "site-3" in rows[2].silos
+    assert "site-3 was left out of round 1: TF-301" in result.outcome.screen()
+
+
+def test_fewer_than_the_minimum_end_the_run_with_names(tmp_path: Path) -> None:
+    job = _job()
+    transport = _Failing(job, {"site-3": TrainingError("nan"), "site-5": RunError("late", code="TF-502")}, rounds=(2,))
+    with pytest.raises(RunError, match=r"round 2.*at least 3.*got 2.*site-3: TF-301.*site-5: TF-502") as caught:
+        Coordinator(prepare(job), tmp_path).run(transport)
+    assert caught.value.code == "TF-501"
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["trained"] is False and outcome["rounds_done"] == 1
+    assert (tmp_path / "checkpoint.safetensors").is_file(), "what was trained until then is kept"
+
+
+def test_a_silo_that_refuses_at_enrolment_ends_the_run_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = _job()
+    transport = _Failing(job, {})
+
+    def broken(*_: object) -> None:
+        raise DataError("17 images are missing", code="TF-205")
+
+    monkeypatch.setattr(transport._sessions["site-4"].data, "check", broken)
+    with pytest.raises(RunError, match="before any training, site-4 refused: TF-205"):
+        Coordinator(prepare(job), tmp_path).run(transport)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_another_job_at_a_silo_is_refused(tmp_path: Path) -> None:
+    transport = _Failing(_job(seed=5), {})
+    with pytest.raises(RunError, match="TF-505"):
+        Coordinator(prepare(_job()), tmp_path).run(transport)
+
+
+def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(tmp_path: Path) -> None:
+    job = _job()
+    secret = "patient 4711"
+    result = Coordinator(prepare(job), tmp_path).run(_Failing(job, {"site-3": RuntimeError(secret)}, rounds=(1,)))
+    assert result.outcome.rows[1].dropped == {"site-3": "TF-503"}
+    for path in tmp_path.iterdir():
+        assert secret.encode() not in path.read_bytes()
+
+
+def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:
+    all_in = federation.run("fedmr", SILOS, 1, **SMALL)
+    without = federation.run("fedmr", SILOS, 1, prototype_sites=SILOS[:2], **SMALL)
+    assert _models_equal(all_in.state.model, without.state.model), "round 1 trains without prototypes"
+    assert not torch.equal(all_in.state.extra["prototypes"], without.state.extra["prototypes"])
+
+
+def test_local_only_baseline_is_reported_at_the_silo(tmp_path: Path) -> None:
+    federation.run("fedavg", SILOS[:2], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
+    report = json.loads((tmp_path / "site-2" / "local_report.json").read_text())
+    assert report["local_only"]["epochs"] == 1
+    assert report["local_only"]["test"]["records"] == report["global"]["test"]["records"]
+    assert report["local_only"]["test"]["loss"] != report["global"]["test"]["loss"]
+
+
+def test_pretrained_start_is_used_and_its_hash_recorded(tmp_path: Path, finished: tuple[Any, Path]) -> None:
+    import hashlib
+
+    start = finished[1] / "server" / "model.safetensors"
+    job = _job(rounds=1)
+    federation.run_job(job, folder=tmp_path, initial_model=str(start))
+    card = json.loads((tmp_path / "server" / "model.json").read_text())
+    assert card["initial_model"]["sha256"] == hashlib.sha256(start.read_bytes()).hexdigest()
+    rows = [json.loads(line) for line in (tmp_path / "server" / "metrics.jsonl").read_text().splitlines()]
+    finished_rows = finished[0].outcome.rows
+    assert rows[0]["balanced_accuracy"] == finished_rows[2].as_json()["balanced_accuracy"]
+
+
+def test_update_norm_bounds_the_update() -> None:
+    start = federation.run("fedavg", SILOS, 1, **SMALL, update_norm=1e-9).state.model
+    short = federation.run("fedavg", SILOS, 1, **SMALL, update_norm=0.1).state.model
+    moved = torch.cat([(short[name] - start[name]).double().reshape(-1) for name in short])
+    assert 0.0 < float(moved.norm()) <= 0.1 * (1 + 2**-10) + 1e-6
+
+
+def test_wrong_values_are_named() -> None:
+    with pytest.raises(JobError, match="bogus"):
+        federation.run("fedavg", SILOS, 1, bogus=1, **SMALL)
