@@ -122,6 +122,18 @@ def test_bounds_are_reached_and_shrink_with_the_bins() -> None:
     assert max(bounds[2]) < 0.01
 
 
+def test_precision_may_also_be_too_high() -> None:
+    # All negatives above two positives that share a bin but not a score.
+    truth = np.array([0, 0, 0, 0, 0, 1, 1])
+    second = np.array([0.9, 0.9, 0.9, 0.9, 0.9, 0.2, 0.3])
+    histogram = metrics.score_histogram(np.stack([1 - second, second], axis=1), truth, 2)
+    binned = metrics.average_precision(histogram)[1]
+    raw = oracle.average_precision_score(truth, second)
+    assert binned == pytest.approx(2 / 7)
+    assert raw == pytest.approx((1 / 6 + 2 / 7) / 2)
+    assert binned - raw <= metrics.average_precision_error_bound(histogram)[1] == pytest.approx(2 / 7 - 1 / 6)
+
+
 def test_counts_of_many_silos_add_up() -> None:
     rng = np.random.default_rng(1)
     scores = rng.dirichlet(np.ones(4), 300)
