@@ -12,7 +12,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from tightframe.flare.executor import SiloExecutor
-from tightframe.flare.transport import MESSAGE
+from tightframe.flare.wire import MESSAGE
 
 
 class FaultyExecutor(SiloExecutor):

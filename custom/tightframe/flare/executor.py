@@ -6,6 +6,7 @@ imported by the tasks that train only.
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
 from tightframe.errors import TightframeError
-from tightframe.flare.transport import CODE, MESSAGE
+from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.job import parse_job
 from tightframe.rounds.silo import SiloSession, failure_code
 from tightframe.rounds.site import site_entry
@@ -32,6 +34,7 @@ class SiloExecutor(Executor):
         self._session: SiloSession | None = None
         self._one_at_a_time = threading.Lock()
         self._abort_signal: Signal | None = None
+        _quieten_simulator_worker()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; every failure becomes a return code and a named reason.
@@ -71,3 +74,19 @@ def _failure(error: BaseException) -> Shareable:
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply[CODE] = failure_code(error)
     return reply
+
+
+def _quieten_simulator_worker() -> None:
+    """Keep the simulator's worker off a *concise* console; log files keep everything.
+
+    The worker script runs as ``__main__``, which the engine's concise filter takes for an
+    application, and says three lines for every task of every silo.
+    """
+    for handler in logging.getLogger().handlers:
+        if any(isinstance(item, ConciseLogFilter) for item in handler.filters):
+            handler.addFilter(_not_the_worker)
+
+
+def _not_the_worker(record: logging.LogRecord) -> bool:
+    name = getattr(record, "fullName", record.name)
+    return record.levelno > logging.INFO or not name.startswith("__main__.")

@@ -23,11 +23,10 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import RunError, TightframeError
+from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.coordinator import Accept, Message
 from tightframe.rounds.silo import failure_code
 
-MESSAGE = "tightframe.message"
-CODE = "tightframe.code"
 POLL_SECONDS = 0.05
 LATE, FAILED, ABORTED = "TF-502", "TF-503", "TF-504"
 

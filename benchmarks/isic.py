@@ -1,0 +1,213 @@
+"""Local-only, FedAvg and FedMR on the real HAM four-centre subset, several seeds.
+
+All silos in one process, the papers' small CNN at 32 or 64 px on a CPU. Prints a table (mean and
+spread over seeds, paired differences) and writes everything, each seed's values included, as JSON.
+Results on this subset are called "HAM four-centre subset", never "Fed-ISIC2019".
+
+    python benchmarks/isic.py --seeds 3 --size 32 --out isic.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tightframe import data, federation
+from tightframe.data.base import SiloData
+from tightframe.rounds import evaluation
+from tightframe.rounds.contribution import LocalSilo
+from tightframe.rounds.job import JobConfig, parse_job
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import SiloSession
+from tightframe.training import OptimizerSettings, Stage, cross_entropy
+
+CENTRES = (1, 2, 3, 5)
+DEFAULT_DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
+FEDMR_GRID = ({"mu_intra": 1e-6, "mu_inter": 1e-2}, {"mu_intra": 1e-5, "mu_inter": 1e-2})
+
+
+def silos(root: Path, size: int) -> dict[str, SiloData]:
+    """The four centres' records."""
+    spec = data.get("fed_isic2019")
+    options = spec.options.model_validate({"image_size": size})
+    folder = str(root / "fed_isic_ham")
+    return {
+        f"centre-{centre}": spec.open(spec.site.model_validate({"root": folder, "center": centre}), options)
+        for centre in CENTRES
+    }
+
+
+def make_job(method: str, options: dict[str, Any], arguments: argparse.Namespace, seed: int) -> JobConfig:
+    """The same training for every method."""
+    return parse_job(
+        {
+            "job_name": f"{method}-ham",
+            "method": method,
+            "method_options": options,
+            "dataset": "fed_isic2019",
+            "dataset_options": {"image_size": arguments.size},
+            "model": "small_cnn",
+            "sites": [f"centre-{centre}" for centre in CENTRES],
+            "min_sites": len(CENTRES),
+            "rounds": arguments.rounds,
+            "seed": seed,
+            "training": {
+                "epochs": arguments.epochs,
+                "batch_size": arguments.batch_size,
+                "learning_rate": arguments.learning_rate,
+            },
+        }
+    )
+
+
+def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
+    """Metrics of the last model on all silos' test and validation folds."""
+    started = time.monotonic()
+    result = federation.run_job(job, data=records)
+    final = result.outcome.final()
+    assert final is not None  # nothing drops out in one process
+    return _row(final) | {
+        "seconds_a_round": (time.monotonic() - started) / job.rounds,
+        "course": [row.evaluation["test"]["balanced_accuracy"] for row in result.outcome.rows if row.evaluation],
+    }
+
+
+def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[str, Any]]:
+    """Each centre alone, as many epochs in all; its model on everybody's test folds."""
+    setup = prepare(job)
+    rows: dict[str, dict[str, Any]] = {}
+    views = {}
+    for site in job.roster:
+        session = SiloSession(site, job, entry=None, run_dir=Path(), data=records[site])
+        views[site] = LocalSilo(session, setup, torch.device("cpu"), 0)
+    for site, silo in views.items():
+        state = setup.method.init_server(setup.setting, job.seed)
+        model = silo.load(state.model)
+        optimizer = OptimizerSettings.of(job.training)
+        epochs = job.rounds * job.training.epochs
+        silo.fit(model, [Stage(terms=(cross_entropy(),), optimizer=optimizer, epochs=epochs)])
+        totals: dict[str, np.ndarray] = {}
+        for view in views.values():
+            counted = evaluation.count(
+                model,
+                setup.method.predict,
+                {fold: view.batches(fold, augment=False, shuffle=False) for fold in evaluation.FOLDS},
+                num_classes=setup.dataset.num_classes,
+                score_bins=job.evaluation.score_bins,
+            )
+            for name, value in counted.items():
+                totals[name] = totals.get(name, 0) + value.numpy()
+        rows[site] = _row(evaluation.summarise(totals, setup.dataset.class_names))
+    return rows
+
+
+def _row(summary: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    test, validation = summary["test"], summary["validation"]
+    return {
+        "accuracy": test["accuracy"],
+        "balanced_accuracy": test["balanced_accuracy"],
+        "auroc": test["auroc"],
+        "recall": test["recall"],
+        "class_records": test["class_records"],
+        "validation_balanced_accuracy": validation["balanced_accuracy"],
+    }
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of paired differences with a 95 % t interval."""
+    mean = statistics.fmean(differences)
+    if len(differences) < 2:
+        return mean, -math.inf, math.inf
+    from scipy.stats import t
+
+    half = float(t.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return mean, mean - half, mean + half
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every method with every seed."""
+    records = silos(arguments.data, arguments.size)
+    results: dict[str, list[dict[str, Any]]] = {}
+    progress = Console(stderr=True)
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        runs: list[tuple[str, str, dict[str, Any]]] = [("FedAvg", "fedavg", {})]
+        runs += [
+            (f"FedMR mu_intra={o['mu_intra']:g} mu_inter={o['mu_inter']:g}", "fedmr", o) for o in FEDMR_GRID
+        ]
+        for title, method, options in runs:
+            results.setdefault(title, []).append(federated(make_job(method, options, arguments, seed), records))
+            progress.print(f"seed {seed}: {title}: {results[title][-1]['balanced_accuracy']:.3f}")
+        for site, row in local_only(make_job("fedavg", {}, arguments, seed), records).items():
+            results.setdefault(f"local-only {site}", []).append(row)
+        progress.print(f"seed {seed}: local-only done")
+    return {
+        "data": "HAM four-centre subset",
+        "silos": {
+            site: {fold: len(item.labels(fold)) for fold in ("train", "validation", "test")}
+            for site, item in records.items()
+        },
+        "arguments": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()
+                      if key not in ("data", "out")},
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "results": results,
+    }
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table."""
+    table = Table(title=f"{report['data']}, test folds of all four centres, last round; mean ± sd over seeds")
+    for column in ("method", "accuracy", "balanced accuracy", "AUROC", "bal. acc. against FedAvg [95 %]"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    base = [row["balanced_accuracy"] for row in report["results"]["FedAvg"]]
+    for title, rows in report["results"].items():
+        cells = []
+        for key in ("accuracy", "balanced_accuracy", "auroc"):
+            values = [row[key] for row in rows]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.fmean(values):.3f} ± {spread:.3f}")
+        mean, low, high = interval([row["balanced_accuracy"] - b for row, b in zip(rows, base, strict=True)])
+        cells.append("" if title == "FedAvg" else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]")
+        table.add_row(title, *cells)
+    Console(width=130).print(table)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("TIGHTFRAME_TEST_DATA", DEFAULT_DATA)))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=0.05)
+    parser.add_argument("--out", type=Path, default=Path("isic.json"))
+    arguments = parser.parse_args()
+    if not (arguments.data / "fed_isic_ham").is_dir():
+        print(f"no real data at {arguments.data}: set TIGHTFRAME_TEST_DATA or --data", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    report = measure(arguments)
+    show(report)
+    arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(f"written: {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
