@@ -75,7 +75,8 @@ def merge_single_tail(indices: Indices, batch_size: int) -> list[Indices]:
     starts = list(range(0, total, batch_size))
     if batch_size > 1 and len(starts) > 1 and total - starts[-1] == 1:
         starts.pop()
-    return [indices[start:end] for start, end in zip(starts, [*starts[1:], total], strict=True)]
+    ends = [*starts[1:], total] if starts else []
+    return [indices[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def fit(
@@ -267,8 +268,8 @@ class _Loop:
         now = time.monotonic()
         if self.progress is not None and now - self.last_progress >= PROGRESS_SECONDS:
             self._look(stage)
-            self.last_progress = now
             self.progress(f"epoch {self.epoch + 1}, step {self.steps}, loss {self.last_loss:.4f}")
+            self.last_progress = time.monotonic()
 
     def _largest_fitting(self, stage: Stage, inputs: torch.Tensor, labels: torch.Tensor) -> int | None:
         """The largest halving of the batch that goes through once; None on a CPU, 0 if none does."""

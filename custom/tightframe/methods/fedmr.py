@@ -26,17 +26,7 @@ from torch import nn
 from tightframe import model_update, phases
 from tightframe.errors import TrainingError
 from tightframe.models import feature_width
-from tightframe.phases import (
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    Schema,
-    ServerState,
-    Setting,
-    SiloView,
-    Totals,
-)
+from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
 from tightframe.training import BatchView, OptimizerSettings, Stage, Term, at_least_float32, cross_entropy
 
 if TYPE_CHECKING:
@@ -105,9 +95,8 @@ def intra_class_loss(
     gives a zero row. All sums run over classes with at least two records; with none of them the
     result is zero, and its gradient too.
 
-    There is no loop over classes, and up to d records no value is read back from the device:
-    records are compared by a (B, B) mask of equal labels, and the correlations enter only by their
-    norm, for which ``|Z^T Z|_F = |Z Z^T|_F``: one (B, B) Gram matrix, masked, serves all classes.
+    There is no loop over classes. The correlations enter only by their norm, for which
+    ``|Z^T Z|_F = |Z Z^T|_F``: one (B, B) Gram matrix, masked by equal labels, serves all classes.
 
     Args:
         features: (B, d).
@@ -313,7 +302,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     template = model_update.build_template(setting)
     classes = setting.num_classes
     shared = {"ring": 64, "bound": SUM_BOUND, "static": True, "per_class": True}
-    schema = Schema(
+    schema = phases.Schema(
         (
             *model_update.model_fields(setting, template),
             *model_update.training_fields(TERMS),
@@ -345,14 +334,8 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     sums, counts = class_feature_sums(model.eval(), records, setting.num_classes, prototypes.shape[1])
-    return Contribution(
-        {
-            **model_update.model_terms(received, model),
-            **model_update.training_terms(report, TERMS),
-            SUMS: sums,
-            COUNTS: counts,
-        }
-    )
+    trained = model_update.model_terms(received, model)
+    return Contribution({**trained, **model_update.training_terms(report, TERMS), SUMS: sums, COUNTS: counts})
 
 
 def _reshaping_terms(silo: SiloView, prototypes: torch.Tensor, valid: torch.Tensor) -> tuple[Term, Term]:
