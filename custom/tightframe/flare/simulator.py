@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "tightframe."]}
@@ -38,17 +39,29 @@ def simulate(job: Path, workspace: Path, threads: int, *, gpu: str | None = None
     """Run a job folder; return the engine's exit code, or 3 if the run left no trained outcome."""
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 
-    runner = SimulatorRunner(
-        job_folder=str(job.resolve()),
-        workspace=str(workspace.resolve()),
-        threads=None if gpu else threads,
-        gpu=gpu,
-        log_config=log,
-    )
-    status = int(runner.run() or 0)
+    with tempfile.TemporaryDirectory(prefix="tightframe-") as folder:
+        runner = SimulatorRunner(
+            job_folder=str(job.resolve()),
+            workspace=str(workspace.resolve()),
+            threads=None if gpu else threads,
+            gpu=gpu,
+            log_config=_concise(Path(folder)) if log == "concise" else log,
+        )
+        status = int(runner.run() or 0)
     outcome = workspace / "server" / "simulate_job" / "outcome.json"
     trained = outcome.is_file() and json.loads(outcome.read_text(encoding="utf-8")).get("trained") is True
     return status if status or trained else 3
+
+
+def _concise(folder: Path) -> str:
+    """The engine's concise logging without the lines of its worker script for every task."""
+    from nvflare.fuel.utils.log_utils import concise_log_dict
+
+    config = json.loads(json.dumps(concise_log_dict))
+    config["filters"]["ConciseFilter"]["exclude_logger_names"] = ["__main__"]
+    path = folder / "log_config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return str(path)
 
 
 def main(arguments: list[str] | None = None) -> int:
