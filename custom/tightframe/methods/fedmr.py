@@ -117,7 +117,6 @@ def intra_class_loss(
     if form not in ("paper", "official"):
         raise ValueError(f"Expected `form` to be 'paper' or 'official', but got {form!r}.")
     features = at_least_float32(features)
-    width = features.shape[1]
     same, member = _classes(features, labels)
     count = _class_sum(features.new_ones(len(labels), 1), same, member)  # N_c of each record's class, (B, 1)
     used = count >= 2
@@ -133,7 +132,7 @@ def intra_class_loss(
     if form == "paper":  # eq. (3)
         classes = (used / count).sum().round()
         return (share / freedom.square()).sum() / classes.clamp_min(1)
-    if width < 2:  # no off-diagonal entries
+    if (width := features.shape[1]) < 2:  # no off-diagonal entries
         return (features * 0).sum()
     # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
     diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
