@@ -81,7 +81,9 @@ def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
     assert final is not None  # nothing drops out in one process
     return _row(final) | {
         "seconds_a_round": (time.monotonic() - started) / job.rounds,
-        "course": [row.evaluation["test"]["balanced_accuracy"] for row in result.outcome.rows if row.evaluation],
+        "course": [
+            row.evaluation["test"]["balanced_accuracy"] for row in result.outcome.rows if row.evaluation
+        ],
     }
 
 
@@ -133,7 +135,11 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
         return mean, -math.inf, math.inf
     from scipy.stats import t
 
-    half = float(t.ppf(0.975, len(differences) - 1)) * statistics.stdev(differences) / math.sqrt(len(differences))
+    half = (
+        float(t.ppf(0.975, len(differences) - 1))
+        * statistics.stdev(differences)
+        / math.sqrt(len(differences))
+    )
     return mean, mean - half, mean + half
 
 
@@ -148,7 +154,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             (f"FedMR mu_intra={o['mu_intra']:g} mu_inter={o['mu_inter']:g}", "fedmr", o) for o in FEDMR_GRID
         ]
         for title, method, options in runs:
-            results.setdefault(title, []).append(federated(make_job(method, options, arguments, seed), records))
+            results.setdefault(title, []).append(
+                federated(make_job(method, options, arguments, seed), records)
+            )
             progress.print(f"seed {seed}: {title}: {results[title][-1]['balanced_accuracy']:.3f}")
         for site, row in local_only(make_job("fedavg", {}, arguments, seed), records).items():
             results.setdefault(f"local-only {site}", []).append(row)
@@ -159,8 +167,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             site: {fold: len(item.labels(fold)) for fold in ("train", "validation", "test")}
             for site, item in records.items()
         },
-        "arguments": {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()
-                      if key not in ("data", "out")},
+        "arguments": {
+            key: str(value) if isinstance(value, Path) else value
+            for key, value in vars(arguments).items()
+            if key not in ("data", "out")
+        },
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "results": results,
@@ -187,8 +198,12 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("TIGHTFRAME_TEST_DATA", DEFAULT_DATA)))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path(os.environ.get("TIGHTFRAME_TEST_DATA", DEFAULT_DATA))
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=32)

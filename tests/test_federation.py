@@ -53,7 +53,12 @@ def test_files_of_the_server(finished: tuple[federation.Result, Path]) -> None:
     assert card["synthetic"] is True and "SYNTHETIC" in card["data"]
     assert card["best_round_by_validation"] in (1, 2)
     rows = [json.loads(line) for line in (server / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["round"], row["kind"]) for row in rows] == [(0, "start"), (1, "train"), (2, "train"), (2, "closing")]
+    assert [(row["round"], row["kind"]) for row in rows] == [
+        (0, "start"),
+        (1, "train"),
+        (2, "train"),
+        (2, "closing"),
+    ]
     for row in rows[:3]:
         assert 0 <= row["balanced_accuracy"] <= 1 and 0 <= row["auroc"] <= 1
         assert set(row["recall"]) == {"MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"}
@@ -81,13 +86,25 @@ def test_files_of_a_silo(finished: tuple[federation.Result, Path]) -> None:
 def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation.Result, Path]) -> None:
     """The evaluation through sums equals the evaluation of the final model on all test records."""
     from sklearn.metrics import accuracy_score, balanced_accuracy_score
+
     from tightframe.data import get
 
     result, _ = finished
     spec = get("fed_isic2019")
     options = spec.options.model_validate({"image_size": 16})
-    setup = prepare(parse_job({"job_name": "x", "method": "fedmr", "model": "small_cnn", "sites": SILOS,
-                               "min_sites": 4, "rounds": 2, **SMALL}))
+    setup = prepare(
+        parse_job(
+            {
+                "job_name": "x",
+                "method": "fedmr",
+                "model": "small_cnn",
+                "sites": SILOS,
+                "min_sites": 4,
+                "rounds": 2,
+                **SMALL,
+            }
+        )
+    )
     model = setup.setting.build_model()
     model.load_state_dict(dict(result.state.model))
     model.eval()
@@ -108,8 +125,17 @@ def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None
     """One round over all silos equals averaging one-silo runs by their numbers of records."""
     together = federation.run("fedavg", SILOS, 1, **SMALL)
     weights = together.outcome.rows[1]
-    job = parse_job({"job_name": "x", "method": "fedavg", "model": "small_cnn", "sites": SILOS,
-                     "min_sites": 1, "rounds": 1, **SMALL})
+    job = parse_job(
+        {
+            "job_name": "x",
+            "method": "fedavg",
+            "model": "small_cnn",
+            "sites": SILOS,
+            "min_sites": 1,
+            "rounds": 1,
+            **SMALL,
+        }
+    )
     alone: dict[str, Mapping[str, torch.Tensor]] = {}
     sizes: dict[str, float] = {}
     for site in SILOS:
@@ -127,7 +153,9 @@ def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None
 class _Failing(federation.LocalTransport):
     """Some silos fail in ``contribute``; from a given round on, or in all."""
 
-    def __init__(self, job: JobConfig, errors: Mapping[str, Exception], rounds: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, job: JobConfig, errors: Mapping[str, Exception], rounds: tuple[int, ...] | None = None
+    ) -> None:
         import logging
         import tempfile
 
@@ -152,8 +180,16 @@ class _Failing(federation.LocalTransport):
 
 def _job(**changes: Any) -> JobConfig:
     return parse_job(
-        {"job_name": "x", "method": "fedmr", "model": "small_cnn", "sites": SILOS, "min_sites": 3, "rounds": 2}
-        | SMALL | changes
+        {
+            "job_name": "x",
+            "method": "fedmr",
+            "model": "small_cnn",
+            "sites": SILOS,
+            "min_sites": 3,
+            "rounds": 2,
+        }
+        | SMALL
+        | changes
     )
 
 
@@ -169,8 +205,12 @@ def test_a_round_goes_on_without_a_silo_and_it_comes_back(tmp_path: Path) -> Non
 
 def test_fewer_than_the_minimum_end_the_run_with_names(tmp_path: Path) -> None:
     job = _job()
-    transport = _Failing(job, {"site-3": TrainingError("nan"), "site-5": RunError("late", code="TF-502")}, rounds=(2,))
-    with pytest.raises(RunError, match=r"round 2.*at least 3.*got 2.*site-3: TF-301.*site-5: TF-502") as caught:
+    transport = _Failing(
+        job, {"site-3": TrainingError("nan"), "site-5": RunError("late", code="TF-502")}, rounds=(2,)
+    )
+    with pytest.raises(
+        RunError, match=r"round 2.*at least 3.*got 2.*site-3: TF-301.*site-5: TF-502"
+    ) as caught:
         Coordinator(prepare(job), tmp_path).run(transport)
     assert caught.value.code == "TF-501"
     outcome = json.loads((tmp_path / "outcome.json").read_text())
@@ -201,11 +241,13 @@ def test_another_job_at_a_silo_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(tmp_path: Path) -> None:
     job = _job()
-    secret = "patient 4711"
-    result = Coordinator(prepare(job), tmp_path).run(_Failing(job, {"site-3": RuntimeError(secret)}, rounds=(1,)))
+    private = "patient 4711"
+    result = Coordinator(prepare(job), tmp_path).run(
+        _Failing(job, {"site-3": RuntimeError(private)}, rounds=(1,))
+    )
     assert result.outcome.rows[1].dropped == {"site-3": "TF-503"}
     for path in tmp_path.iterdir():
-        assert secret.encode() not in path.read_bytes()
+        assert private.encode() not in path.read_bytes()
 
 
 def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:

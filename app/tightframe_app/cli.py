@@ -59,7 +59,9 @@ def jobs_list() -> None:
 @jobs.command("export")
 def jobs_export(
     name: Annotated[str, typer.Argument(help="A job of `tightframe jobs list`.")],
-    preset: Annotated[str, typer.Option(help="rehearsal (minutes on a CPU) or full (GPU, paper scale).")] = "rehearsal",
+    preset: Annotated[
+        str, typer.Option(help="rehearsal (minutes on a CPU) or full (GPU, paper scale).")
+    ] = "rehearsal",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Job folder to write; exported/NAME by default."),
@@ -76,7 +78,8 @@ def jobs_export(
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help='Change any job value: --set training.epochs=2 --set method_options.intra_form="official"'
+            "--set",
+            help='Change any job value: --set training.epochs=2 --set method_options.intra_form="official"',
         ),
     ] = None,
     committed: Annotated[
@@ -88,10 +91,15 @@ def jobs_export(
 
     recipe = _recipe(name)
     if preset not in recipe.presets:
-        raise typer.BadParameter(f"expected one of {list(recipe.presets)}, got {preset!r}", param_hint="--preset")
+        raise typer.BadParameter(
+            f"expected one of {list(recipe.presets)}, got {preset!r}", param_hint="--preset"
+        )
     changes: dict[str, Any] = {}
-    changes |= {key: value for key, value in (("rounds", rounds), ("min_sites", min_sites), ("seed", seed))
-                if value is not None}
+    changes |= {
+        key: value
+        for key, value in (("rounds", rounds), ("min_sites", min_sites), ("seed", seed))
+        if value is not None
+    }
     for item in change or []:
         key, separator, value = item.partition("=")
         if not separator:
@@ -128,11 +136,15 @@ def jobs_check(
             out.print(f"{folder}: valid")
         return
     if not (root / "jobs").is_dir():
-        raise FileNotFoundError(f"Expected to be at the root of the repository, but {root / 'jobs'} does not exist.")
+        raise FileNotFoundError(
+            f"Expected to be at the root of the repository, but {root / 'jobs'} does not exist."
+        )
     for recipe in recipes.RECIPES:
         problems += recipes.out_of_sync(recipes.job_files(recipe.job()), root / "jobs" / recipe.name)
     known = {recipe.name for recipe in recipes.RECIPES}
-    problems += [f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known]
+    problems += [
+        f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known
+    ]
     allow_list = root / "simulator_workspace" / "local" / "resources.json"
     if not allow_list.is_file():
         from tightframe.flare.simulator import prepare_workspace
@@ -158,9 +170,13 @@ def simulate(
     ] = Path("simulator_workspace"),
     site_config: Annotated[
         Path | None,
-        typer.Option("--site-config", "-s", help="Site configuration that says where each silo's records lie."),
+        typer.Option(
+            "--site-config", "-s", help="Site configuration that says where each silo's records lie."
+        ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="GPU ids for the silos, as the engine writes them: 0,1 or [0,1]")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU ids for the silos, as the engine writes them: 0,1 or [0,1]")
+    ] = None,
     log: Annotated[str, typer.Option("--log", "-l", help="concise, msg_only, full or verbose.")] = "concise",
 ) -> None:
     """Run a job folder in the engine's simulator on this machine.

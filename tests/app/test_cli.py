@@ -23,7 +23,8 @@ def test_list_names_every_job(tmp_path: Path) -> None:
 
 def test_export_writes_what_was_asked_for(tmp_path: Path) -> None:
     done = tightframe(
-        "jobs", "export", "fedmr_isic", "--preset", "full", "--rounds", "7", "--sites", "hospital-a, hospital-b,hospital-c",
+        "jobs", "export", "fedmr_isic", "--preset", "full", "--rounds", "7",
+        "--sites", "hospital-a, hospital-b,hospital-c",
         "--set", "method_options.intra_form=official", "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -32,7 +33,10 @@ def test_export_writes_what_was_asked_for(tmp_path: Path) -> None:
     assert job["rounds"] == 7 and job["model"] == "efficientnet_b0"
     assert job["sites"] == ["hospital-a", "hospital-b", "hospital-c"]
     assert job["method_options"]["intra_form"] == "official"
-    assert json.loads((tmp_path / "out/meta.json").read_text())["resource_spec"]["hospital-b"]["num_of_gpus"] == 1
+    assert (
+        json.loads((tmp_path / "out/meta.json").read_text())["resource_spec"]["hospital-b"]["num_of_gpus"]
+        == 1
+    )
     assert tightframe("jobs", "check", "out", cwd=tmp_path).returncode == 0
 
 

@@ -39,7 +39,9 @@ def test_differences_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", recipes.PRESETS)
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
-def test_every_preset_is_a_valid_job_of_plain_values(recipe: recipes.Recipe, preset: str, tmp_path: Path) -> None:
+def test_every_preset_is_a_valid_job_of_plain_values(
+    recipe: recipes.Recipe, preset: str, tmp_path: Path
+) -> None:
     files = recipes.job_files(recipe.job(preset, sites=["a", "b", "c"]), gpus=1)
     recipes.write_job(files, tmp_path / "job")
     values = recipes.read_job(tmp_path / "job")
@@ -97,7 +99,9 @@ def test_a_light_task_needs_no_torch() -> None:
 
 def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, real_data: Path) -> None:
     """EfficientNet-b0 at 200 px: real images where a centre has them here, the twin elsewhere."""
-    job = recipes.get("fedmr_isic").job("full", changes={"training.batch_size": 4, "training.amp": False, "threads": 1})
+    job = recipes.get("fedmr_isic").job(
+        "full", changes={"training.batch_size": 4, "training.amp": False, "threads": 1}
+    )
     setup = prepare(job)
     state = setup.method.init_server(setup.setting, job.seed)
     (phase,) = setup.training_phases(1)
@@ -118,7 +122,9 @@ def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, real
         report = silo.fit(model, [stage])
         assert report.steps == 1 and report.records == 4
         tensors = model_terms(received_model(broadcast), model) | training_terms(report, ["cross_entropy"])
-        assert any(float(value.abs().max()) > 0 for name, value in tensors.items() if name.startswith("update/"))
+        assert any(
+            float(value.abs().max()) > 0 for name, value in tensors.items() if name.startswith("update/")
+        )
         for item in phase.schema.fields:
             tensors.setdefault(item.name, torch.zeros(item.shape))
         term = codec.encode(phase.schema, tensors, share=1.0, parties=6)

@@ -48,7 +48,9 @@ class Run:
 def export(tmp_path: Path) -> Callable[..., Path]:
     """Export a small job; ``fault`` puts the faulty executor at one site."""
 
-    def make(name: str = "fedmr_isic", *, sites: int = 6, fault: Mapping[str, Any] | None = None, **more: Any) -> Path:
+    def make(
+        name: str = "fedmr_isic", *, sites: int = 6, fault: Mapping[str, Any] | None = None, **more: Any
+    ) -> Path:
         from tightframe_app import recipes
 
         job = recipes.get(name).job(
@@ -75,7 +77,9 @@ def export(tmp_path: Path) -> Callable[..., Path]:
 def simulate(tmp_path: Path) -> Callable[..., Run]:
     """Run a job folder; the workspace is the test's own."""
 
-    def run(job: Path, *, threads: int | None, site_config: Mapping[str, Any] | None = None, timeout: int = 280) -> Run:
+    def run(
+        job: Path, *, threads: int | None, site_config: Mapping[str, Any] | None = None, timeout: int = 280
+    ) -> Run:
         workspace = tmp_path / "workspace"
         local = workspace / "local"
         local.mkdir(parents=True, exist_ok=True)
@@ -84,13 +88,27 @@ def simulate(tmp_path: Path) -> Callable[..., Run]:
         if site_config is not None:
             (local / "tightframe.json").write_text(json.dumps(site_config))
         if threads is None:
-            command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace)]
+            command = [
+                str(Path(sys.executable).with_name("nvflare")),
+                "simulator",
+                str(job),
+                "-w",
+                str(workspace),
+            ]
         else:
             command = [sys.executable, "-m", "tightframe.flare.simulator", str(job)]
             command += ["-w", str(workspace), "-t", str(threads)]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        }
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=tmp_path, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=environment,
+            cwd=tmp_path,
+            check=False,
         )
         return Run(done.returncode, done.stdout + done.stderr, workspace)
 

@@ -22,7 +22,9 @@ class FaultyExecutor(SiloExecutor):
         super().__init__(**job)
         self._fault = fault
 
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
         here = fl_ctx.get_identity_name() in self._fault["site"]
         message = shareable.get(MESSAGE) or {}
         if here and task_name == "contribute" and message.get("round") == self._fault["round"]:
@@ -37,7 +39,9 @@ class FaultyExecutor(SiloExecutor):
                 return self._poisoned(task_name, shareable, fl_ctx, abort_signal)
         return super().execute(task_name, shareable, fl_ctx, abort_signal)
 
-    def _poisoned(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    def _poisoned(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
         """Train as always, on records that are not numbers."""
         import torch
 

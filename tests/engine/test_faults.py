@@ -53,7 +53,8 @@ def test_missing_data_is_an_error_before_any_training(
     export: Callable[..., Path], simulate: Callable[..., Any], tmp_path: Path
 ) -> None:
     sites = {
-        f"site-{i}": {"data": {"fed_isic2019": {"root": str(tmp_path / "nowhere"), "center": i - 1}}} for i in (1, 2, 3)
+        f"site-{i}": {"data": {"fed_isic2019": {"root": str(tmp_path / "nowhere"), "center": i - 1}}}
+        for i in (1, 2, 3)
     }
     run = simulate(export(sites=3), threads=3, site_config={"sites": sites})
     assert run.code != 0
@@ -63,7 +64,11 @@ def test_missing_data_is_an_error_before_any_training(
 
 @pytest.mark.parametrize(
     ("key", "value", "named"),
-    [("bogus", 1, "bogus"), ("rounds", "four", "rounds"), ("method_options", {"mu": 1.0}, "method_options.mu")],
+    [
+        ("bogus", 1, "bogus"),
+        ("rounds", "four", "rounds"),
+        ("method_options", {"mu": 1.0}, "method_options.mu"),
+    ],
 )
 def test_a_bad_job_is_an_error_before_any_training(
     export: Callable[..., Path], simulate: Callable[..., Any], key: str, value: Any, named: str

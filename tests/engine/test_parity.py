@@ -29,7 +29,10 @@ def test_nvflare_equals_in_process(
 ) -> None:
     job = export(changes={"training.epochs": 1})
     alone = subprocess.run(
-        [sys.executable, "-c", IN_PROCESS, str(job), str(tmp_path / "alone")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", IN_PROCESS, str(job), str(tmp_path / "alone")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert alone.returncode == 0, alone.stderr
     run = simulate(job, threads=threads)

@@ -22,14 +22,19 @@ def test_two_rounds_on_the_ham_four_centre_subset(
         pytest.skip(f"no real images: {root} does not exist")
     job = export(sites=4, changes={"dataset_options.image_size": 32, "training.batch_size": 32})
     sites = {
-        site: {"data": {"fed_isic2019": {"root": str(root), "center": centre}}} for site, centre in CENTRES.items()
+        site: {"data": {"fed_isic2019": {"root": str(root), "center": centre}}}
+        for site, centre in CENTRES.items()
     }
     run = simulate(job, threads=4, site_config={"sites": sites})
     assert run.code == 0, run.output
     assert "SYNTHETIC" not in run.output
     assert run.outcome["synthetic"] is False
     with (root / "train_test_split").open() as stream:
-        tests = [row for row in csv.DictReader(stream) if row["fold"] == "test" and int(row["center"]) in CENTRES.values()]
+        tests = [
+            row
+            for row in csv.DictReader(stream)
+            if row["fold"] == "test" and int(row["center"]) in CENTRES.values()
+        ]
     final = run.outcome["evaluation"]["test"]
     assert final["records"] == len(tests) == 339
     by_class = [0] * 8

@@ -59,7 +59,10 @@ def test_order_of_arrival_does_not_change_a_bit() -> None:
 
 def test_norm_rescales_the_whole_group_and_never_refuses() -> None:
     schema = Schema(
-        tuple(Field(f"u{i}", (100,), ring=32, norm=1.5, weighted=True) for i in range(2)) + (Field("other", (1,)),)
+        (
+            *(Field(f"u{i}", (100,), ring=32, norm=1.5, weighted=True) for i in range(2)),
+            Field("other", (1,)),
+        )
     )
     big = {"u0": torch.full((100,), 1e20), "u1": torch.full((100,), -2e20), "other": torch.tensor([7.0])}
     server = PlainServer(schema)

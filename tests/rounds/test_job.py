@@ -24,14 +24,22 @@ def test_all_problems_come_at_once(small: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"method": "fedxyz", "model": "huge", "dataset": "nothing"}, ["method", "model", "dataset", "fedmr"]),
+        (
+            {"method": "fedxyz", "model": "huge", "dataset": "nothing"},
+            ["method", "model", "dataset", "fedmr"],
+        ),
         ({"method_options": {"mu": 1.0}}, ["method_options.mu"]),
-        ({"method": "fedmr", "method_options": {"intra_form": "other", "mu_inter": -1}}, ["intra_form", "mu_inter"]),
+        (
+            {"method": "fedmr", "method_options": {"intra_form": "other", "mu_inter": -1}},
+            ["intra_form", "mu_inter"],
+        ),
         ({"dataset_options": {"image_size": 48, "root": "/etc"}}, ["dataset_options.root"]),
         ({"model_options": {"widths": "wide"}}, ["model_options.widths"]),
     ],
 )
-def test_names_and_options_are_checked(small: dict[str, Any], changes: dict[str, Any], named: list[str]) -> None:
+def test_names_and_options_are_checked(
+    small: dict[str, Any], changes: dict[str, Any], named: list[str]
+) -> None:
     with pytest.raises(JobError) as caught:
         prepare(small | changes)
     for word in named:

@@ -19,10 +19,12 @@ def _write(folder: Path, values: Any) -> Path:
     return folder
 
 
-def test_without_a_file_the_simulator_has_a_twin_and_production_refuses(tmp_path: Path, small: dict[str, Any]) -> None:
+def test_without_a_file_the_simulator_has_a_twin_and_production_refuses(
+    tmp_path: Path, small: dict[str, Any]
+) -> None:
     assert site_entry(tmp_path, "site-1", production=False) is None
     assert open_data(parse_job(small), "site-1", None).synthetic
-    with pytest.raises(SiteConfigError, match="TF-201.*tightframe.json"):
+    with pytest.raises(SiteConfigError, match=r"TF-201.*tightframe\.json"):
         site_entry(tmp_path, "site-1", production=True)
 
 

@@ -107,7 +107,7 @@ class FedIsic2019(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         image_paths: of each item.
         targets: label of each item, int64 (n,).
         centers: centre of each item, int64 (n,).
-        augmentations: what makes an item's tensor from its pixels.
+        augmentations: the function that makes an item's tensor from its pixels; for reading.
         center, train_test, pooled, key: what was asked; key is ``train_3`` or the like.
 
     Raises:

@@ -7,6 +7,7 @@ an extension). FLamby is not needed. Torch-free until records are asked for.
 from __future__ import annotations
 
 import csv
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -182,7 +183,7 @@ class FolderData:
         self.options = options
         self._cache: Any = None
         self._images = site.root / IMAGES
-        if not self._images.is_dir():
+        if not os.path.isdir(self._images):  # False also where this process may not look
             raise DataError(
                 f"Expected the images of Fed-ISIC2019 in {self._images}, but there is no such folder: "
                 "name the folder that holds it as `root`, and see that this process may read it.",
@@ -239,7 +240,7 @@ class FolderData:
             DataError: TF-205 missing files, TF-206 unreadable ones, with how many and the first.
         """
         names = [row.image for row in self._rows]
-        missing = [name for name in names if not self._path(name).is_file()]
+        missing = [name for name in names if not os.path.isfile(self._path(name))]
         if missing:
             raise DataError(
                 f"Expected {len(names)} images of centre {self.site.center} in {self._images}, but "

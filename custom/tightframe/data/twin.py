@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 TWIN_VERSION = 1
 SCALE = 0.034
-"""Part of the real counts that is generated: 1,009 records in all."""
+"""Part of the real counts that is generated: 1,004 records in all."""
 FLOOR = 6
 """Records of a cell that is not empty in the real set."""
 

@@ -50,7 +50,9 @@ class FederationController(Controller):
         )
         try:
             entry = server_entry(Path(workspace.get_site_config_dir()))
-            Coordinator(self._setup, run_dir, initial_model=entry.initial_model, log=self.logger).run(transport)
+            Coordinator(self._setup, run_dir, initial_model=entry.initial_model, log=self.logger).run(
+                transport
+            )
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
         except Exception as error:

@@ -36,7 +36,9 @@ class SiloExecutor(Executor):
         self._abort_signal: Signal | None = None
         _quieten_simulator_worker()
 
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
         """Answer one task; every failure becomes a return code and a named reason.
 
         Nothing is raised, because in production a client process that dies fails the whole job.

@@ -30,12 +30,16 @@ def prepare_workspace(workspace: Path, site_config: Path | None = None) -> None:
         resources.write_text(json.dumps(ALLOW_LIST, indent=2) + "\n", encoding="utf-8")
     if site_config is not None:
         if not site_config.is_file():
-            raise FileNotFoundError(f"Expected the site configuration at {site_config}, but there is no such file.")
+            raise FileNotFoundError(
+                f"Expected the site configuration at {site_config}, but there is no such file."
+            )
         if site_config.resolve() != (local / "tightframe.json").resolve():
             shutil.copyfile(site_config, local / "tightframe.json")
 
 
-def simulate(job: Path, workspace: Path, threads: int, *, gpu: str | None = None, log: str = "concise") -> int:
+def simulate(
+    job: Path, workspace: Path, threads: int, *, gpu: str | None = None, log: str = "concise"
+) -> int:
     """Run a job folder; return the engine's exit code, or 3 if the run left no trained outcome."""
     from nvflare.private.fed.app.simulator.simulator_runner import SimulatorRunner
 

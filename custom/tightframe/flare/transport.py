@@ -135,9 +135,9 @@ class FlareTransport:
             waiting.done = True
 
     def _accept(self, site: str, result: Shareable | None, state: _Exchange) -> None:
-        code = result.get(CODE) if result is not None else FAILED
-        message = result.get(MESSAGE) if result is not None else None
-        if code is not None or message is None or result.get_return_code() != ReturnCode.OK:
+        answer = Shareable() if result is None else result
+        code, message = answer.get(CODE), answer.get(MESSAGE)
+        if code is not None or message is None or answer.get_return_code() != ReturnCode.OK:
             named = code if isinstance(code, str) else FAILED
             raise RunError(f"{site} answered with a reason instead of a result", code=named)
         state.accept(site, message)
@@ -150,7 +150,9 @@ class FlareTransport:
             with state.lock:
                 open_sites = {site: waiting for site, waiting in state.waiting.items() if not waiting.done}
                 expected = {
-                    site for site, waiting in open_sites.items() if site not in self._absent or waiting.fetched
+                    site
+                    for site, waiting in open_sites.items()
+                    if site not in self._absent or waiting.fetched
                 }
                 if not expected:
                     return

@@ -1,6 +1,6 @@
 """FedMR: manifold reshaping against partially class-disjoint data.
 
-Source: Fan, Yao, Han, Zhang and Wang, Federated Learning under Partially Class-Disjoint Data via
+Source: Fan, Yao, Zhang, Lyu, Zhang and Wang, Federated Learning under Partially Class-Disjoint Data via
 Manifold Reshaping, Transactions on Machine Learning Research 2023.
 
 A silo that sees few classes lets each class collapse onto few directions and lets it spread into

@@ -80,7 +80,8 @@ def load_state(folder: Path) -> tuple[ServerState, dict[str, Any]]:
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != described["sha256"]:
         raise RunError(
-            f"Expected {path.name} with SHA-256 {described['sha256']}, but got {found}: the checkpoint is torn.",
+            f"Expected {path.name} with SHA-256 {described['sha256']}, but got {found}: "
+            "the checkpoint is torn.",
             code="TF-507",
         )
     flat = load_file(path)
@@ -113,7 +114,8 @@ class SiloStateStore:
             return
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = save(
-            {name: value.detach().cpu().contiguous() for name, value in state.items()}, {"sum_id": str(sum_id)}
+            {name: value.detach().cpu().contiguous() for name, value in state.items()},
+            {"sum_id": str(sum_id)},
         )
         write_atomically(self._folder / "proposed.safetensors", data, mode=0o600)
 

@@ -22,7 +22,7 @@ from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
 from tightframe.rounds import codec, evaluation
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
-from tightframe.rounds.silo import Message, ProgressLine, SiloSession, guarded
+from tightframe.rounds.silo import Message, SiloSession, guarded
 from tightframe.rounds.site import SiteEntry
 from tightframe.rounds.summation import SumId, site_summation
 
@@ -30,7 +30,9 @@ from tightframe.rounds.summation import SumId, site_summation
 class LocalSilo:
     """A silo as a method sees it (``phases.SiloView``) in one round."""
 
-    def __init__(self, session: SiloSession, setup: JobSetup, device: torch.device, round_number: int) -> None:
+    def __init__(
+        self, session: SiloSession, setup: JobSetup, device: torch.device, round_number: int
+    ) -> None:
         self.name = session.name
         self.round = round_number
         self.setting: Setting = setup.setting
@@ -72,7 +74,9 @@ class LocalSilo:
         count = len(self._session.data.labels(fold))
         size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
         if shuffle:
-            order = torch.randperm(count, generator=torch.Generator().manual_seed(self._stream("order", epoch)))
+            order = torch.randperm(
+                count, generator=torch.Generator().manual_seed(self._stream("order", epoch))
+            )
             indices = order.tolist()
         else:
             indices = list(range(count))
@@ -95,7 +99,7 @@ class LocalSilo:
             stages,
             device=self.device,
             amp=local.amp,
-            progress=ProgressLine(self._session.log, f"{self.name}, round {self.round}"),
+            progress=lambda text: self._session.log.info("%s, round %d: %s", self.name, self.round, text),
         )
 
     def _stream(self, *purpose: str | int) -> int:

@@ -140,7 +140,9 @@ class Coordinator:
             model.load_state_dict(dict(state.model))
             loaded = load_initial(model, Path(self._initial_model))
             self._initial = {"sha256": loaded.sha256, "fresh": list(loaded.fresh)}
-            self.log.info("pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none")
+            self.log.info(
+                "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
+            )
             state = state.evolve(model={name: value.clone() for name, value in model.state_dict().items()})
         return state
 
@@ -161,15 +163,21 @@ class Coordinator:
         if refused:
             raise RunError(
                 "before any training, "
-                + "; ".join(f"{site} refused: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
-                            for site, code in sorted(refused.items()))
-                + ". The details are in each silo's own log; mend them, or export the job without those silos."
+                + "; ".join(
+                    f"{site} refused: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
+                    for site, code in sorted(refused.items())
+                )
+                + ". The details are in each silo's own log; "
+                + "mend them, or export the job without those silos."
             )
         if len(self.weights) < job.min_sites:
             raise self._too_few("enrolment", failed, len(self.weights))
         if len(set(synthetic.values())) > 1:
             made_up = sorted(site for site, value in synthetic.items() if value)
-            raise RunError(f"synthetic and real records are never mixed, but {made_up} have synthetic ones.", code="TF-506")
+            raise RunError(
+                f"synthetic and real records are never mixed, but {made_up} have synthetic ones.",
+                code="TF-506",
+            )
         self.synthetic = any(synthetic.values())
         if self.synthetic:
             self.log.warning("%s", BANNER.format(dataset=self.setup.dataset.title))
@@ -183,7 +191,15 @@ class Coordinator:
         )
 
     def _phase(
-        self, transport: Transport, state: ServerState, phase: Phase, kind: str, number: int, index: int, *, evaluate: bool
+        self,
+        transport: Transport,
+        state: ServerState,
+        phase: Phase,
+        kind: str,
+        number: int,
+        index: int,
+        *,
+        evaluate: bool,
     ) -> ServerState:
         """One phase: broadcast, collect, open, update."""
         broadcast = phase.broadcast(state)
@@ -248,7 +264,9 @@ class Coordinator:
             received["bytes"] += sum(len(part) for part in term.values())
             cohort.append(site)
 
-        failed = dict(transport.exchange("contribute", {site: dict(request) for site in self.weights}, accept))
+        failed = dict(
+            transport.exchange("contribute", {site: dict(request) for site in self.weights}, accept)
+        )
         if len(cohort) < job.min_sites:
             raise self._too_few(f"round {number}" if kind == "train" else kind, failed, len(cohort))
         cohort.sort()
@@ -293,16 +311,21 @@ class Coordinator:
             checkpoint.save_tensors(self.folder / "best_model.safetensors", received_model(broadcast))
 
     def _too_few(self, where: str, failed: Mapping[str, str], got: int) -> RunError:
-        named = ", ".join(f"{site}: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
-                          for site, code in sorted(failed.items()))
+        named = ", ".join(
+            f"{site}: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
+            for site, code in sorted(failed.items())
+        )
         return RunError(
             f"too few silos in {where}: expected at least {self.setup.job.min_sites}, but got {got}; {named}."
         )
 
     def _data_line(self) -> str:
         title = self.setup.dataset.title
-        return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it" \
-            if self.synthetic else f"{title}, the sites' own records"
+        return (
+            f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
+            if self.synthetic
+            else f"{title}, the sites' own records"
+        )
 
     def _write_card(self, sha256: str) -> None:
         job = self.setup.job
@@ -319,8 +342,14 @@ class Coordinator:
                 "model_sha256": sha256,
                 "initial_model": self._initial,
                 "best_round_by_validation": self.best[1] if self.best else None,
-                "evaluation": next((row.evaluation for row in reversed(self.rows)
-                                    if row.evaluation and row.round == job.rounds), None),
+                "evaluation": next(
+                    (
+                        row.evaluation
+                        for row in reversed(self.rows)
+                        if row.evaluation and row.round == job.rounds
+                    ),
+                    None,
+                ),
             },
         )
 
@@ -357,7 +386,9 @@ class Coordinator:
                 "summation": job.summation,
                 "best_round_by_validation": result.best_round,
                 "dropped": [
-                    {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
+                    {"round": row.round, "kind": row.kind, "silos": row.dropped}
+                    for row in self.rows
+                    if row.dropped
                 ],
                 "evaluation": result.final(),
                 "seconds": round(result.seconds, 1),
@@ -372,4 +403,3 @@ BANNER = (
     "They show that the software works; they say nothing about medicine or about a method. "
     "For real records write local/tightframe.json."
 )
-

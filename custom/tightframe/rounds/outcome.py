@@ -83,7 +83,10 @@ class Outcome:
             f"in {self.seconds:.0f} s"
         )
         if self.reason:
-            lines += [f" Reason: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.reason.split("\n"))]
+            lines += [
+                f" Reason: {line}" if i == 0 else f"   {line}"
+                for i, line in enumerate(self.reason.split("\n"))
+            ]
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.summation}")
         lines += self._silo_lines()
@@ -104,7 +107,9 @@ class Outcome:
             lines[0] += f" ({', '.join(always)})"
         for row in self.rows:
             for name, code in sorted(row.dropped.items()):
-                lines.append(f"   {name} was left out of {_exchange_name(row)}: {code} ({REASONS.get(code, 'named')})")
+                lines.append(
+                    f"   {name} was left out of {_exchange_name(row)}: {code} ({REASONS.get(code, 'named')})"
+                )
         return lines
 
     def _metric_lines(self) -> list[str]:
@@ -113,7 +118,8 @@ class Outcome:
             return [" Test metrics: missing (the last model was not evaluated)"]
         test = evaluation["test"]
         lines = [
-            f" Test records of all silos ({test['records']}): balanced accuracy {shown(test.get('balanced_accuracy'))}, "
+            f" Test records of all silos ({test['records']}): "
+            f"balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}, AUROC {shown(test.get('auroc'))}, "
             f"AP {shown(test.get('average_precision'))}"
         ]

@@ -65,7 +65,9 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     dataset_options = (
         _options(dataset.options, job.dataset_options, "dataset_options.", problems) if dataset else None
     )
-    model_options = _options(backbone.options, job.model_options, "model_options.", problems) if backbone else None
+    model_options = (
+        _options(backbone.options, job.model_options, "model_options.", problems) if backbone else None
+    )
     if problems or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)

@@ -6,16 +6,14 @@ the details stay in the silo's own log. Torch is imported by the tasks that trai
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightframe import __version__
 from tightframe.data.base import SiloData, class_counts, count_table
-from tightframe.errors import JobError, RunError, SiteConfigError, TightframeError
+from tightframe.errors import JobError, RunError, TightframeError
 from tightframe.rounds.job import JobConfig
 from tightframe.rounds.site import SiteEntry, dataset_of, open_data
 
@@ -142,34 +140,9 @@ def failure_code(error: BaseException) -> str:
     return error.code if isinstance(error, TightframeError) else "TF-503"
 
 
-def broadcast_sha256(data: bytes) -> str:
-    """Hash of a broadcast's canonical bytes."""
-    return hashlib.sha256(data).hexdigest()
-
-
-class ProgressLine:
-    """Rate-limited progress of long work: at most one line in ``every`` seconds."""
-
-    def __init__(self, log: logging.Logger, prefix: str, every: float = 20.0) -> None:
-        self._log = log
-        self._prefix = prefix
-        self._every = every
-        self._last = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        """Log ``text`` if enough time has passed."""
-        now = time.monotonic()
-        if now - self._last >= self._every:
-            self._last = now
-            self._log.info("%s: %s", self._prefix, text)
-
-
 def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
     """The same batches, ended by TF-504 as soon as the run is aborted."""
     for batch in batches:
         if stopped():
             raise RunError("the run was aborted during local training.", code="TF-504")
         yield batch
-
-
-__all__ = ["SiloSession", "SiteConfigError", "failure_code", "public_weight"]

@@ -158,7 +158,9 @@ def site_entry(folder: Path, site: str, *, production: bool) -> SiteEntry | None
         if not production and not entry.data and set(values) <= {"server"}:
             return None
     if production and entry.state_dir is None:
-        raise SiteConfigError(f"Expected `state_dir` in {path}: what must outlive a job lies there.", code="TF-201")
+        raise SiteConfigError(
+            f"Expected `state_dir` in {path}: what must outlive a job lies there.", code="TF-201"
+        )
     return entry
 
 
@@ -185,7 +187,8 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
         return spec.twin(job.roster.index(site), options)
     if spec.name not in entry.data:
         raise SiteConfigError(
-            f"{site} is configured for {sorted(entry.data)}, but the job asks for {spec.name}: add it to `data`.",
+            f"{site} is configured for {sorted(entry.data)}, "
+            f"but the job asks for {spec.name}: add it to `data`.",
             code="TF-201",
         )
     return spec.open(spec.site.model_validate(entry.data[spec.name]), options)

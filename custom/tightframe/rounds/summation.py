@@ -122,7 +122,8 @@ class PlainServer:
         """The totals; plain summation adds a term only when it is final, so cohort = added."""
         if set(cohort) != self._added:
             raise ContributionError(
-                f"Expected the cohort to be the silos added ({sorted(self._added)}), but got {sorted(cohort)}."
+                f"Expected the cohort to be the silos added ({sorted(self._added)}), "
+                f"but got {sorted(cohort)}."
             )
         shapes = {item.name: item.shape for item in self._schema.fields}
         return {name: total.reshape(shapes[name]) for name, total in self._totals.items()}
