@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightframe import data
+from tightframe.data.base import SiloData
+from tightframe.errors import JobError
+
+
+def test_a_known_name() -> None:
+    spec = data.get("fed_isic2019")
+    assert spec.num_classes == 8
+    assert spec.num_centers == 6
+    options = spec.options.model_validate({"image_size": 64})
+    assert spec.input_shape(options) == (3, 64, 64)
+    assert spec.twin is not None
+    silo: SiloData = spec.twin(2, options)
+    assert silo.records("test")[0][0].shape == (3, 64, 64)
+    assert spec.input_shape(spec.options()) == (3, 200, 200)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(JobError, match="fed_isic2019, but got 'cifar'") as caught:
+        data.get("cifar")
+    assert caught.value.code == "TF-101"
+
+
+class FakeEntry(EntryPoint):
+    """An entry point that gives what it was made for."""
+
+    def __init__(self, value: str, loaded: Any) -> None:
+        super().__init__(name="x", value=value, group=data.ENTRY_POINTS)
+        vars(self)["loaded"] = loaded
+
+    def load(self) -> Any:
+        return vars(self)["loaded"]
+
+
+def test_entry_points_add_data_sets() -> None:
+    own = data.get("fed_isic2019")
+    other = replace(own, name="other")
+    assert data.extended([own], [FakeEntry("package:SPEC", other)]) == [own, other]
+    with pytest.raises(ValueError, match="package:SPEC"):
+        data.extended([own], [FakeEntry("package:SPEC", own)])
+    with pytest.raises(TypeError, match="DatasetSpec"):
+        data.extended([own], [FakeEntry("package:SPEC", "no spec")])
+
+
+def test_enrolment_needs_no_torch(root: Path) -> None:
+    """Opening, counting and checking happen in processes that must start fast."""
+    code = (
+        "import sys\n"
+        "from tightframe import data\n"
+        "spec = data.get('fed_isic2019')\n"
+        "silo = spec.twin(5, spec.options(image_size=48))\n"
+        "counted = [len(silo.labels(fold)) for fold in ('train', 'validation', 'test')]\n"
+        "silo.check(print)\n"
+        "print(counted, 'torch' in sys.modules)\n"
+        "silo.records('test')[0]\n"
+        "print('torch' in sys.modules)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[33, 6, 24] False", "True"]
