@@ -21,10 +21,21 @@ def root() -> Path:
     return ROOT
 
 
+def _real_data() -> Path:
+    return Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data"))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Folder of the real records, which are not part of the project."""
-    path = Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data"))
+    path = _real_data()
     if not path.is_dir():
         pytest.skip(f"no real data: {path} does not exist (set TIGHTFRAME_TEST_DATA)")
     return path
+
+
+@pytest.fixture(scope="session")
+def images() -> Path | None:
+    """The real dermoscopy images of four centres; None for tests that have the twin instead."""
+    path = _real_data() / "fed_isic_ham"
+    return path if path.is_dir() else None

@@ -97,7 +97,7 @@ def test_a_light_task_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code, job], check=False).returncode == 0
 
 
-def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, real_data: Path) -> None:
+def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, images: Path | None) -> None:
     """EfficientNet-b0 at 200 px: real images where a centre has them here, the twin elsewhere."""
     job = recipes.get("fedmr_isic").job(
         "full", changes={"training.batch_size": 4, "training.amp": False, "threads": 1}
@@ -110,8 +110,8 @@ def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, real
     spec, options = setup.dataset, setup.dataset.options.model_validate(job.dataset_options)
     for index, site in enumerate(job.roster):
         data = spec.twin(index, options)  # type: ignore[misc]
-        if real.get(index) == site and (real_data / "fed_isic_ham").is_dir():
-            place = {"root": str(real_data / "fed_isic_ham"), "center": index}
+        if real.get(index) == site and images is not None:
+            place = {"root": str(images), "center": index}
             data = spec.open(spec.site.model_validate(place), options)
         session = SiloSession(site, job, entry=None, run_dir=tmp_path, data=data)
         silo = LocalSilo(session, setup, torch.device("cpu"), 1)

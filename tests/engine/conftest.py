@@ -78,7 +78,12 @@ def simulate(tmp_path: Path) -> Callable[..., Run]:
     """Run a job folder; the workspace is the test's own."""
 
     def run(
-        job: Path, *, threads: int | None, site_config: Mapping[str, Any] | None = None, timeout: int = 280
+        job: Path,
+        *,
+        threads: int | None,
+        site_config: Mapping[str, Any] | None = None,
+        timeout: int = 280,
+        engine_command: bool = False,
     ) -> Run:
         workspace = tmp_path / "workspace"
         local = workspace / "local"
@@ -87,7 +92,7 @@ def simulate(tmp_path: Path) -> Callable[..., Run]:
         (local / "resources.json").write_text(json.dumps(allowed))
         if site_config is not None:
             (local / "tightframe.json").write_text(json.dumps(site_config))
-        if threads is None:
+        if threads is None or engine_command:
             command = [
                 str(Path(sys.executable).with_name("nvflare")),
                 "simulator",

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe import data
 from tightframe.data.base import DatasetSpec, SiloData
-from tightframe.errors import SiteConfigError
+from tightframe.errors import JobError, SiteConfigError
 from tightframe.rounds.job import JobConfig, listed
 
 FILE_NAME = "tightframe.json"
@@ -201,14 +201,12 @@ def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
 
 
 def _data_problems(entry: SiteEntry, prefix: str) -> list[str]:
-    known = {spec.name: spec for spec in data.DATASETS}
-    problems = []
+    problems: list[str] = []
     for name, values in entry.data.items():
-        if name not in known:
-            problems.append(f"{prefix}data.{name}: unknown data set; known are {sorted(known)}")
-            continue
         try:
-            known[name].site.model_validate(values)
+            data.get(name).site.model_validate(values)
+        except JobError as error:
+            problems += [f"{prefix}data.{name}: {problem}" for problem in error.problems]
         except ValidationError as error:
             problems += listed(error, f"{prefix}data.{name}.")
     return problems

@@ -1,0 +1,50 @@
+"""How a job's names become objects: plain lists, and entry points of installed packages.
+
+Only what is installed at a site can be named, and only the entry that is named is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Protocol, TypeVar
+
+from tightframe.errors import JobError
+
+
+class Named(Protocol):
+    """Anything with a name."""
+
+    @property
+    def name(self) -> str:
+        """What a job calls it."""
+
+
+Item = TypeVar("Item", bound=Named)
+
+
+def find(own: Sequence[Item], name: str, *, group: str, kind: type[Item], what: str) -> Item:
+    """The item that a job calls ``name``: one of ours, or one that an installed package offers.
+
+    Args:
+        own: our list, which comes first: no package can take the name of one of ours.
+        name: what the job says.
+        group: entry-point group; an entry's name is the item's.
+        kind: what an entry must load.
+        what: for messages, for example ``a method``.
+
+    Raises:
+        JobError: if there is none, listing the known names, or if an entry is of another kind.
+    """
+    for item in own:
+        if item.name == name:
+            return item
+    offered = entry_points(group=group)
+    for entry in offered:
+        if entry.name == name:
+            loaded = entry.load()
+            if not isinstance(loaded, kind):
+                raise JobError([f"Expected {entry.value!r} to be a {kind.__name__}, but got {loaded!r}"])
+            return loaded
+    known = sorted({item.name for item in own} | {entry.name for entry in offered})
+    raise JobError([f"Expected {what} of {known}, but got {name!r}"])

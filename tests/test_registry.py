@@ -1,0 +1,44 @@
+"""Names of ours come first; an installed package can add some; nothing else can be named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tightframe import data, methods, models, registry
+from tightframe.errors import JobError
+
+
+class _Entry:
+    def __init__(self, name: str, offered: Any) -> None:
+        self.name, self.value, self._offered = name, f"package:{name}", offered
+        self.loaded = 0
+
+    def load(self) -> Any:
+        self.loaded += 1
+        return self._offered
+
+
+@pytest.mark.parametrize(
+    ("module", "own", "group"),
+    [
+        (methods, methods.METHODS, "tightframe.methods"),
+        (models, models.BACKBONES, "tightframe.backbones"),
+        (data, data.DATASETS, "tightframe.datasets"),
+    ],
+)
+def test_installed_packages_add_names(
+    module: Any, own: list[Any], group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, wrong, stolen = _Entry("other", own[0]), _Entry("wrong", object()), _Entry(own[0].name, object())
+    offered = [other, wrong, stolen]
+    monkeypatch.setattr(registry, "entry_points", lambda group: offered if group == asked else [])
+    asked = group
+    assert module.get("other") is own[0]
+    assert module.get(own[0].name) is own[0], "no package takes the name of one of ours"
+    assert (other.loaded, wrong.loaded, stolen.loaded) == (1, 0, 0), "only what is named is imported"
+    with pytest.raises(JobError, match="package:wrong"):
+        module.get("wrong")
+    with pytest.raises(JobError, match=r"other.*'nothing'"):
+        module.get("nothing")
