@@ -68,6 +68,7 @@ def make_job(method: str, options: dict[str, Any], arguments: argparse.Namespace
                 "epochs": arguments.epochs,
                 "batch_size": arguments.batch_size,
                 "learning_rate": arguments.learning_rate,
+                "augment": arguments.augment,
             },
         }
     )
@@ -207,10 +208,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=0.05)
+    # Chosen by FedAvg's balanced accuracy on the validation folds with seed 100, which is in no table:
+    # 0.356 without augmentation, 0.244 with it (15 rounds of 4 epochs, batch 16, learning rate 0.03).
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=0.03)
+    parser.add_argument("--augment", action="store_true", help="FLamby's training transforms")
     parser.add_argument("--out", type=Path, default=Path("isic.json"))
     arguments = parser.parse_args()
     if not (arguments.data / "fed_isic_ham").is_dir():

@@ -1,0 +1,95 @@
+"""A silo's own state through whole runs: committed only when its term was in the opened sum."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from tightframe import methods
+from tightframe.federation import LocalTransport
+from tightframe.model_update import initial_model
+from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
+from tightframe.rounds.coordinator import Coordinator, Message
+from tightframe.rounds.job import parse_job
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import SiloSession
+
+
+class NoOptions(BaseModel):
+    """The counting method has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _contribute(silo: Any, broadcast: Any, state: Any) -> Contribution:
+    """Send how often this silo's term was summed so far, by its own account."""
+    mine = float(state["summed"]) if state else 0.0
+    return Contribution({"summed": torch.tensor(mine)}, {"summed": torch.tensor(mine + 1)})
+
+
+def _update(state: ServerState, totals: Any, cohort: Cohort) -> ServerState:
+    return state.evolve(extra={**state.extra, f"round-{cohort.round}": torch.tensor(float(totals["summed"]))})
+
+
+COUNTING = Method(
+    name="counting",
+    title="Counting",
+    paper="none: a test of silo state",
+    config=NoOptions,
+    init_server=lambda setting, seed: ServerState(initial_model(setting, seed)),
+    plan=lambda setting, number, rounds: (
+        Phase(
+            "count",
+            Schema((Field("summed", ()),)),
+            lambda state: {"nothing": torch.zeros(1)},
+            _contribute,
+            _update,
+        ),
+    ),
+    predict=lambda model, inputs: model(inputs),
+)
+
+
+class _LosesAnswers(LocalTransport):
+    """The silo does its work, but its answer never arrives."""
+
+    def __init__(self, sessions: Mapping[str, SiloSession], lost: Mapping[int, str]) -> None:
+        super().__init__(sessions, logging.getLogger("test"))
+        self._lost = lost
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
+        lost = self._lost.get(next(iter(requests.values())).get("round", 0)) if task == "contribute" else None
+
+        def maybe(site: str, answer: Message) -> None:
+            if site != lost:
+                accept(site, answer)
+
+        failed = dict(super().exchange(task, requests, maybe))
+        return failed | ({lost: "TF-502"} if lost else {})
+
+
+@pytest.mark.parametrize("fresh_processes", [False, True])
+def test_state_counts_opened_sums_only(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_processes: bool
+) -> None:
+    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
+    job = parse_job(small | {"method": "counting", "rounds": 4})
+
+    class Sessions(dict[str, SiloSession]):
+        def __missing__(self, site: str) -> SiloSession:
+            session = SiloSession(site, job, entry=None, run_dir=tmp_path / site)
+            if not fresh_processes:
+                self[site] = session
+            return session
+
+    transport = _LosesAnswers(Sessions(), {2: "site-1"})
+    state = Coordinator(prepare(job), tmp_path / "server").run(transport).state
+    # Round 1: nobody was summed. 2: site-2, site-3 once each, site-1's answer is lost.
+    # 3: site-1 once (not twice: its proposal of round 2 was dropped), the others twice. 4: 2 + 3 + 3.
+    assert [float(state.extra[f"round-{number}"]) for number in (1, 2, 3, 4)] == [0.0, 2.0, 5.0, 8.0]
