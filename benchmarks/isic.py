@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe import data, federation
+from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
 from tightframe.rounds import evaluation
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.contribution import LocalSilo
-from tightframe.rounds.job import JobConfig, parse_job
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
 from tightframe.training import OptimizerSettings, Stage, cross_entropy
 
 CENTRES = (1, 2, 3, 5)
@@ -94,8 +94,8 @@ def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[s
     rows: dict[str, dict[str, Any]] = {}
     views = {}
     for site in job.roster:
-        session = SiloSession(site, job, entry=None, run_dir=Path(), data=records[site])
-        views[site] = LocalSilo(session, setup, torch.device("cpu"), 0)
+        context = SiloContext(site, job, None, run_dir=Path(), records=records[site])
+        views[site] = LocalSilo(context, setup, torch.device("cpu"), 0)
     for site, silo in views.items():
         state = setup.method.init_server(setup.setting, job.seed)
         model = silo.load(state.model)

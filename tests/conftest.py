@@ -4,8 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+# A job small enough to train in a fraction of a second.
+SMALL: dict[str, Any] = {
+    "job_name": "small",
+    "method": "fedavg",
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 16},
+    "model": "small_cnn",
+    "model_options": {"widths": [8, 8, 8]},
+    "sites": ["site-1", "site-2", "site-3"],
+    "min_sites": 2,
+    "rounds": 1,
+    "seed": 3,
+    "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
+}
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,3 +55,9 @@ def images() -> Path | None:
     """The real dermoscopy images of four centres; None for tests that have the twin instead."""
     path = _real_data() / "fed_isic_ham"
     return path if path.is_dir() else None
+
+
+@pytest.fixture
+def small() -> dict[str, Any]:
+    """Values of a small valid job; a fresh copy for each test."""
+    return {key: (value.copy() if isinstance(value, dict | list) else value) for key, value in SMALL.items()}

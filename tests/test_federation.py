@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from tightframe import federation
+from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import DataError, JobError, RunError, TrainingError
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Coordinator, Message
-from tightframe.rounds.job import JobConfig, parse_job
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 
@@ -160,7 +161,7 @@ class _Failing(federation.LocalTransport):
         import tempfile
 
         folder = Path(tempfile.mkdtemp())
-        sessions = {s: SiloSession(s, job, entry=None, run_dir=folder / s) for s in job.roster}
+        sessions = {s: SiloSession(SiloContext(s, job, None, run_dir=folder / s)) for s in job.roster}
         super().__init__(sessions, logging.getLogger("test"))
         self._errors, self._rounds = errors, rounds
         self.job = job
@@ -227,7 +228,7 @@ def test_a_silo_that_refuses_at_enrolment_ends_the_run_before_training(
     def broken(*_: object) -> None:
         raise DataError("17 images are missing", code="TF-205")
 
-    monkeypatch.setattr(transport._sessions["site-4"].data, "check", broken)
+    monkeypatch.setattr(transport._sessions["site-4"].context.data, "check", broken)
     with pytest.raises(RunError, match="before any training, site-4 refused: TF-205"):
         Coordinator(prepare(job), tmp_path).run(transport)
     assert not (tmp_path / "metrics.jsonl").exists()

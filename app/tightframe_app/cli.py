@@ -184,8 +184,8 @@ def simulate(
     Exit code 0 only if the run trained. Without a site configuration every silo trains on the
     synthetic twin, and says so.
     """
+    from tightframe.config.site import parse_site_file
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.site import parse_site_file
     from tightframe_app import recipes
 
     setup = prepare(recipes.read_job(job))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightframe.rounds.job import JobConfig, parse_job
+from tightframe.config.job import JobConfig, parse_job
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import TASKS
 

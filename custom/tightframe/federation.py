@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
 from tightframe.phases import Method
 from tightframe.rounds import outcome
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Accept, Coordinator, Message, Result
-from tightframe.rounds.job import JobConfig, parse_job
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import SiloSession, failure_code
-from tightframe.rounds.site import SiteEntry
 
 
 class LocalTransport:
@@ -67,7 +68,7 @@ def run(
         min_sites: fewer contributions end the run; all by default.
         folder: where results go; a temporary folder by default, removed afterwards.
         on_round: called with each finished exchange.
-        **job_values: other keys of ``rounds.job.JobConfig``, for example ``seed=1`` or
+        **job_values: other keys of ``config.job.JobConfig``, for example ``seed=1`` or
             ``training={"epochs": 2}``.
 
     Returns:
@@ -132,11 +133,9 @@ def run_job(
     log = logging.getLogger("tightframe.run")
     sessions = {
         site: SiloSession(
-            site,
-            job,
-            entry=(entries or {}).get(site),
-            run_dir=folder / site,
-            data=(data or {}).get(site),
+            SiloContext(
+                site, job, (entries or {}).get(site), run_dir=folder / site, records=(data or {}).get(site)
+            )
         )
         for site in job.roster
     }

@@ -184,7 +184,7 @@ class Setting:
         num_classes: number of classes C.
         input_shape: shape of one record, for example (3, 48, 48).
         build_model: makes an untrained model with ``features(x) -> (B, d)`` and ``head``.
-        local: epochs, batch size and optimiser of local training (``rounds.job.Training``).
+        local: epochs, batch size and optimiser of local training (``config.job.Training``).
         update_norm: L2 norm of the model update; None leaves updates as they are.
         update_bound: bound of one coordinate of the update while no norm is set.
     """

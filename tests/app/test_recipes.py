@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tightframe import training
+from tightframe.config.job import parse_job
 from tightframe.errors import JobError
 from tightframe.model_update import model_terms, received_model, training_terms
 from tightframe.rounds import codec
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.contribution import LocalSilo
-from tightframe.rounds.job import parse_job
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
 from tightframe_app import recipes
 
 
@@ -86,9 +86,10 @@ def test_a_light_task_needs_no_torch() -> None:
     code = (
         "import sys, json\nfrom pathlib import Path\nimport tightframe.flare.executor\n"
         "from tightframe import __version__\n"
-        "from tightframe.rounds.job import parse_job\nfrom tightframe.rounds.silo import SiloSession\n"
+        "from tightframe.config.job import parse_job\nfrom tightframe.rounds.context import SiloContext\n"
+        "from tightframe.rounds.silo import SiloSession\n"
         "job = parse_job(json.loads(sys.argv[1]))\n"
-        "answer = SiloSession('site-5', job, entry=None, run_dir=Path('.')).handle(\n"
+        "answer = SiloSession(SiloContext('site-5', job, None, run_dir=Path('.'))).handle(\n"
         "    'enroll', {'job_sha256': job.sha256(), 'version': __version__})\n"
         "assert answer['weight'] > 0 and answer['synthetic'] is True\n"
         "sys.exit('torch' in sys.modules)"
@@ -113,8 +114,8 @@ def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, imag
         if real.get(index) == site and images is not None:
             place = {"root": str(images), "center": index}
             data = spec.open(spec.site.model_validate(place), options)
-        session = SiloSession(site, job, entry=None, run_dir=tmp_path, data=data)
-        silo = LocalSilo(session, setup, torch.device("cpu"), 1)
+        context = SiloContext(site, job, None, run_dir=tmp_path, records=data)
+        silo = LocalSilo(context, setup, torch.device("cpu"), 1)
         model = silo.load(received_model(broadcast))
         stage = training.Stage(
             terms=(training.cross_entropy(),), optimizer=training.OptimizerSettings.of(job.training), steps=1

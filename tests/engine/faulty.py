@@ -47,14 +47,14 @@ class FaultyExecutor(SiloExecutor):
 
         session = self._session or self._open(fl_ctx)
         self._session = session
-        records = session.data.records
+        records = session.context.data.records
 
         def broken(fold: Any, *, augment_seed: int | None = None) -> Any:
             good = records(fold, augment_seed=augment_seed)
             return [(torch.full_like(good[i][0], float("nan")), good[i][1]) for i in range(len(good))]
 
-        session.data.records = broken  # type: ignore[method-assign]
+        session.context.data.records = broken  # type: ignore[method-assign]
         try:
             return super().execute(task_name, shareable, fl_ctx, abort_signal)
         finally:
-            session.data.records = records  # type: ignore[method-assign]
+            session.context.data.records = records  # type: ignore[method-assign]

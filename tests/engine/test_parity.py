@@ -17,7 +17,7 @@ IN_PROCESS = """
 import json, sys
 from pathlib import Path
 from tightframe import federation
-from tightframe.rounds.job import parse_job
+from tightframe.config.job import parse_job
 from tightframe_app import recipes
 federation.run_job(parse_job(recipes.read_job(Path(sys.argv[1]))), folder=Path(sys.argv[2]))
 """

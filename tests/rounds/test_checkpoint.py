@@ -51,23 +51,23 @@ def test_silo_state_is_committed_only_when_its_term_was_opened(tmp_path: Path) -
     store.settle({})
     assert store.committed() == {}
 
-    store.propose(SumId(1, 0), {"c": torch.tensor([1.0])})
+    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
     assert store.committed() == {}, "a proposal is not a state"
-    store.settle({"1/0/0": ["a", "b"]})
+    store.settle({"1/train-0/0": ["a", "b"]})
     assert store.committed()["c"].tolist() == [1.0]
 
-    store.propose(SumId(2, 0), {"c": torch.tensor([2.0])})
-    store.settle({"2/0/0": ["b"]})
+    store.propose(SumId(2, "train-0"), {"c": torch.tensor([2.0])})
+    store.settle({"2/train-0/0": ["b"]})
     assert store.committed()["c"].tolist() == [1.0], "opened without this silo: dropped"
 
-    store.propose(SumId(3, 0), {"c": torch.tensor([3.0])})
-    store.settle({"2/0/0": ["a"]})
+    store.propose(SumId(3, "train-0"), {"c": torch.tensor([3.0])})
+    store.settle({"2/train-0/0": ["a"]})
     assert store.committed()["c"].tolist() == [1.0], "another sum is no evidence"
-    store.settle({"3/0/0": ["a"]})
+    store.settle({"3/train-0/0": ["a"]})
     assert store.committed()["c"].tolist() == [1.0], "what was dropped stays dropped"
 
 
 def test_silo_state_is_private(tmp_path: Path) -> None:
     store = SiloStateStore(tmp_path / "state", "a")
-    store.propose(SumId(1, 0), {"c": torch.tensor([1.0])})
+    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
     assert (tmp_path / "state" / "proposed.safetensors").stat().st_mode & 0o077 == 0

@@ -12,11 +12,12 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from tightframe import methods
+from tightframe.config.job import parse_job
 from tightframe.federation import LocalTransport
 from tightframe.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Coordinator, Message
-from tightframe.rounds.job import parse_job
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 
@@ -83,7 +84,7 @@ def test_state_counts_opened_sums_only(
 
     class Sessions(dict[str, SiloSession]):
         def __missing__(self, site: str) -> SiloSession:
-            session = SiloSession(site, job, entry=None, run_dir=tmp_path / site)
+            session = SiloSession(SiloContext(site, job, None, run_dir=tmp_path / site))
             if not fresh_processes:
                 self[site] = session
             return session

@@ -16,7 +16,7 @@ from tightframe.flare.transport import FlareTransport
 class FederationController(Controller):
     """Runs a job's rounds over NVFlare.
 
-    The arguments are the values of ``rounds.job.JobConfig``; they are validated together before
+    The arguments are the values of ``config.job.JobConfig``; they are validated together before
     any task is sent, and every problem is named. When a run cannot go on, the controller panics
     with the silos and codes, so that the engine's exit code tells the truth.
     """
@@ -40,8 +40,8 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
+        from tightframe.config.site import server_entry
         from tightframe.rounds.coordinator import Coordinator
-        from tightframe.rounds.site import server_entry
 
         workspace = fl_ctx.get_engine().get_workspace()
         run_dir = Path(workspace.get_run_dir(fl_ctx.get_job_id()))

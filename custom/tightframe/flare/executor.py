@@ -18,15 +18,16 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
+from tightframe.config.job import parse_job
+from tightframe.config.site import site_entry
 from tightframe.errors import TightframeError
 from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.rounds.job import parse_job
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo import SiloSession, failure_code
-from tightframe.rounds.site import site_entry
 
 
 class SiloExecutor(Executor):
-    """Runs a silo's part of a job. The arguments are the values of ``rounds.job.JobConfig``."""
+    """Runs a silo's part of a job. The arguments are the values of ``config.job.JobConfig``."""
 
     def __init__(self, **job: Any) -> None:
         super().__init__()
@@ -62,13 +63,18 @@ class SiloExecutor(Executor):
         workspace = fl_ctx.get_engine().get_workspace()
         name = fl_ctx.get_identity_name()
         production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, False))
+        job_id = fl_ctx.get_job_id()
+        entry = site_entry(Path(workspace.get_site_config_dir()), name, production=production)
         return SiloSession(
-            name,
-            parse_job(self._values),
-            entry=site_entry(Path(workspace.get_site_config_dir()), name, production=production),
-            run_dir=Path(workspace.get_run_dir(fl_ctx.get_job_id())),
-            stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
-            log=self.logger,
+            SiloContext(
+                name,
+                parse_job(self._values),
+                entry,
+                run_dir=Path(workspace.get_run_dir(job_id)),
+                state_dir=Path(entry.state_dir) / job_id / name if entry and entry.state_dir else None,
+                stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
+                log=self.logger,
+            )
         )
 
 

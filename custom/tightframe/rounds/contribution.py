@@ -5,9 +5,8 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -16,14 +15,13 @@ from torch.utils.data import DataLoader
 
 from tightframe import training
 from tightframe.data.base import class_counts
-from tightframe.errors import TrainingError
+from tightframe.errors import RunError, TrainingError
 from tightframe.model_update import received_model
 from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
 from tightframe.rounds import codec, evaluation
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
+from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
-from tightframe.rounds.silo import Message, SiloSession, guarded
-from tightframe.rounds.site import SiteEntry
 from tightframe.rounds.summation import SumId, site_summation
 
 
@@ -31,25 +29,24 @@ class LocalSilo:
     """A silo as a method sees it (``phases.SiloView``) in one round."""
 
     def __init__(
-        self, session: SiloSession, setup: JobSetup, device: torch.device, round_number: int
+        self, context: SiloContext, setup: JobSetup, device: torch.device, round_number: int
     ) -> None:
-        self.name = session.name
+        self.name = context.name
         self.round = round_number
         self.setting: Setting = setup.setting
         self.device = device
-        self._session = session
+        self._context = context
         self._setup = setup
-        self._entry = session.entry or SiteEntry()
 
     @property
     def offers_prototypes(self) -> bool:
         """False where the job's list or the site itself keeps the prototypes at home."""
         chosen = self._setup.job.prototype_sites
-        return self._entry.offer_prototypes and (chosen is None or self.name in chosen)
+        return self._context.site.offer_prototypes and (chosen is None or self.name in chosen)
 
     def class_counts(self, fold: Fold) -> torch.Tensor:
         """Records of each class in a fold: int64 (C,)."""
-        labels = self._session.data.labels(fold)
+        labels = self._context.data.labels(fold)
         return torch.from_numpy(class_counts(labels, self.setting.num_classes))
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
@@ -68,10 +65,10 @@ class LocalSilo:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
         job = self._setup.job
-        records = self._session.data.records(
+        records = self._context.data.records(
             fold, augment_seed=self._stream("augment", epoch) if augment else None
         )
-        count = len(self._session.data.labels(fold))
+        count = len(self._context.data.labels(fold))
         size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
         if shuffle:
             order = torch.randperm(
@@ -83,11 +80,11 @@ class LocalSilo:
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=training.merge_single_tail(indices, size),
-            num_workers=self._entry.loader_workers,
+            num_workers=self._context.site.loader_workers,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
-        for inputs, labels in guarded(iter(loader), self._session.stopped):
+        for inputs, labels in guarded(iter(loader), self._context.stopped):
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[training.Stage]) -> training.FitReport:
@@ -99,7 +96,7 @@ class LocalSilo:
             stages,
             device=self.device,
             amp=local.amp,
-            progress=lambda text: self._session.log.info("%s, round %d: %s", self.name, self.round, text),
+            progress=lambda text: self._context.log.info("%s, round %d: %s", self.name, self.round, text),
         )
 
     def _stream(self, *purpose: str | int) -> int:
@@ -109,22 +106,19 @@ class LocalSilo:
 class Contributor:
     """The tasks of a silo that need torch."""
 
-    def __init__(self, session: SiloSession) -> None:
-        self._session = session
-        self._setup = prepare(session.job)
-        set_threads(session.job.threads)
-        self._device = choose_device((session.entry or SiteEntry()).device)
-        state_root = session.run_dir
-        if session.entry is not None and session.entry.state_dir is not None:
-            state_root = Path(session.entry.state_dir) / session.job.sha256()[:16]
-        self._store = SiloStateStore(state_root / "silo_state" / session.name, session.name)
+    def __init__(self, context: SiloContext) -> None:
+        self._context = context
+        self._setup = prepare(context.job)
+        set_threads(context.job.threads)
+        self._device = choose_device(context.site.device)
+        self._store = SiloStateStore(context.state_folder, context.name)
 
     def contribute(self, message: Message) -> Message:
         """Answer one broadcast with a term of its sum."""
-        sum_id = SumId(message["round"], message["phase"], message["attempt"])
+        sum_id = SumId.of(message["kind"], message["round"], message["phase"], message["attempt"])
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
-        silo = LocalSilo(self._session, self._setup, self._device, sum_id.round)
+        silo = LocalSilo(self._context, self._setup, self._device, sum_id.round)
         tensors: dict[str, torch.Tensor] = {}
         with seeded(silo.generator("torch").initial_seed(), self._device):
             phase = self._phase(message)
@@ -145,7 +139,7 @@ class Contributor:
             share=weights[silo.name] / max(weights.values()),
             parties=len(weights),
         )
-        return {"term": dict(site_summation(self._session.job.summation).conceal(sum_id, term))}
+        return {"term": dict(site_summation(self._context.job.summation).conceal(sum_id, term))}
 
     def _phase(self, message: Message) -> Phase | None:
         """The phase that a message asks for; None for the closing."""
@@ -169,17 +163,17 @@ class Contributor:
             self._setup.method.predict,
             {fold: silo.batches(fold, augment=False, shuffle=False) for fold in evaluation.FOLDS},
             num_classes=self._setup.dataset.num_classes,
-            score_bins=self._session.job.evaluation.score_bins,
+            score_bins=self._context.job.evaluation.score_bins,
         )
 
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""
-        run_dir, names = self._session.run_dir, self._setup.dataset.class_names
+        run_dir, names = self._context.run_dir, self._setup.dataset.class_names
         sha256 = save_tensors(run_dir / "model.safetensors", received_model(received), mode=0o600)
         report: dict[str, Any] = {
             "silo": silo.name,
-            "data": self._session.data.source,
-            "synthetic": self._session.data.synthetic,
+            "data": self._context.data.source,
+            "synthetic": self._context.data.synthetic,
             "records": {
                 fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
                 for fold in ("train", "validation", "test")
@@ -188,19 +182,19 @@ class Contributor:
             "global": evaluation.local_metrics(counted, names),
             "local_only": None,
         }
-        epochs = self._session.job.local_baseline_epochs
+        epochs = self._context.job.local_baseline_epochs
         if epochs:
-            self._session.log.info("%s: training the local-only baseline, %d epochs", silo.name, epochs)
+            self._context.log.info("%s: training the local-only baseline, %d epochs", silo.name, epochs)
             report["local_only"] = {"epochs": epochs} | self._local_only(silo, epochs)
         write_json(run_dir / "local_report.json", report, mode=0o600)
-        self._session.log.info(
+        self._context.log.info(
             "%s: final model and report (this silo's own): %s", silo.name, run_dir / "local_report.json"
         )
 
     def _local_only(self, silo: LocalSilo, epochs: int) -> dict[str, Any]:
         """Train from the same start on this silo's records alone, by plain cross-entropy."""
         setup = self._setup
-        model = silo.load(setup.method.init_server(setup.setting, setup.job.seed).model)
+        model = silo.load(setup.initial_state().model)
         stage = training.Stage(
             terms=(training.cross_entropy(),),
             optimizer=training.OptimizerSettings.of(setup.setting.local),
@@ -228,6 +222,14 @@ def choose_device(wanted: str) -> torch.device:
                 code="TF-303",
             )
     return device
+
+
+def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
+    """The same batches, ended by TF-504 as soon as the run is aborted."""
+    for batch in batches:
+        if stopped():
+            raise RunError("the run was aborted during local training.", code="TF-504")
+        yield batch
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,12 +20,12 @@ from tightframe import __version__
 from tightframe.errors import ContributionError, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
-from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
+from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals
 from tightframe.rounds import checkpoint, codec, evaluation, outcome
+from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.summation import SumId, server_summation
 
-Message = dict[str, Any]
 Accept = Callable[[str, Message], None]
 
 
@@ -47,7 +47,6 @@ class Result:
 
     state: ServerState
     outcome: outcome.Outcome
-    totals: Totals | None = None
 
 
 class Coordinator:
@@ -71,17 +70,15 @@ class Coordinator:
         self.setup = setup
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
-        self.rows: list[outcome.Row] = []
-        self.weights: dict[str, float] = {}
-        self.synthetic = False
-        self.best: tuple[float, int] | None = None
+        self.record = outcome.RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
         self._initial_model = initial_model
-        self._initial: dict[str, Any] | None = None
         self._opened: dict[str, list[str]] = {}
-        self._started = time.monotonic()
         self._on_round = on_round
-        self._rounds_done = 0
-        self._last_totals: Totals | None = None
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The public weights of the silos enrolled."""
+        return self.record.weights
 
     def run(self, transport: Transport) -> Result:
         """Enrol, train, close, write the results.
@@ -93,9 +90,12 @@ class Coordinator:
         try:
             state = self._train(transport)
         except TightframeError as error:
-            self._finish(str(error))
+            self.record.finish(str(error))
             raise
-        return Result(state, self._finish(None), self._last_totals)
+        except Exception as error:
+            self.record.finish(f"TF-500: the server failed with {type(error).__name__}")
+            raise
+        return Result(state, self.record.finish(None))
 
     def _train(self, transport: Transport) -> ServerState:
         job = self.setup.job
@@ -107,14 +107,14 @@ class Coordinator:
         for number in range(1, job.rounds + 1):
             for index, phase in enumerate(self.setup.training_phases(number)):
                 state = self._phase(transport, state, phase, "train", number, index, evaluate=index == 0)
-            self._rounds_done = number
+            self.record.rounds_done = number
             checkpoint.save_state(self.folder, state, round_number=number, job_sha256=job.sha256())
         for index, phase in enumerate(self.setup.after_phases()):
             state = self._phase(transport, state, phase, "after", job.rounds, index, evaluate=False)
         sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
-        self._write_card(sha256)
+        self.record.write_card(sha256)
         self._close(transport, state)
-        self._write_card(sha256)
+        self.record.write_card(sha256)
         return state
 
     def _announce(self) -> None:
@@ -133,13 +133,12 @@ class Coordinator:
         )
 
     def _initial_state(self) -> ServerState:
-        job = self.setup.job
-        state = self.setup.method.init_server(self.setup.setting, stream_seed(job.seed, "server", "init"))
+        state = self.setup.initial_state()
         if self._initial_model is not None:
             model = self.setup.setting.build_model()
             model.load_state_dict(dict(state.model))
             loaded = load_initial(model, Path(self._initial_model))
-            self._initial = {"sha256": loaded.sha256, "fresh": list(loaded.fresh)}
+            self.record.initial_model = {"sha256": loaded.sha256, "fresh": list(loaded.fresh)}
             self.log.info(
                 "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
             )
@@ -178,8 +177,8 @@ class Coordinator:
                 f"synthetic and real records are never mixed, but {made_up} have synthetic ones.",
                 code="TF-506",
             )
-        self.synthetic = any(synthetic.values())
-        if self.synthetic:
+        self.record.synthetic = any(synthetic.values())
+        if self.record.synthetic:
             self.log.warning("%s", BANNER.format(dataset=self.setup.dataset.title))
         self.log.info(
             "enrolled %d of %d silos in %.0f s; public weights: %s%s",
@@ -214,18 +213,17 @@ class Coordinator:
             for name, value in others.items()
             if name.startswith("training/")
         }
-        self._record(row, own if evaluate else None, broadcast)
+        self._add(row, own if evaluate else None, broadcast)
         return state
 
     def _close(self, transport: Transport, state: ServerState) -> None:
         """Evaluate the last model everywhere and leave it at the silos."""
         schema = self.setup.evaluation_schema()
         broadcast = broadcast_model(state.model)
-        index = 10_000  # a place of its own among the sums of the last round
         row, totals = self._collect(
-            transport, schema, broadcast, "closing", self.setup.job.rounds, index, evaluate=True
+            transport, schema, broadcast, "closing", self.setup.job.rounds, 0, evaluate=True
         )
-        self._record(row, totals, broadcast)
+        self._add(row, totals, broadcast)
 
     def _collect(
         self,
@@ -240,7 +238,7 @@ class Coordinator:
     ) -> tuple[outcome.Row, Totals]:
         """Send a broadcast, add the terms as they arrive, open the sum."""
         job, started = self.setup.job, time.monotonic()
-        sum_id = SumId(number, index)
+        sum_id = SumId.of(kind, number, index, 0)
         data = checkpoint.tensor_bytes(broadcast)
         request = {
             "kind": kind,
@@ -271,7 +269,6 @@ class Coordinator:
             raise self._too_few(f"round {number}" if kind == "train" else kind, failed, len(cohort))
         cohort.sort()
         totals = codec.decode(schema, sums.open(cohort), parties=len(self.weights))
-        self._last_totals = totals
         self._opened = {str(sum_id): cohort}
         failed |= {site: "TF-502" for site in job.roster if site not in self.weights}
         row = outcome.Row(
@@ -285,30 +282,10 @@ class Coordinator:
         )
         return row, totals
 
-    def _record(self, row: outcome.Row, own: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
-        """Put an evaluation to the model that it is of, remember the best, write and say it."""
-        before: outcome.Row | None = None
-        if own is not None:
-            if row.kind == "train" and row.round == 1:
-                self.rows.append(outcome.Row(0, "start", [], {}, 0.0, 0, 0))
-            before = next((item for item in reversed(self.rows) if item.kind in ("start", "train")), None)
-            if before is not None:
-                before.evaluation = evaluation.summarise(own, self.setup.dataset.class_names)
-                self._remember_best(before, broadcast)
-        self.rows.append(row)
-        outcome.write_rows(self.folder, self.rows)
-        self.log.info("%s", outcome.round_line(row, self.setup.job.rounds, self.setup.job.roster, before))
+    def _add(self, row: outcome.Row, counted: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
+        self.record.add(row, counted, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)
-
-    def _remember_best(self, row: outcome.Row, broadcast: Mapping[str, torch.Tensor]) -> None:
-        """Keep the model with the best balanced accuracy on the validation folds."""
-        if row.round == 0 or row.evaluation is None:
-            return
-        value = row.evaluation["validation"].get("balanced_accuracy")
-        if value is not None and (self.best is None or value > self.best[0]):
-            self.best = (value, row.round)
-            checkpoint.save_tensors(self.folder / "best_model.safetensors", received_model(broadcast))
 
     def _too_few(self, where: str, failed: Mapping[str, str], got: int) -> RunError:
         named = ", ".join(
@@ -318,84 +295,6 @@ class Coordinator:
         return RunError(
             f"too few silos in {where}: expected at least {self.setup.job.min_sites}, but got {got}; {named}."
         )
-
-    def _data_line(self) -> str:
-        title = self.setup.dataset.title
-        return (
-            f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
-            if self.synthetic
-            else f"{title}, the sites' own records"
-        )
-
-    def _write_card(self, sha256: str) -> None:
-        job = self.setup.job
-        outcome.write_card(
-            self.folder,
-            {
-                "job": job.model_dump(mode="json"),
-                "job_sha256": job.sha256(),
-                "method": {"name": self.setup.method.name, "paper": self.setup.method.paper},
-                "classes": list(self.setup.dataset.class_names),
-                "data": self._data_line(),
-                "synthetic": self.synthetic,
-                "public_weights": self.weights,
-                "model_sha256": sha256,
-                "initial_model": self._initial,
-                "best_round_by_validation": self.best[1] if self.best else None,
-                "evaluation": next(
-                    (
-                        row.evaluation
-                        for row in reversed(self.rows)
-                        if row.evaluation and row.round == job.rounds
-                    ),
-                    None,
-                ),
-            },
-        )
-
-    def _finish(self, reason: str | None) -> outcome.Outcome:
-        job = self.setup.job
-        result = outcome.Outcome(
-            job_name=job.job_name,
-            method=self.setup.method.title,
-            trained=reason is None,
-            rounds_done=self._rounds_done,
-            rounds=job.rounds,
-            roster=list(job.roster),
-            rows=self.rows,
-            data=self._data_line(),
-            summation=f"{job.summation} (the server sees each silo's contribution)"
-            if job.summation == "plain"
-            else job.summation,
-            folder=self.folder,
-            best_round=self.best[1] if self.best else None,
-            reason=reason,
-            seconds=time.monotonic() - self._started,
-        )
-        checkpoint.write_json(
-            self.folder / "outcome.json",
-            {
-                "trained": result.trained,
-                "reason": reason,
-                "job_name": job.job_name,
-                "method": self.setup.method.name,
-                "rounds_done": result.rounds_done,
-                "rounds": job.rounds,
-                "roster": list(job.roster),
-                "synthetic": self.synthetic,
-                "summation": job.summation,
-                "best_round_by_validation": result.best_round,
-                "dropped": [
-                    {"round": row.round, "kind": row.kind, "silos": row.dropped}
-                    for row in self.rows
-                    if row.dropped
-                ],
-                "evaluation": result.final(),
-                "seconds": round(result.seconds, 1),
-            },
-        )
-        (self.log.info if result.trained else self.log.error)("%s", result.screen())
-        return result
 
 
 BANNER = (

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tightframe import __version__
-from tightframe.rounds.checkpoint import write_atomically, write_json
+from tightframe.config.job import JobConfig
+from tightframe.data.base import DatasetSpec
+from tightframe.phases import Method, Tensors, Totals
+from tightframe.rounds import evaluation
+from tightframe.rounds.checkpoint import save_tensors, write_atomically, write_json
 
 
 @dataclass
@@ -143,6 +150,135 @@ class Outcome:
         return lines
 
 
+class RunRecord:
+    """What a run leaves behind, kept on disk and up to date while it runs.
+
+    Args:
+        folder: where the files go.
+        job: of the run.
+        method: name, title and paper.
+        dataset: title and class names.
+        log: for the line a round and the last screen.
+    """
+
+    def __init__(
+        self, folder: Path, job: JobConfig, method: Method, dataset: DatasetSpec, log: logging.Logger
+    ) -> None:
+        self.folder = folder
+        self.job = job
+        self.rows: list[Row] = []
+        self.weights: dict[str, float] = {}
+        self.synthetic = False
+        self.initial_model: dict[str, Any] | None = None
+        self.rounds_done = 0
+        self.best: tuple[float, int] | None = None
+        self._method = method
+        self._dataset = dataset
+        self._log = log
+        self._started = time.monotonic()
+
+    @property
+    def data_line(self) -> str:
+        """One line about the records."""
+        title = self._dataset.title
+        if self.synthetic:
+            return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
+        return f"{title}, the sites' own records"
+
+    def add(self, row: Row, counted: Totals | None, received: Tensors) -> None:
+        """Put an exchange on record, and its evaluation to the model that it is of.
+
+        Args:
+            row: of the exchange.
+            counted: totals of the evaluation, if it was part of the exchange.
+            received: the model that was evaluated: the one before this exchange.
+        """
+        before: Row | None = None
+        if counted is not None:
+            if not any(item.kind in ("start", "train") for item in self.rows):
+                self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
+            before = next(item for item in reversed(self.rows) if item.kind in ("start", "train"))
+            before.evaluation = evaluation.summarise(counted, self._dataset.class_names)
+            self._remember_best(before, received)
+        self.rows.append(row)
+        write_rows(self.folder, self.rows)
+        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+
+    def write_card(self, sha256: str) -> None:
+        """``model.json``: what the model is, from what, its metrics, and the versions used."""
+        last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
+        packages = ("torch", "numpy", "nvflare", "monai", "safetensors")
+        card = {
+            "format": 1,
+            "job": self.job.model_dump(mode="json"),
+            "job_sha256": self.job.sha256(),
+            "method": {"name": self._method.name, "paper": self._method.paper},
+            "classes": list(self._dataset.class_names),
+            "data": self.data_line,
+            "synthetic": self.synthetic,
+            "public_weights": self.weights,
+            "model_sha256": sha256,
+            "initial_model": self.initial_model,
+            "best_round_by_validation": self.best[1] if self.best else None,
+            "evaluation": last[-1].evaluation if last else None,
+            "versions": {"tightframe": __version__, "python": platform.python_version()}
+            | {package: _version(package) for package in packages},
+        }
+        write_json(self.folder / "model.json", card)
+
+    def finish(self, reason: str | None) -> Outcome:
+        """Write ``outcome.json``, show the last screen, return both as a value."""
+        job = self.job
+        result = Outcome(
+            job_name=job.job_name,
+            method=self._method.title,
+            trained=reason is None,
+            rounds_done=self.rounds_done,
+            rounds=job.rounds,
+            roster=list(job.roster),
+            rows=self.rows,
+            data=self.data_line,
+            summation=SUMMATIONS[job.summation],
+            folder=self.folder,
+            best_round=self.best[1] if self.best else None,
+            reason=reason,
+            seconds=time.monotonic() - self._started,
+        )
+        dropped = [
+            {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
+        ]
+        values = {
+            "trained": result.trained,
+            "reason": reason,
+            "job_name": job.job_name,
+            "method": self._method.name,
+            "rounds_done": result.rounds_done,
+            "rounds": job.rounds,
+            "roster": result.roster,
+            "synthetic": self.synthetic,
+            "summation": job.summation,
+            "best_round_by_validation": result.best_round,
+            "dropped": dropped,
+            "evaluation": result.final(),
+            "seconds": round(result.seconds, 1),
+        }
+        write_json(self.folder / "outcome.json", values)
+        (self._log.info if result.trained else self._log.error)("%s", result.screen())
+        return result
+
+    def _remember_best(self, row: Row, received: Tensors) -> None:
+        """Keep the model with the best balanced accuracy on the validation folds."""
+        if row.round == 0 or row.evaluation is None:
+            return
+        value = row.evaluation["validation"].get("balanced_accuracy")
+        if value is not None and (self.best is None or value > self.best[0]):
+            self.best = (value, row.round)
+            save_tensors(self.folder / "best_model.safetensors", received)
+
+
+SUMMATIONS: Mapping[str, str] = {"plain": "plain (the server sees each silo's contribution)"}
+"""How a job's ``summation`` is told to people."""
+
 _FILES = ("model.safetensors", "best_model.safetensors", "model.json", "metrics.jsonl", "outcome.json")
 
 REASONS: Mapping[str, str] = {
@@ -202,17 +338,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     write_atomically(folder / "metrics.jsonl", text.encode())
 
 
-def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """``model.json``: what the model is, from what, and its metrics."""
-    versions = {"tightframe": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "nvflare", "monai", "safetensors"):
-        versions[package] = _version(package)
-    write_json(folder / "model.json", {"format": 1, **card, "versions": versions})
-
-
 def _version(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version(package)
     except PackageNotFoundError:

@@ -13,11 +13,11 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from tightframe import data, methods, models
+from tightframe.config.job import JobConfig, listed, parse_job
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError
-from tightframe.phases import Method, Phase, Schema, Setting
+from tightframe.phases import Method, Phase, Schema, ServerState, Setting, stream_seed
 from tightframe.rounds import codec, evaluation
-from tightframe.rounds.job import JobConfig, listed, parse_job
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class JobSetup:
     method: Method
     dataset: DatasetSpec
     setting: Setting
+
+    def initial_state(self) -> ServerState:
+        """The state before round 1, from the job's seed."""
+        return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
         """The phases of one training round (1-based)."""

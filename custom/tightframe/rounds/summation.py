@@ -25,11 +25,16 @@ IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
 
 @dataclass(frozen=True)
 class SumId:
-    """Names one sum: the round, the phase's place in it, and the try."""
+    """Names one sum: the round, the phase (its kind and place, as ``train-0``), and the try."""
 
     round: int
-    phase: int
+    phase: str
     attempt: int = 0
+
+    @classmethod
+    def of(cls, kind: str, round_number: int, index: int, attempt: int) -> SumId:
+        """The id of phase ``index`` among those of its kind in a round."""
+        return cls(round_number, f"{kind}-{index}", attempt)
 
     def __str__(self) -> str:
         """``round/phase/try``."""

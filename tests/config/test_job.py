@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tightframe.config.job import parse_job
 from tightframe.errors import JobError
-from tightframe.rounds.job import parse_job
 from tightframe.rounds.setup import prepare
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe import data
+from tightframe.config.job import JobConfig, listed
 from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.errors import JobError, SiteConfigError
-from tightframe.rounds.job import JobConfig, listed
 
 FILE_NAME = "tightframe.json"
 

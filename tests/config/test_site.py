@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tightframe.config.job import parse_job
+from tightframe.config.site import open_data, parse_site_file, server_entry, site_entry
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.job import parse_job
-from tightframe.rounds.site import open_data, parse_site_file, server_entry, site_entry
 
 
 def _write(folder: Path, values: Any) -> Path:

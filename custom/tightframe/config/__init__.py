@@ -1,0 +1,1 @@
+"""What a job may say and what a site says about itself: frozen, validated, all errors at once."""
