@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightframe import methods
-from tightframe.errors import TrainingError
+from tightframe.errors import ContributionError, TrainingError
 from tightframe.methods import fedmr
 from tightframe.methods.fedmr import (
     METHOD,
@@ -21,6 +21,8 @@ from tightframe.methods.fedmr import (
     intra_class_loss,
     update_prototypes,
 )
+from tightframe.phases import Schema
+from tightframe.rounds import codec
 
 FORMS = ["paper", "official"]
 SUPPORTS = ["observed", "all"]
@@ -225,10 +227,16 @@ def test_unknown_forms_are_refused() -> None:
         inter_class_loss(features, labels, features, labels, support="both")  # type: ignore[arg-type]
 
 
-def test_class_sums_do_not_depend_on_the_order_of_records() -> None:
+def _identity() -> torch.nn.Module:
+    """A model whose features are its inputs."""
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.zeros(1))
     model.features = torch.nn.Identity()
+    return model
+
+
+def test_class_sums_do_not_depend_on_the_order_of_records() -> None:
+    model = _identity()
     stream = torch.Generator().manual_seed(3)
     inputs = torch.randn(500, 6, generator=stream) * torch.logspace(-6, 3, 6)
     labels = torch.randint(0, 3, (500,), generator=stream)
@@ -243,6 +251,58 @@ def test_class_sums_do_not_depend_on_the_order_of_records() -> None:
         assert torch.equal(again, sums)
     with pytest.raises(TrainingError, match="TF-301"):
         class_feature_sums(model, [(inputs * torch.inf, labels)], 4, 6)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1e15, 1e15],  # both saturate: the wrapped sum would be -2 units, a prototype of about 0
+        [-1e15, -1e15],
+        [1e15, -1e15],  # a sum within its bound, of records that are not
+        [1.0, 2.0**14 * (1 + 2.0**-52)],
+        [3e4, 1.0],
+    ],
+)
+def test_features_over_the_bound_are_refused_before_they_become_integers(values: list[float]) -> None:
+    inputs = torch.tensor([[0.5, value] for value in values], dtype=torch.float64)
+    labels = torch.zeros(len(values), dtype=torch.int64)
+    for batches in ([(inputs, labels)], list(zip(inputs.split(1), labels.split(1), strict=True))):
+        with pytest.raises(ContributionError, match=r"at most 16384 .* but got .*: lower the") as caught:
+            class_feature_sums(_identity(), batches, 2, 2)
+        assert caught.value.code == "TF-402"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_features_that_are_not_finite_are_named_so_in_any_batch(bad: float) -> None:
+    fine, large = torch.tensor([[1.0]]), torch.tensor([[1e15]])
+    label = torch.tensor([0])
+    for order in ([fine, torch.tensor([[bad]]), large], [large, torch.tensor([[bad]]), fine]):
+        with pytest.raises(TrainingError, match="NaN or infinite") as caught:
+            class_feature_sums(_identity(), [(inputs, label) for inputs in order], 1, 1)
+        assert caught.value.code == "TF-301"
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_largest_silo_with_the_largest_features_does_not_wrap(sign: float) -> None:
+    part = 2**20
+    inputs = torch.full((part, 1), sign * fedmr.FEATURE_BOUND)
+    labels = torch.zeros(part, dtype=torch.int64)
+    parts = int(fedmr.COUNT_BOUND) // part
+    sums, counts = class_feature_sums(_identity(), [(inputs, labels)] * parts, 1, 1)
+    assert float(sums) == sign * fedmr.FEATURE_BOUND * fedmr.COUNT_BOUND  # 2**62 units of the grid
+    assert float(counts) == fedmr.COUNT_BOUND
+
+
+def test_more_records_than_the_sum_is_made_for_are_refused_by_their_count(make_setting: Any) -> None:
+    assert fedmr.COUNT_BOUND * fedmr.FEATURE_BOUND * fedmr.GRID < 2**63
+    (phase,) = METHOD.plan(make_setting(FedMRConfig()), 1, 1)
+    assert phase.schema[fedmr.SUMS].bound * fedmr.GRID < 2**53
+    schema = Schema((phase.schema[fedmr.COUNTS],))
+    counts = torch.tensor([fedmr.COUNT_BOUND, 0.0, 0.0], dtype=torch.float64)
+    codec.encode(schema, {fedmr.COUNTS: counts}, share=1.0, parties=6)
+    with pytest.raises(ContributionError, match=r"prototype/counts.* at most") as caught:
+        codec.encode(schema, {fedmr.COUNTS: counts + 1}, share=1.0, parties=6)
+    assert caught.value.code == "TF-402"
 
 
 def test_a_class_that_disappears_keeps_its_prototype() -> None:

@@ -16,6 +16,7 @@ its features and their number, from which the server gets the exact global class
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.errors import TrainingError
+from tightframe.errors import ContributionError, TrainingError
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
 from tightframe.training import BatchView, OptimizerSettings, Stage, Term, at_least_float32, cross_entropy
@@ -45,6 +46,10 @@ VALID = "prototype_valid"
 # depend on the order of records; 2**28 * 2**24 leaves every total exact in float64.
 GRID = 2.0**24
 SUM_BOUND = 2.0**28
+# 2**24 records of a class (more are refused by the bound of COUNTS) of features up to 2**14 come to
+# 2**24 * 2**14 * 2**24 = 2**62 units at most, so that the int64 sum never wraps; SUM_BOUND is checked on it.
+FEATURE_BOUND = 2.0**14
+COUNT_BOUND = 2.0**24
 
 
 class FedMRConfig(BaseModel):
@@ -269,18 +274,27 @@ def class_feature_sums(
 
     Raises:
         TrainingError: TF-301 if a feature is not finite.
+        ContributionError: TF-402 if a feature is over ``FEATURE_BOUND``.
     """
     device = next(model.parameters()).device
     sums = torch.zeros(num_classes, width, dtype=torch.int64, device=device)
     counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
-    finite = torch.ones((), dtype=torch.bool, device=device)
+    largest = torch.zeros((), dtype=torch.float64, device=device)  # |feature|; read once, after all batches
     for inputs, labels in batches:
         features = model.features(inputs).to(torch.float64)  # type: ignore[operator]
-        finite &= torch.isfinite(features).all()
-        sums.index_add_(0, labels, (features * GRID).round().to(torch.int64))
+        largest = torch.maximum(largest, features.abs().max())
+        # The conversion of what is refused below would be arbitrary, so it never happens.
+        safe = features.nan_to_num(nan=0.0).clamp(-FEATURE_BOUND, FEATURE_BOUND)
+        sums.index_add_(0, labels, (safe * GRID).round().to(torch.int64))
         counts.index_add_(0, labels, torch.ones_like(labels))
-    if not bool(finite):
+    if not math.isfinite(found := float(largest)):
         raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
+    if found > FEATURE_BOUND:
+        raise ContributionError(
+            f"Expected features of at most {FEATURE_BOUND:g} in absolute value after local training, but got "
+            f"{found:g}: lower the learning rate or the weights of the method's terms, or check the records.",
+            code="TF-402",
+        )
     return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)
 
 
@@ -300,13 +314,13 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     """One phase: train with both terms, then sum updates, class feature sums and class counts."""
     template = model_update.build_template(setting)
     classes = setting.num_classes
-    shared = {"ring": 64, "bound": SUM_BOUND, "static": True, "per_class": True}
+    shared = {"ring": 64, "static": True, "per_class": True}
     schema = phases.Schema(
         (
             *model_update.model_fields(setting, template),
             *model_update.training_fields(TERMS),
-            phases.Field(SUMS, (classes, feature_width(template)), **shared),  # type: ignore[arg-type]
-            phases.Field(COUNTS, (classes,), sensitivity=1.0, **shared),  # type: ignore[arg-type]
+            phases.Field(SUMS, (classes, feature_width(template)), bound=SUM_BOUND, **shared),  # type: ignore[arg-type]
+            phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, sensitivity=1.0, **shared),  # type: ignore[arg-type]
         )
     )
     return (Phase("train", schema, broadcast, contribute, update),)
