@@ -145,6 +145,32 @@ def test_text_as_target_is_malformed(folder: Path) -> None:
     assert caught.value.code == "TF-204"
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ISIC_200,2.7,3,train", "'2.7' and '3'"),  # would be class 2
+        ("ISIC_200,-0.4,3,train", "'-0.4' and '3'"),  # would be class 0
+        ("ISIC_200,1,0.9,train", "'1' and '0.9'"),  # would be centre 0
+        ("ISIC_200,nan,3,train", "'nan' and '3'"),
+        ("ISIC_200,1,inf,train", "'1' and 'inf'"),
+        ("ISIC_200,,3,train", "'' and '3'"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused_not_cut(folder: Path, line: str, said: str) -> None:
+    split = folder / "train_test_split"
+    split.write_text(f"{split.read_text()}{line},fold2\n")
+    with pytest.raises(DataError, match=f"whole numbers .* in line 34 .*{said}") as caught:
+        read_split(split)
+    assert caught.value.code == "TF-204"
+
+
+def test_whole_numbers_may_be_written_as_pandas_does(folder: Path) -> None:
+    split = folder / "train_test_split"
+    split.write_text(f"{split.read_text()}ISIC_200,2.0,3.0,train,train_3\n")
+    row = read_split(split)[-1]
+    assert (row.target, row.center) == (2, 3)
+
+
 @pytest.mark.parametrize(("center", "fold"), [(0, "test"), (5, "train")])
 def test_an_empty_centre_or_fold(folder: Path, center: int, fold: str) -> None:
     with pytest.raises(DataError, match=f"centre {center} in the {fold} fold") as caught:

@@ -86,8 +86,8 @@ def read_split(path: Path) -> tuple[Row, ...]:
         Every image of every centre, in the file's order.
 
     Raises:
-        DataError: TF-204 if there is no such file or it is malformed; TF-207 if a target is not
-            one of the eight classes.
+        DataError: TF-204 if there is no such file or it is malformed (a target or center that is no
+            whole number, too); TF-207 if a target is not one of the eight classes.
     """
     rows: list[Row] = []
     unknown: list[str] = []
@@ -95,10 +95,10 @@ def read_split(path: Path) -> tuple[Row, ...]:
         try:
             image, target, center = (
                 values["image"],
-                int(float(values["target"])),
-                int(float(values["center"])),
+                _whole(values["target"]),
+                _whole(values["center"]),
             )
-        except (ValueError, OverflowError):
+        except ValueError:
             raise DataError(
                 f"Expected whole numbers as target and center in line {number} of {path}, but got "
                 f"{values['target']!r} and {values['center']!r}: fetch FLamby's train_test_split again.",
@@ -283,6 +283,14 @@ class FolderData:
 
     def _path(self, name: str) -> Path:
         return self._images / f"{name}.jpg"
+
+
+def _whole(text: str) -> int:
+    """A whole number, also as pandas writes it (``3.0``); ValueError for any other."""
+    number = float(text)
+    if not number.is_integer():  # nor are NaN and infinities
+        raise ValueError(text)
+    return int(number)
 
 
 def _read(paths: tuple[Path, ...], index: int) -> NDArray[np.uint8]:
