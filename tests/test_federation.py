@@ -116,8 +116,9 @@ def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation
             x, y = records[i]
             truth.append(int(y))
             predicted.append(int(model(x[None]).argmax()))
-    evaluation = result.outcome.final()
-    assert evaluation is not None
+    final = result.outcome.final()
+    assert final is not None and final.evaluation is not None and final.evaluated_by == SILOS
+    evaluation = final.evaluation
     assert evaluation["test"]["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
     assert evaluation["test"]["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, predicted))
 
@@ -240,15 +241,73 @@ def test_another_job_at_a_silo_is_refused(tmp_path: Path) -> None:
         Coordinator(prepare(_job()), tmp_path).run(transport)
 
 
-def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(tmp_path: Path) -> None:
+def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = _job()
     private = "patient 4711"
-    result = Coordinator(prepare(job), tmp_path).run(
-        _Failing(job, {"site-3": RuntimeError(private)}, rounds=(1,))
-    )
+    transport = _Failing(job, {})
+    records = transport._sessions["site-3"].context.data.records
+
+    def broken(fold: Any, *, augment_seed: int | None = None) -> Any:
+        if augment_seed is not None and not (tmp_path / "checkpoint.safetensors").exists():
+            raise RuntimeError(private)
+        return records(fold, augment_seed=augment_seed)
+
+    monkeypatch.setattr(transport._sessions["site-3"].context.data, "records", broken)
+    result = Coordinator(prepare(job), tmp_path).run(transport)
     assert result.outcome.rows[1].dropped == {"site-3": "TF-503"}
+    assert result.outcome.rows[2].dropped == {}
     for path in tmp_path.iterdir():
         assert private.encode() not in path.read_bytes()
+
+
+def test_metrics_say_who_counted_them_and_partial_ones_choose_no_best_model(tmp_path: Path) -> None:
+    """The model of round 1 is counted in round 2, where a silo drops out."""
+    job = _job(rounds=3)
+    result = Coordinator(prepare(job), tmp_path).run(
+        _Failing(job, {"site-4": RunError("late", code="TF-502")}, rounds=(2,))
+    )
+    rows = result.outcome.rows
+    assert rows[1].silos == SILOS and rows[1].evaluated_by == [s for s in SILOS if s != "site-4"]
+    assert rows[2].evaluated_by == SILOS
+    assert result.outcome.best_round in (2, 3), "round 1 was not counted by everybody"
+
+
+def test_a_closing_without_enough_silos_leaves_a_trained_model(tmp_path: Path) -> None:
+    job = _job(rounds=1)
+
+    class NobodyCloses(_Failing):
+        def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
+            if next(iter(requests.values())).get("kind") == "closing":
+                return dict.fromkeys(requests, "TF-502")
+            return super().exchange(task, requests, accept)
+
+    result = Coordinator(prepare(job), tmp_path).run(NobodyCloses(job, {}))
+    assert result.outcome.trained and "not evaluated" in (result.outcome.note or "")
+    assert "missing" in result.outcome.screen()
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tightframe.rounds.contribution import Contributor
+
+    def broken(self: Contributor) -> Message:
+        raise TrainingError("diverged")
+
+    monkeypatch.setattr(Contributor, "baseline", broken)
+    result = federation.run("fedavg", SILOS[:2], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
+    assert result.outcome.trained
+    assert json.loads((tmp_path / "site-2" / "local_report.json").read_text())["local_only"] is None
+
+
+def test_a_method_that_is_not_the_registered_one_is_refused() -> None:
+    from dataclasses import replace
+
+    from tightframe import methods
+
+    with pytest.raises(JobError, match="registered"):
+        federation.run(replace(methods.get("fedavg"), title="mine"), SILOS, 1, **SMALL)
 
 
 def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:

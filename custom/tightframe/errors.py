@@ -6,7 +6,7 @@ the message stays in the log of the process that raised it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class TightframeError(Exception):
@@ -72,3 +72,37 @@ class RunError(TightframeError):
     """A run cannot go on: TF-501 too few silos, TF-504 aborted, TF-505 configurations differ."""
 
     code = "TF-501"
+
+
+REASONS: Mapping[str, str] = {
+    "TF-101": "job wrong",
+    "TF-201": "not configured",
+    "TF-202": "site configuration wrong",
+    "TF-203": "data folder missing",
+    "TF-204": "split file missing or malformed",
+    "TF-205": "image files missing",
+    "TF-206": "unreadable images",
+    "TF-207": "unknown class",
+    "TF-208": "empty centre or fold",
+    "TF-301": "training was not finite",
+    "TF-302": "out of memory",
+    "TF-303": "no such device",
+    "TF-401": "contribution was not finite",
+    "TF-402": "contribution over its bound",
+    "TF-403": "contribution does not fit its schema",
+    "TF-502": "late",
+    "TF-503": "failed with an error of its own",
+    "TF-504": "aborted",
+    "TF-505": "job or version differs from the server's",
+    "TF-508": "nothing to compare a baseline with",
+}
+"""What a code means, in a few words; ``docs/errors.md`` says what to do."""
+
+
+def outside_code(code: object) -> str:
+    """What may be said outside a silo: one of the documented codes, TF-503 for anything else.
+
+    >>> outside_code("TF-301"), outside_code("patient 4711")
+    ('TF-301', 'TF-503')
+    """
+    return code if isinstance(code, str) and code in REASONS else "TF-503"

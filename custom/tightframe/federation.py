@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tightframe import methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
-from tightframe.errors import TightframeError
+from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
 from tightframe.rounds import outcome
 from tightframe.rounds.context import SiloContext
@@ -39,6 +40,10 @@ class LocalTransport:
                 accept(site, self._sessions[site].handle(task, requests[site]))
             except TightframeError as error:
                 self._log.error("%s: %s", site, error)
+                failed[site] = failure_code(error)
+            except Exception as error:
+                # As through the engine: one silo's own error is its own, and only a code leaves it.
+                self._log.exception("%s: the task %s failed", site, task)
                 failed[site] = failure_code(error)
         return failed
 
@@ -79,6 +84,10 @@ def run(
         RunError: if fewer than ``min_sites`` silos contribute.
     """
     name = method if isinstance(method, str) else method.name
+    if isinstance(method, Method) and methods.get(name) is not method:
+        raise JobError(
+            [f"Expected a registered method, but {name!r} is another one: add yours to `methods.METHODS`"]
+        )
     job = parse_job(
         {
             "job_name": f"{name}-in-process",

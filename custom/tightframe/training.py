@@ -44,6 +44,7 @@ __all__ = [
     "at_least_float32",
     "cross_entropy",
     "fit",
+    "is_out_of_memory",
     "merge_single_tail",
 ]
 
@@ -198,7 +199,7 @@ class _Loop:
             self._step(stage, optimizer, inputs, labels)
             return
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             reason = str(error)
         # Outside of the handler: the exception would keep the failed step's tensors alive.
@@ -287,7 +288,7 @@ class _Loop:
         try:
             self.scaler.scale(self._objective(stage, inputs, labels)[0]).backward()
         except RuntimeError as error:
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             return False
         return True
@@ -322,7 +323,8 @@ def _running_statistics(model: nn.Module, *, only_if: bool) -> Iterator[None]:
             layer.train()
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU or the CPU's allocator has run out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

@@ -29,32 +29,33 @@ class FaultyExecutor(SiloExecutor):
         message = shareable.get(MESSAGE) or {}
         if here and task_name == "contribute" and message.get("round") == self._fault["round"]:
             kind = self._fault["kind"]
-            if kind == "raise":
-                raise RuntimeError("the disk is on fire, patient 4711 is affected")
             if kind == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if kind == "late":
                 time.sleep(self._fault["seconds"])
-            if kind == "nan":
-                return self._poisoned(task_name, shareable, fl_ctx, abort_signal)
+            if kind in ("nan", "raise"):
+                return self._poisoned(kind, task_name, shareable, fl_ctx, abort_signal)
         return super().execute(task_name, shareable, fl_ctx, abort_signal)
 
     def _poisoned(
-        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+        self, kind: str, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Train as always, on records that are not numbers."""
+        """Train as always, on records that are not numbers, or that cannot be read."""
         import torch
 
         session = self._session or self._open(fl_ctx)
         self._session = session
-        records = session.context.data.records
+        data = session.context.data
+        records = data.records
 
         def broken(fold: Any, *, augment_seed: int | None = None) -> Any:
+            if kind == "raise":
+                raise RuntimeError("the disk is on fire, patient 4711 is affected")
             good = records(fold, augment_seed=augment_seed)
             return [(torch.full_like(good[i][0], float("nan")), good[i][1]) for i in range(len(good))]
 
-        session.context.data.records = broken  # type: ignore[method-assign]
+        data.records = broken  # type: ignore[method-assign]
         try:
             return super().execute(task_name, shareable, fl_ctx, abort_signal)
         finally:
-            session.context.data.records = records  # type: ignore[method-assign]
+            data.records = records  # type: ignore[method-assign]

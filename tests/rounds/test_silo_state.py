@@ -57,6 +57,20 @@ COUNTING = Method(
 )
 
 
+class _LosesRequests(LocalTransport):
+    """In one round a silo never hears of the request."""
+
+    def __init__(self, sessions: Mapping[str, SiloSession], lost: Mapping[int, str]) -> None:
+        super().__init__(sessions, logging.getLogger("test"))
+        self._lost = lost
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
+        lost = self._lost.get(next(iter(requests.values())).get("round", 0)) if task == "contribute" else None
+        kept = {site: request for site, request in requests.items() if site != lost}
+        failed = dict(super().exchange(task, kept, accept))
+        return failed | ({lost: "TF-502"} if lost else {})
+
+
 class _LosesAnswers(LocalTransport):
     """The silo does its work, but its answer never arrives."""
 
@@ -94,3 +108,29 @@ def test_state_counts_opened_sums_only(
     # Round 1: nobody was summed. 2: site-2, site-3 once each, site-1's answer is lost.
     # 3: site-1 once (not twice: its proposal of round 2 was dropped), the others twice. 4: 2 + 3 + 3.
     assert [float(state.extra[f"round-{number}"]) for number in (1, 2, 3, 4)] == [0.0, 2.0, 5.0, 8.0]
+
+
+def test_a_silo_that_misses_a_request_still_learns_that_it_was_summed(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
+    job = parse_job(small | {"method": "counting", "rounds": 4})
+    sessions = {s: SiloSession(SiloContext(s, job, None, run_dir=tmp_path / s)) for s in job.roster}
+    state = Coordinator(prepare(job), tmp_path / "server").run(_LosesRequests(sessions, {2: "site-2"})).state
+    # site-2 was summed in round 1 and hears of it in round 3: 1 + 2 + 2, not 0 + 2 + 2.
+    assert [float(state.extra[f"round-{number}"]) for number in (1, 2, 3, 4)] == [0.0, 2.0, 5.0, 8.0]
+
+
+def test_a_second_run_of_the_same_job_starts_without_state(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
+    job = parse_job(small | {"method": "counting", "rounds": 2})
+    for _ in range(2):
+        contexts = {
+            s: SiloContext(s, job, None, run_dir=tmp_path / s, state_dir=tmp_path / "state" / s)
+            for s in job.roster
+        }
+        sessions = {site: SiloSession(context) for site, context in contexts.items()}
+        state = Coordinator(prepare(job), tmp_path / "server").run(_LosesRequests(sessions, {})).state
+        assert [float(state.extra[f"round-{number}"]) for number in (1, 2)] == [0.0, 3.0]

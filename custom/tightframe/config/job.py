@@ -10,13 +10,16 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tightframe.errors import JobError
 
 PlainValue = str | int | float | bool | None
 Options = dict[str, PlainValue | list[PlainValue]]
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
+# The engine takes any dictionary with one of these keys, however deep, for an object to build.
+BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
 
 
 class Strict(BaseModel):
@@ -79,7 +82,8 @@ class JobConfig(Strict):
         update_norm: L2 norm to which model updates are rescaled; None leaves them.
         update_bound: largest coordinate of an update while no norm is set.
         prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
-        site_timeout: seconds a silo may work on one task.
+        site_timeout: seconds a silo may work on one task, from fetching it.
+        fetch_timeout: seconds to wait for silos that have not fetched theirs, while nobody works.
         threads: intra-op threads of torch in every process.
         local_baseline_epochs: local-only baseline at each silo after the run; 0 skips it.
     """
@@ -103,8 +107,20 @@ class JobConfig(Strict):
     update_bound: float = Field(default=8.0, gt=0, le=1e6)
     prototype_sites: list[SiteName] | None = None
     site_timeout: int = Field(default=600, ge=1, le=7 * 24 * 3600)
+    fetch_timeout: int = Field(default=120, ge=1, le=24 * 3600)
     threads: int = Field(default=1, ge=1, le=256)
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
+
+    @field_validator("method_options", "dataset_options", "model_options", mode="before")
+    @classmethod
+    def _nothing_to_build(cls, options: Any) -> Any:
+        found = sorted(BUILD_KEYS.intersection(options)) if isinstance(options, dict) else []
+        if found:
+            raise ValueError(
+                f"no option may be called {found}, because the engine would build an object from a "
+                "dictionary with such a key"
+            )
+        return options
 
     @model_validator(mode="after")
     def _sites_fit(self) -> JobConfig:

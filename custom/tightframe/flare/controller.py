@@ -45,8 +45,14 @@ class FederationController(Controller):
 
         workspace = fl_ctx.get_engine().get_workspace()
         run_dir = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
+        job = self._setup.job
         transport = FlareTransport(
-            self, fl_ctx, abort_signal, site_timeout=self._setup.job.site_timeout, log=self.logger
+            self,
+            fl_ctx,
+            abort_signal,
+            site_timeout=job.site_timeout,
+            fetch_timeout=job.fetch_timeout,
+            log=self.logger,
         )
         try:
             entry = server_entry(Path(workspace.get_site_config_dir()))

@@ -62,7 +62,7 @@ class SiloExecutor(Executor):
     def _open(self, fl_ctx: FLContext) -> SiloSession:
         workspace = fl_ctx.get_engine().get_workspace()
         name = fl_ctx.get_identity_name()
-        production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, False))
+        production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
         job_id = fl_ctx.get_job_id()
         entry = site_entry(Path(workspace.get_site_config_dir()), name, production=production)
         return SiloSession(

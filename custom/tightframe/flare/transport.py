@@ -1,10 +1,10 @@
 """Carries messages of ``rounds`` as NVFlare tasks, with our own deadlines.
 
 One task per silo (``send`` to one target): a silo's request is its own. A silo's clock starts
-when it fetches its task. Silos that have not fetched share one clock, which starts anew at every
-sign of progress, so that a simulation which runs silos one after the other times out nobody who
-is waiting for its turn. A silo that never showed up in the last exchange is asked again, but not
-waited for beyond the others.
+when it fetches its task. Silos that have not fetched share one clock, which runs only while no
+silo is at work and starts anew at every sign of progress, so that a simulation which runs silos
+one after the other times out nobody who is waiting for its turn. A silo that did not even fetch
+its task in the last exchange is asked again, but not waited for beyond the others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from tightframe.errors import RunError, TightframeError
+from tightframe.errors import RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.coordinator import Accept, Message
 from tightframe.rounds.silo import failure_code
@@ -40,6 +40,15 @@ class _Waiting:
     done: bool = False
     code: str | None = None
 
+    def finish(self, code: str | None) -> None:
+        self.done = True
+        self.code = code
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine itself has given the task up (its client is gone)."""
+        return self.task.completion_status not in (None, TaskCompletionStatus.OK)
+
 
 @dataclass
 class _Exchange:
@@ -56,7 +65,9 @@ class FlareTransport:
         controller: sends the tasks.
         fl_ctx: of ``control_flow``.
         abort_signal: of ``control_flow``.
-        site_timeout: seconds a silo may work on one task.
+        site_timeout: seconds a silo may work on one task, from fetching it.
+        fetch_timeout: seconds to wait for silos that have not fetched, while nobody works.
+        log: for what is left out, and why.
     """
 
     def __init__(
@@ -66,12 +77,14 @@ class FlareTransport:
         abort_signal: Signal,
         *,
         site_timeout: float,
+        fetch_timeout: float,
         log: logging.Logger,
     ) -> None:
         self._controller = controller
         self._fl_ctx = fl_ctx
         self._abort_signal = abort_signal
         self._site_timeout = site_timeout
+        self._fetch_timeout = fetch_timeout
         self._log = log
         self._absent: set[str] = set()
 
@@ -90,18 +103,14 @@ class FlareTransport:
             self._wait(state)
         finally:
             for waiting in state.waiting.values():
-                if not waiting.done:
+                if not waiting.done or waiting.code == LATE:
                     self._controller.cancel_task(waiting.task, fl_ctx=self._fl_ctx)
         with state.lock:
-            self._absent = {site for site, waiting in state.waiting.items() if waiting.fetched is None}
-            failed: dict[str, str] = {}
-            for site, waiting in state.waiting.items():
+            for waiting in state.waiting.values():
                 if not waiting.done:
-                    waiting.done = True  # a result that arrives from now on is not accepted
-                    waiting.code = LATE
-                if waiting.code is not None:
-                    failed[site] = waiting.code
-            return failed
+                    waiting.finish(LATE)  # a result that arrives from now on is not accepted
+            self._absent = {site for site, waiting in state.waiting.items() if waiting.fetched is None}
+            return {site: waiting.code for site, waiting in state.waiting.items() if waiting.code is not None}
 
     def _make_task(self, name: str, site: str, request: Message, state: _Exchange) -> Task:
         data = Shareable()
@@ -124,43 +133,51 @@ class FlareTransport:
             if waiting.done:
                 return
             state.progress = time.monotonic()
+            code: str | None = None
             try:
                 self._accept(site, result, state)
             except TightframeError as error:
-                waiting.code = failure_code(error)
+                code = failure_code(error)
                 self._log.error("%s left out: %s", site, error)
             except Exception:
-                waiting.code = FAILED
+                code = FAILED
                 self._log.exception("%s left out: its answer could not be read", site)
-            waiting.done = True
+            waiting.finish(code)
 
     def _accept(self, site: str, result: Shareable | None, state: _Exchange) -> None:
         answer = Shareable() if result is None else result
         code, message = answer.get(CODE), answer.get(MESSAGE)
         if code is not None or message is None or answer.get_return_code() != ReturnCode.OK:
-            named = code if isinstance(code, str) else FAILED
-            raise RunError(f"{site} answered with a reason instead of a result", code=named)
+            # A silo that answers is not late, and what it says is one of the documented codes.
+            said = FAILED if code == LATE else outside_code(code)
+            raise RunError(f"{site} answered with a reason instead of a result", code=said)
         state.accept(site, message)
 
     def _wait(self, state: _Exchange) -> None:
+        """Return when nobody is left to wait for; those who were too slow are finished as late."""
         while True:
             if self._abort_signal.triggered:
                 raise RunError("the run was aborted before it was done.", code=ABORTED)
-            now = time.monotonic()
             with state.lock:
-                open_sites = {site: waiting for site, waiting in state.waiting.items() if not waiting.done}
-                expected = {
-                    site
-                    for site, waiting in open_sites.items()
-                    if site not in self._absent or waiting.fetched
-                }
-                if not expected:
-                    return
-                overdue = {
-                    site
-                    for site in expected
-                    if now - (open_sites[site].fetched or state.progress) > self._site_timeout
-                }
-                if overdue == expected:
+                if not self._still_expected(state, time.monotonic()):
                     return
             time.sleep(POLL_SECONDS)
+
+    def _still_expected(self, state: _Exchange, now: float) -> bool:
+        """Finish who is overdue, and tell whether to go on waiting for anybody."""
+        working = False
+        unfetched: list[_Waiting] = []
+        for site, waiting in state.waiting.items():
+            if waiting.done:
+                continue
+            if waiting.dead or (waiting.fetched and now - waiting.fetched > self._site_timeout):
+                waiting.finish(LATE)
+                state.progress = now  # those who waited for its place have a clock of their own
+                self._log.warning("%s left out: %s", site, "gone" if waiting.dead else "late")
+            elif waiting.fetched:
+                working = True
+            elif site not in self._absent:
+                unfetched.append(waiting)
+        if working:
+            return True
+        return bool(unfetched) and now - state.progress <= self._fetch_timeout

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from tightframe.errors import RunError
 from tightframe.phases import ServerState, Tensors
 from tightframe.rounds.summation import SumId
+
+CHECKPOINT = "checkpoint.safetensors"
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -45,7 +48,11 @@ def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
 
 def tensor_bytes(tensors: Tensors) -> bytes:
     """Canonical safetensors bytes: names sorted, contiguous, on the CPU."""
-    return save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)})
+    return save(_canonical(tensors))
+
+
+def _canonical(tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
 
 
 def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
@@ -56,40 +63,42 @@ def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
 
 
 def save_state(folder: Path, state: ServerState, *, round_number: int, job_sha256: str) -> None:
-    """Checkpoint the server's state after a round: ``checkpoint.safetensors`` and ``.json``.
+    """Checkpoint the server's state after a round: one file, replaced as a whole.
 
-    The JSON names the tensors' hash and is written last, so a crash between the two is noticed.
+    Round, job and the SHA-256 of the tensors' canonical bytes are in the file's own metadata, so
+    that a crash leaves the old checkpoint or the new one, never parts of two.
     """
     flat = {f"model/{name}": value for name, value in state.model.items()}
     flat |= {f"extra/{name}": value for name, value in state.extra.items()}
-    sha256 = save_tensors(folder / "checkpoint.safetensors", flat)
-    write_json(
-        folder / "checkpoint.json",
-        {"format": 1, "after_round": round_number, "job_sha256": job_sha256, "sha256": sha256},
-    )
+    metadata = {
+        "format": "1",
+        "after_round": str(round_number),
+        "job_sha256": job_sha256,
+        "sha256": hashlib.sha256(tensor_bytes(flat)).hexdigest(),
+    }
+    write_atomically(folder / CHECKPOINT, save(_canonical(flat), metadata))
 
 
-def load_state(folder: Path) -> tuple[ServerState, dict[str, Any]]:
-    """Read a checkpoint back.
+def load_state(folder: Path) -> tuple[ServerState, dict[str, str]]:
+    """Read a checkpoint back: the state, and its metadata.
 
     Raises:
-        RunError: TF-507 if the tensors are not those that the JSON names.
+        RunError: TF-507 if the tensors are not those that were written.
     """
-    described = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
-    path = folder / "checkpoint.safetensors"
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != described["sha256"]:
+    with safe_open(folder / CHECKPOINT, "pt") as stream:
+        metadata: dict[str, str] = dict(stream.metadata() or {})
+        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
+    found = hashlib.sha256(tensor_bytes(flat)).hexdigest()
+    if found != metadata.get("sha256"):
         raise RunError(
-            f"Expected {path.name} with SHA-256 {described['sha256']}, but got {found}: "
-            "the checkpoint is torn.",
+            f"Expected a checkpoint with SHA-256 {metadata.get('sha256')}, but got {found}: it is torn.",
             code="TF-507",
         )
-    flat = load_file(path)
     parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}}
     for name, value in flat.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = value
-    return ServerState(parts["model"], parts["extra"]), described
+    return ServerState(parts["model"], parts["extra"]), metadata
 
 
 class SiloStateStore:
@@ -113,10 +122,7 @@ class SiloStateStore:
         if not state:
             return
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        data = save(
-            {name: value.detach().cpu().contiguous() for name, value in state.items()},
-            {"sum_id": str(sum_id)},
-        )
+        data = save(_canonical(state), {"sum_id": str(sum_id)})
         write_atomically(self._folder / "proposed.safetensors", data, mode=0o600)
 
     def settle(self, opened: Mapping[str, list[str]]) -> None:
@@ -127,8 +133,6 @@ class SiloStateStore:
         path = self._folder / "proposed.safetensors"
         if not path.is_file():
             return
-        from safetensors import safe_open
-
         with safe_open(path, "pt") as stream:
             sum_id = stream.metadata()["sum_id"]
         if self._silo in opened.get(sum_id, []):

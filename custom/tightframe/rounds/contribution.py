@@ -5,6 +5,7 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,9 @@ from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_jso
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.summation import SumId, site_summation
+
+REPORT = "local_report.json"
+START = "start.safetensors"
 
 
 class LocalSilo:
@@ -119,6 +123,8 @@ class Contributor:
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
         silo = LocalSilo(self._context, self._setup, self._device, sum_id.round)
+        if self._context.job.local_baseline_epochs and message["kind"] == "train" and sum_id.round == 1:
+            save_tensors(self._context.run_dir / START, received_model(received), mode=0o600)
         tensors: dict[str, torch.Tensor] = {}
         with seeded(silo.generator("torch").initial_seed(), self._device):
             phase = self._phase(message)
@@ -154,17 +160,27 @@ class Contributor:
         return phases[index]
 
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
-        model = silo.load(received_model(received))
-        return self._count(silo, model)
+        return self._count(silo, silo.load(received_model(received)))
 
     def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        return evaluation.count(
-            model,
-            self._setup.method.predict,
-            {fold: silo.batches(fold, augment=False, shuffle=False) for fold in evaluation.FOLDS},
-            num_classes=self._setup.dataset.num_classes,
-            score_bins=self._context.job.evaluation.score_bins,
-        )
+        settings = self._context.job.evaluation
+        try:
+            return evaluation.count(
+                model,
+                self._setup.method.predict,
+                {fold: silo.batches(fold, augment=False, shuffle=False) for fold in evaluation.FOLDS},
+                num_classes=self._setup.dataset.num_classes,
+                score_bins=settings.score_bins,
+            )
+        except RuntimeError as error:
+            if not training.is_out_of_memory(error):
+                raise
+            raise TrainingError(
+                f"Expected {settings.batch_size} records at a time to fit into the memory of {self._device} "
+                "for evaluation, but they did not: "
+                f"set `evaluation.batch_size` to {settings.batch_size // 2}.",
+                code="TF-302",
+            ) from None
 
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""
@@ -182,26 +198,40 @@ class Contributor:
             "global": evaluation.local_metrics(counted, names),
             "local_only": None,
         }
-        epochs = self._context.job.local_baseline_epochs
-        if epochs:
-            self._context.log.info("%s: training the local-only baseline, %d epochs", silo.name, epochs)
-            report["local_only"] = {"epochs": epochs} | self._local_only(silo, epochs)
-        write_json(run_dir / "local_report.json", report, mode=0o600)
+        write_json(run_dir / REPORT, report, mode=0o600)
         self._context.log.info(
-            "%s: final model and report (this silo's own): %s", silo.name, run_dir / "local_report.json"
+            "%s: final model and report (this silo's own): %s", silo.name, run_dir / REPORT
         )
 
-    def _local_only(self, silo: LocalSilo, epochs: int) -> dict[str, Any]:
-        """Train from the same start on this silo's records alone, by plain cross-entropy."""
-        setup = self._setup
-        model = silo.load(setup.initial_state().model)
+    def baseline(self) -> Message:
+        """Train from the run's start on this silo's records alone, by plain cross-entropy.
+
+        The result goes into the silo's own report and nowhere else.
+
+        Raises:
+            RunError: TF-508 if this silo has no report or missed round 1, so that it has no start.
+        """
+        setup, run_dir, epochs = self._setup, self._context.run_dir, self._context.job.local_baseline_epochs
+        if not ((run_dir / START).is_file() and (run_dir / REPORT).is_file()):
+            raise RunError(
+                "this silo missed round 1 or the closing phase, so it has nothing to compare.", code="TF-508"
+            )
+        self._context.log.info("%s: training the local-only baseline, %d epochs", self._context.name, epochs)
+        silo = LocalSilo(self._context, setup, self._device, 0)
+        model = silo.load(safetensors.torch.load_file(run_dir / START))
         stage = training.Stage(
             terms=(training.cross_entropy(),),
             optimizer=training.OptimizerSettings.of(setup.setting.local),
             epochs=epochs,
         )
-        silo.fit(model, [stage])
-        return evaluation.local_metrics(self._count(silo, model), setup.dataset.class_names)
+        with seeded(silo.generator("torch").initial_seed(), self._device):
+            silo.fit(model, [stage])
+            counted = self._count(silo, model)
+        report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
+        metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
+        report["local_only"] = {"epochs": epochs} | metrics
+        write_json(run_dir / REPORT, report, mode=0o600)
+        return {}
 
 
 def choose_device(wanted: str) -> torch.device:

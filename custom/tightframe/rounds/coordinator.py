@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from tightframe import __version__
-from tightframe.errors import ContributionError, RunError, TightframeError
+from tightframe.errors import REASONS, ContributionError, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals
@@ -26,6 +26,7 @@ from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.summation import SumId, server_summation
 
+TOO_FEW = "TF-501"
 Accept = Callable[[str, Message], None]
 
 
@@ -72,7 +73,10 @@ class Coordinator:
         self.log = log or logging.getLogger("tightframe.run")
         self.record = outcome.RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
         self._initial_model = initial_model
-        self._opened: dict[str, list[str]] = {}
+        # Sums opened so far, and how many of them each silo has heard of for certain: a silo that
+        # misses a request must still learn what became of its last term.
+        self._opened: list[tuple[str, list[str]]] = []
+        self._told: dict[str, int] = {}
         self._on_round = on_round
 
     @property
@@ -115,6 +119,8 @@ class Coordinator:
         self.record.write_card(sha256)
         self._close(transport, state)
         self.record.write_card(sha256)
+        if job.local_baseline_epochs:
+            self._baseline(transport)
         return state
 
     def _announce(self) -> None:
@@ -163,7 +169,7 @@ class Coordinator:
             raise RunError(
                 "before any training, "
                 + "; ".join(
-                    f"{site} refused: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
+                    f"{site} refused: {code} ({REASONS.get(code, 'see docs/errors.md')})"
                     for site, code in sorted(refused.items())
                 )
                 + ". The details are in each silo's own log; "
@@ -171,6 +177,7 @@ class Coordinator:
             )
         if len(self.weights) < job.min_sites:
             raise self._too_few("enrolment", failed, len(self.weights))
+        self.record.absent = dict(failed)
         if len(set(synthetic.values())) > 1:
             made_up = sorted(site for site, value in synthetic.items() if value)
             raise RunError(
@@ -220,10 +227,26 @@ class Coordinator:
         """Evaluate the last model everywhere and leave it at the silos."""
         schema = self.setup.evaluation_schema()
         broadcast = broadcast_model(state.model)
-        row, totals = self._collect(
-            transport, schema, broadcast, "closing", self.setup.job.rounds, 0, evaluate=True
-        )
+        try:
+            row, totals = self._collect(
+                transport, schema, broadcast, "closing", self.setup.job.rounds, 0, evaluate=True
+            )
+        except RunError as error:
+            if error.code != TOO_FEW:
+                raise
+            # The model is trained and saved; what is missing is its evaluation by enough silos.
+            self.log.warning("the last model is not evaluated: %s", error)
+            self.record.note = f"the last model is not evaluated: {error}"
+            return
         self._add(row, totals, broadcast)
+
+    def _baseline(self, transport: Transport) -> None:
+        """Let every silo train its local-only baseline; nothing of it comes back."""
+        self.log.info("each silo trains its local-only baseline for its own report")
+        requests: dict[str, Message] = {site: {} for site in self.weights}
+        failed = transport.exchange("baseline", requests, lambda site, answer: None)
+        for site, code in sorted(failed.items()):
+            self.log.warning("%s has no local-only baseline: %s (%s)", site, code, REASONS.get(code, ""))
 
     def _collect(
         self,
@@ -247,9 +270,10 @@ class Coordinator:
             "attempt": sum_id.attempt,
             "evaluate": evaluate,
             "weights": dict(self.weights),
-            "opened": dict(self._opened),
             "broadcast": data,
         }
+        untold = {site: dict(self._opened[self._told.get(site, 0) :]) for site in self.weights}
+        requests = {site: {**request, "opened": opened} for site, opened in untold.items()}
         sums = server_summation(job.summation, schema)
         received = {"bytes": 0}
         cohort: list[str] = []
@@ -261,16 +285,14 @@ class Coordinator:
             sums.add(site, term)
             received["bytes"] += sum(len(part) for part in term.values())
             cohort.append(site)
+            self._told[site] = len(self._opened)
 
-        failed = dict(
-            transport.exchange("contribute", {site: dict(request) for site in self.weights}, accept)
-        )
+        failed = dict(transport.exchange("contribute", requests, accept))
         if len(cohort) < job.min_sites:
             raise self._too_few(f"round {number}" if kind == "train" else kind, failed, len(cohort))
         cohort.sort()
         totals = codec.decode(schema, sums.open(cohort), parties=len(self.weights))
-        self._opened = {str(sum_id): cohort}
-        failed |= {site: "TF-502" for site in job.roster if site not in self.weights}
+        self._opened.append((str(sum_id), cohort))
         row = outcome.Row(
             number,
             kind,
@@ -289,11 +311,13 @@ class Coordinator:
 
     def _too_few(self, where: str, failed: Mapping[str, str], got: int) -> RunError:
         named = ", ".join(
-            f"{site}: {code} ({outcome.REASONS.get(code, 'see docs/errors.md')})"
+            f"{site}: {code} ({REASONS.get(code, 'see docs/errors.md')})"
             for site, code in sorted(failed.items())
         )
         return RunError(
-            f"too few silos in {where}: expected at least {self.setup.job.min_sites}, but got {got}; {named}."
+            f"too few silos in {where}: expected at least {self.setup.job.min_sites}, "
+            f"but got {got}; {named}.",
+            code=TOO_FEW,
         )
 
 

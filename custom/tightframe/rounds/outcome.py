@@ -15,6 +15,7 @@ from typing import Any
 from tightframe import __version__
 from tightframe.config.job import JobConfig
 from tightframe.data.base import DatasetSpec
+from tightframe.errors import REASONS
 from tightframe.phases import Method, Tensors, Totals
 from tightframe.rounds import evaluation
 from tightframe.rounds.checkpoint import save_tensors, write_atomically, write_json
@@ -24,7 +25,8 @@ from tightframe.rounds.checkpoint import save_tensors, write_atomically, write_j
 class Row:
     """One exchange with the silos and the model that it made (``after_round``).
 
-    ``evaluation`` belongs to that model, so it is counted by the *next* exchange.
+    ``evaluation`` belongs to that model, so it is counted by the *next* exchange, by the silos
+    in ``evaluated_by``, which need not be those that trained it.
     """
 
     round: int
@@ -36,6 +38,7 @@ class Row:
     bytes_up: int
     training: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
+    evaluated_by: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, metrics of the test fold on top where people look for them."""
@@ -55,6 +58,7 @@ class Row:
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
             "evaluation": self.evaluation,
+            "evaluated_by": self.evaluated_by,
         }
 
 
@@ -74,12 +78,14 @@ class Outcome:
     folder: Path
     best_round: int | None = None
     reason: str | None = None
+    note: str | None = None
+    absent: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
-    def final(self) -> dict[str, Any] | None:
-        """The evaluation of the last model, if it was made."""
+    def final(self) -> Row | None:
+        """The row of the last model, if that was evaluated."""
         rows = [row for row in self.rows if row.evaluation is not None]
-        return rows[-1].evaluation if rows and rows[-1].round == self.rounds_done else None
+        return rows[-1] if rows and rows[-1].round == self.rounds_done else None
 
     def screen(self) -> str:
         """One screen: trained or not, which silos, the metrics, where the files are."""
@@ -94,6 +100,8 @@ class Outcome:
                 f" Reason: {line}" if i == 0 else f"   {line}"
                 for i, line in enumerate(self.reason.split("\n"))
             ]
+        if self.note:
+            lines.append(f" Note: {self.note}")
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.summation}")
         lines += self._silo_lines()
@@ -112,6 +120,8 @@ class Outcome:
         lines = [f" Silos: {len(always)} of {len(self.roster)} took part in every round"]
         if always:
             lines[0] += f" ({', '.join(always)})"
+        for name, code in sorted(self.absent.items()):
+            lines.append(f"   {name} was not enrolled: {code} ({REASONS.get(code, 'named')})")
         for row in self.rows:
             for name, code in sorted(row.dropped.items()):
                 lines.append(
@@ -120,12 +130,14 @@ class Outcome:
         return lines
 
     def _metric_lines(self) -> list[str]:
-        evaluation = self.final()
-        if evaluation is None:
+        final = self.final()
+        if final is None or final.evaluation is None:
             return [" Test metrics: missing (the last model was not evaluated)"]
-        test = evaluation["test"]
+        test = final.evaluation["test"]
+        everybody = sorted(final.evaluated_by) == sorted(self.roster)
+        whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
         lines = [
-            f" Test records of all silos ({test['records']}): "
+            f" Test records of {whose} ({test['records']}): "
             f"balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}, AUROC {shown(test.get('auroc'))}, "
             f"AP {shown(test.get('average_precision'))}"
@@ -171,6 +183,8 @@ class RunRecord:
         self.synthetic = False
         self.initial_model: dict[str, Any] | None = None
         self.rounds_done = 0
+        self.absent: dict[str, str] = {}
+        self.note: str | None = None
         self.best: tuple[float, int] | None = None
         self._method = method
         self._dataset = dataset
@@ -199,6 +213,7 @@ class RunRecord:
                 self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
             before = next(item for item in reversed(self.rows) if item.kind in ("start", "train"))
             before.evaluation = evaluation.summarise(counted, self._dataset.class_names)
+            before.evaluated_by = row.silos
             self._remember_best(before, received)
         self.rows.append(row)
         write_rows(self.folder, self.rows)
@@ -221,6 +236,7 @@ class RunRecord:
             "initial_model": self.initial_model,
             "best_round_by_validation": self.best[1] if self.best else None,
             "evaluation": last[-1].evaluation if last else None,
+            "evaluated_by": last[-1].evaluated_by if last else [],
             "versions": {"tightframe": __version__, "python": platform.python_version()}
             | {package: _version(package) for package in packages},
         }
@@ -242,14 +258,19 @@ class RunRecord:
             folder=self.folder,
             best_round=self.best[1] if self.best else None,
             reason=reason,
+            note=self.note,
+            absent=self.absent,
             seconds=time.monotonic() - self._started,
         )
         dropped = [
             {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
         ]
+        final = result.final()
         values = {
             "trained": result.trained,
             "reason": reason,
+            "note": self.note,
+            "not_enrolled": self.absent,
             "job_name": job.job_name,
             "method": self._method.name,
             "rounds_done": result.rounds_done,
@@ -259,7 +280,8 @@ class RunRecord:
             "summation": job.summation,
             "best_round_by_validation": result.best_round,
             "dropped": dropped,
-            "evaluation": result.final(),
+            "evaluation": final.evaluation if final else None,
+            "evaluated_by": final.evaluated_by if final else [],
             "seconds": round(result.seconds, 1),
         }
         write_json(self.folder / "outcome.json", values)
@@ -267,8 +289,12 @@ class RunRecord:
         return result
 
     def _remember_best(self, row: Row, received: Tensors) -> None:
-        """Keep the model with the best balanced accuracy on the validation folds."""
-        if row.round == 0 or row.evaluation is None:
+        """Keep the model with the best balanced accuracy on the validation folds of all silos.
+
+        A round that not every enrolled silo evaluated is not compared: without a hard silo's
+        records any model looks better.
+        """
+        if row.round == 0 or row.evaluation is None or set(row.evaluated_by) != set(self.weights):
             return
         value = row.evaluation["validation"].get("balanced_accuracy")
         if value is not None and (self.best is None or value > self.best[0]):
@@ -280,28 +306,6 @@ SUMMATIONS: Mapping[str, str] = {"plain": "plain (the server sees each silo's co
 """How a job's ``summation`` is told to people."""
 
 _FILES = ("model.safetensors", "best_model.safetensors", "model.json", "metrics.jsonl", "outcome.json")
-
-REASONS: Mapping[str, str] = {
-    "TF-201": "not configured",
-    "TF-202": "site configuration wrong",
-    "TF-203": "data folder missing",
-    "TF-204": "split file missing or malformed",
-    "TF-205": "image files missing",
-    "TF-206": "unreadable images",
-    "TF-207": "unknown class",
-    "TF-208": "empty centre or fold",
-    "TF-301": "training was not finite",
-    "TF-302": "out of memory",
-    "TF-303": "no such device",
-    "TF-401": "contribution was not finite",
-    "TF-402": "contribution over its bound",
-    "TF-403": "contribution does not fit its schema",
-    "TF-502": "late",
-    "TF-503": "failed with an error of its own",
-    "TF-504": "aborted",
-    "TF-505": "job or version differs from the server's",
-}
-"""What a code means, in a few words; ``docs/errors.md`` says what to do."""
 
 
 def shown(value: float | None, digits: int = 3) -> str:

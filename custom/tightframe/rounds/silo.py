@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from tightframe import __version__
 from tightframe.config.site import dataset_of
 from tightframe.data.base import class_counts, count_table
-from tightframe.errors import JobError, RunError, TightframeError
+from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.rounds.context import Message, SiloContext
 
 if TYPE_CHECKING:
     from tightframe.rounds.contribution import Contributor
 
-TASKS = ("enroll", "contribute")
+TASKS = ("enroll", "contribute", "baseline")
 
 
 class SiloSession:
@@ -46,7 +46,9 @@ class SiloSession:
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":
-            return self._contribute(message)
+            return self._training().contribute(message)
+        if task == "baseline":
+            return self._training().baseline()
         raise RunError(f"Expected a task of {list(TASKS)}, but got {task!r}.", code="TF-505")
 
     def _enroll(self, message: Message) -> Message:
@@ -54,6 +56,11 @@ class SiloSession:
         self._check_job(message)
         context = self.context
         shutil.rmtree(context.state_folder, ignore_errors=True)  # a run begins with no state of its own
+        if context.site.device not in ("auto", "cpu"):
+            # Only a site that asks for a certain GPU pays for importing torch at enrolment.
+            from tightframe.rounds.contribution import choose_device
+
+            choose_device(context.site.device)
         data, log, name = context.data, context.log, context.name
         log.info("%s: checking the records of %s", name, data.source)
         data.check(lambda text: log.info("%s: %s", name, text))
@@ -71,13 +78,13 @@ class SiloSession:
         )
         return {"weight": public_weight(len(labels), context.job.weights), "synthetic": data.synthetic}
 
-    def _contribute(self, message: Message) -> Message:
+    def _training(self) -> Contributor:
         if self._contributor is None:
             # Imports torch, which costs seconds: only tasks that train pay for it.
             from tightframe.rounds.contribution import Contributor
 
             self._contributor = Contributor(self.context)
-        return self._contributor.contribute(message)
+        return self._contributor
 
     def _check_job(self, message: Message) -> None:
         mine, theirs = self.context.job.sha256(), message.get("job_sha256")
@@ -109,5 +116,5 @@ def public_weight(records: int, how: str) -> float:
 
 
 def failure_code(error: BaseException) -> str:
-    """What may be said outside of an error: its code; TF-503 for anything unnamed."""
-    return error.code if isinstance(error, TightframeError) else "TF-503"
+    """What may be said outside of an error: its documented code; TF-503 for anything else."""
+    return outside_code(error.code if isinstance(error, TightframeError) else None)

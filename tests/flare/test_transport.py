@@ -1,0 +1,246 @@
+"""The clocks, codes and late answers of the transport, against a controller that only keeps tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from tightframe.errors import ContributionError, RunError
+from tightframe.flare.transport import FlareTransport
+from tightframe.flare.wire import CODE, MESSAGE
+
+
+class _Controller:
+    """Keeps what was sent; the test plays the silos."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, Task] = {}
+        self.cancelled: list[str] = []
+
+    def send(self, task: Task, fl_ctx: FLContext, targets: list[str]) -> None:
+        (site,) = targets
+        self.tasks[site] = task
+
+    def cancel_task(self, task: Task, fl_ctx: FLContext) -> None:
+        self.cancelled += [site for site, sent in self.tasks.items() if sent is task]
+        task.completion_status = TaskCompletionStatus.CANCELLED
+
+    def fetch(self, site: str) -> ClientTask:
+        client_task = ClientTask(Client(site, ""), self.tasks[site])
+        self.tasks[site].after_task_sent_cb(client_task, FLContext())
+        return client_task
+
+    def answer(self, client_task: ClientTask, message: Any = None, code: Any = None) -> None:
+        reply = make_reply(ReturnCode.OK if code is None else ReturnCode.EXECUTION_EXCEPTION)
+        if code is not None:
+            reply[CODE] = code
+        else:
+            reply[MESSAGE] = message
+        client_task.result = reply
+        client_task.task.result_received_cb(client_task, FLContext())
+
+
+def _transport(
+    controller: Any, signal: Signal | None = None, *, site: float = 0.6, fetch: float = 0.6
+) -> FlareTransport:
+    return FlareTransport(
+        controller,
+        FLContext(),
+        signal or Signal(),
+        site_timeout=site,
+        fetch_timeout=fetch,
+        log=logging.getLogger("test"),
+    )
+
+
+def _exchange(
+    transport: FlareTransport,
+    play: Callable[[], None],
+    sites: str = "abc",
+    accept: Callable[[str, Any], None] = lambda site, message: None,
+) -> tuple[dict[str, str], float]:
+    """Run an exchange while ``play`` acts for the silos; failures and seconds."""
+    actor = threading.Thread(target=lambda: (time.sleep(0.1), play()), daemon=True)
+    actor.start()
+    started = time.monotonic()
+    failed = transport.exchange("contribute", {site: {"to": site} for site in sites}, accept)
+    actor.join()
+    return dict(failed), time.monotonic() - started
+
+
+def test_each_silo_gets_its_own_request_and_answers_are_accepted() -> None:
+    controller = _Controller()
+    got: dict[str, Any] = {}
+
+    def play() -> None:
+        for site in "cab":
+            task = controller.fetch(site)
+            controller.answer(task, {"echo": task.task.data[MESSAGE]["to"]})
+            assert task.result is None, "a term is added and forgotten"
+
+    failed, _ = _exchange(
+        _transport(controller), play, accept=lambda site, message: got.update({site: message})
+    )
+    assert failed == {}
+    assert got == {site: {"echo": site} for site in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("said", "understood"),
+    [
+        ("TF-301", "TF-301"),
+        ("patient 4711 [bold]", "TF-503"),
+        ("TF-502", "TF-503"),
+        (17, "TF-503"),
+        ("TF-999", "TF-503"),
+    ],
+)
+def test_only_documented_codes_are_believed(said: Any, understood: str) -> None:
+    controller = _Controller()
+
+    def play() -> None:
+        controller.answer(controller.fetch("a"), code=said)
+        for site in "bc":
+            controller.answer(controller.fetch(site), {})
+
+    assert _exchange(_transport(controller), play)[0] == {"a": understood}
+
+
+def test_an_answer_that_is_not_accepted_fails_its_silo_only() -> None:
+    controller = _Controller()
+
+    def accept(site: str, message: Any) -> None:
+        if site == "a":
+            raise ContributionError("too short")
+        if site == "b":
+            raise KeyError("not ours")
+
+    def play() -> None:
+        for site in "abc":
+            controller.answer(controller.fetch(site), {})
+
+    assert _exchange(_transport(controller), play, accept=accept)[0] == {"a": "TF-403", "b": "TF-503"}
+
+
+def test_an_empty_or_bad_reply_is_a_failure() -> None:
+    controller = _Controller()
+
+    def play() -> None:
+        for site, reply in (("a", None), ("b", Shareable()), ("c", make_reply(ReturnCode.TASK_ABORTED))):
+            task = controller.fetch(site)
+            task.result = reply
+            task.task.result_received_cb(task, FLContext())
+
+    assert _exchange(_transport(controller), play)[0] == {site: "TF-503" for site in "abc"}
+
+
+def test_a_late_answer_is_dropped() -> None:
+    controller = _Controller()
+    accepted: list[str] = []
+    kept: list[ClientTask] = []
+
+    def play() -> None:
+        kept.append(controller.fetch("a"))
+        for site in "bc":
+            controller.answer(controller.fetch(site), {})
+
+    failed, seconds = _exchange(
+        _transport(controller), play, accept=lambda site, message: accepted.append(site)
+    )
+    assert failed == {"a": "TF-502"} and 0.6 <= seconds < 2
+    assert controller.cancelled == ["a"]
+    controller.answer(kept[0], {})
+    assert accepted == ["b", "c"]
+
+
+def test_a_silo_waiting_for_its_turn_is_not_timed_out() -> None:
+    """One worker runs the silos one after the other; each takes most of its time."""
+    controller = _Controller()
+
+    def play() -> None:
+        for site in "abc":
+            task = controller.fetch(site)
+            time.sleep(0.45)
+            controller.answer(task, {})
+
+    failed, seconds = _exchange(_transport(controller, fetch=0.3), play)
+    assert failed == {} and seconds > 1.3
+
+
+def test_a_stuck_silo_does_not_take_those_behind_it_along() -> None:
+    controller = _Controller()
+
+    def play() -> None:
+        controller.fetch("a")  # and never answers
+        time.sleep(0.8)
+        for site in "bc":
+            controller.answer(controller.fetch(site), {})
+
+    assert _exchange(_transport(controller), play)[0] == {"a": "TF-502"}
+
+
+def test_a_silo_that_never_shows_up_costs_one_wait_only_and_may_come_back() -> None:
+    controller = _Controller()
+    transport = _transport(controller)
+
+    def others() -> None:
+        for site in "bc":
+            controller.answer(controller.fetch(site), {})
+
+    def everybody() -> None:
+        controller.answer(controller.fetch("a"), {})
+        others()
+
+    failed, seconds = _exchange(transport, others)
+    assert failed == {"a": "TF-502"} and seconds >= 0.6
+    failed, seconds = _exchange(transport, others)
+    assert failed == {"a": "TF-502"} and seconds < 0.5, "not waited for beyond the others"
+    assert _exchange(transport, everybody)[0] == {}
+    failed, seconds = _exchange(transport, others)
+    assert failed == {"a": "TF-502"} and seconds >= 0.6, "waited for again"
+
+
+def test_a_silo_that_the_engine_gave_up_is_not_waited_for() -> None:
+    controller = _Controller()
+
+    def play() -> None:
+        controller.fetch("a")
+        controller.tasks["a"].completion_status = TaskCompletionStatus.CLIENT_DEAD
+        for site in "bc":
+            controller.answer(controller.fetch(site), {})
+
+    failed, seconds = _exchange(_transport(controller, site=30, fetch=30), play)
+    assert failed == {"a": "TF-502"} and seconds < 2
+
+
+def test_an_abort_ends_the_wait_and_cancels_every_task() -> None:
+    controller, signal = _Controller(), Signal()
+    with pytest.raises(RunError, match="TF-504"):
+        _exchange(_transport(controller, signal, site=30, fetch=30), lambda: signal.trigger(True))
+    assert sorted(controller.cancelled) == ["a", "b", "c"]
+
+
+def test_a_task_sent_again_does_not_restart_the_clock() -> None:
+    """Engines resend unanswered tasks when a client asks again."""
+    controller = _Controller()
+
+    def play() -> None:
+        for site in "bc":
+            controller.answer(controller.fetch(site), {})
+        for _ in range(4):
+            controller.fetch("a")
+            time.sleep(0.25)
+
+    failed, seconds = _exchange(_transport(controller), play)
+    assert failed == {"a": "TF-502"} and seconds < 1.6
