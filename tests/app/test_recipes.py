@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import Subset
 
-from tightframe import training
 from tightframe.config.job import parse_job
+from tightframe.config.site import SiteEntry, open_data
+from tightframe.data.base import Progress, SiloData
 from tightframe.errors import JobError
-from tightframe.model_update import model_terms, received_model, training_terms
-from tightframe.rounds import codec
+from tightframe.methods import fedmr
+from tightframe.model_update import received_model
+from tightframe.phases import Fold, ServerState, Tensors, Totals
+from tightframe.rounds import checkpoint, codec, evaluation
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.contribution import LocalSilo
-from tightframe.rounds.setup import prepare
+from tightframe.rounds.contribution import Contributor
+from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.rounds.summation import server_summation
 from tightframe_app import recipes
 
 
@@ -98,38 +107,145 @@ def test_a_light_task_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code, job], check=False).returncode == 0
 
 
-def test_the_full_preset_takes_one_real_batch_at_every_silo(tmp_path: Path, images: Path | None) -> None:
-    """EfficientNet-b0 at 200 px: real images where a centre has them here, the twin elsewhere."""
-    job = recipes.get("fedmr_isic").job(
-        "full", changes={"training.batch_size": 4, "training.amp": False, "threads": 1}
-    )
-    setup = prepare(job)
-    state = setup.method.init_server(setup.setting, job.seed)
+class FirstRecords:
+    """A silo's records, of each fold the first few only."""
+
+    KEPT: Mapping[str, int] = {"train": 4, "validation": 2, "test": 2}
+
+    def __init__(self, whole: SiloData) -> None:
+        self.whole = whole
+        self.synthetic = whole.synthetic
+        self.source = f"{whole.source}, cut for a test"
+
+    def labels(self, fold: Fold) -> Any:
+        return self.whole.labels(fold)[: self.KEPT[fold]]
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Any:
+        return Subset(self.whole.records(fold, augment_seed=augment_seed), range(self.KEPT[fold]))
+
+    def check(self, progress: Progress | None = None) -> None:
+        self.whole.check(progress)
+
+
+@pytest.fixture(scope="module")
+def full() -> tuple[JobSetup, ServerState]:
+    """The full preset with batches of four, on a CPU, and its state before round 1."""
+    changes = {"training.batch_size": 4, "training.epochs": 1, "training.amp": False, "threads": 1}
+    setup = prepare(recipes.get("fedmr_isic").job("full", changes=changes))
+    assert setup.job.model == "efficientnet_b0" and setup.setting.input_shape == (3, 200, 200)
+    return setup, setup.initial_state()
+
+
+@pytest.mark.parametrize(
+    ("site", "centre", "kind"),
+    [
+        pytest.param(f"site-{centre + 1}", centre, kind, id=f"site-{centre + 1}-{kind}")
+        for centre, kind in enumerate(["twin", "real", "real", "real", "twin", "real"])
+    ],
+)
+def test_the_full_preset_contributes_one_batch_at_every_silo(
+    site: str,
+    centre: int,
+    kind: str,
+    full: tuple[JobSetup, ServerState],
+    images: Path | None,
+    tmp_path: Path,
+) -> None:
+    """FedMR's whole round at a silo: EfficientNet-b0 at 200 px, real images where a centre has them."""
+    setup, state = full
+    if kind == "real" and images is None:
+        warnings.warn(
+            f"{site}: no real images here (TIGHTFRAME_TEST_DATA), so it had the twin.", stacklevel=1
+        )
+        kind = "twin"
+    entry = SiteEntry(device="cpu", data={"fed_isic2019": {"root": str(images), "center": centre}})
+    data = FirstRecords(open_data(setup.job, site, entry if kind == "real" else None))
+    assert data.synthetic == (kind == "twin") and f"centre {centre}" in data.source
+
     (phase,) = setup.training_phases(1)
-    broadcast = phase.broadcast(state)
-    real = {1: "site-2", 2: "site-3", 3: "site-4", 5: "site-6"}
-    spec, options = setup.dataset, setup.dataset.options.model_validate(job.dataset_options)
-    for index, site in enumerate(job.roster):
-        data = spec.twin(index, options)  # type: ignore[misc]
-        if real.get(index) == site and images is not None:
-            place = {"root": str(images), "center": index}
-            data = spec.open(spec.site.model_validate(place), options)
-        context = SiloContext(site, job, None, run_dir=tmp_path, records=data)
-        silo = LocalSilo(context, setup, torch.device("cpu"), 1)
-        model = silo.load(received_model(broadcast))
-        stage = training.Stage(
-            terms=(training.cross_entropy(),), optimizer=training.OptimizerSettings.of(job.training), steps=1
-        )
-        report = silo.fit(model, [stage])
-        assert report.steps == 1 and report.records == 4
-        tensors = model_terms(received_model(broadcast), model) | training_terms(report, ["cross_entropy"])
-        assert any(
-            float(value.abs().max()) > 0 for name, value in tensors.items() if name.startswith("update/")
-        )
-        for item in phase.schema.fields:
-            tensors.setdefault(item.name, torch.zeros(item.shape))
-        term = codec.encode(phase.schema, tensors, share=1.0, parties=6)
-        assert len(term["update"]) > 4 * 4_000_000
+    received = phase.broadcast(state)
+    message = {
+        "kind": "train",
+        "round": 1,
+        "phase": 0,
+        "attempt": 0,
+        "evaluate": True,
+        "weights": dict.fromkeys(setup.job.roster, 4.0),
+        "opened": {},
+        "broadcast": checkpoint.tensor_bytes(received),
+    }
+    context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
+    term = Contributor(context).contribute(message)["term"]
+    schema = setup.schema(phase, evaluated=True)
+    sums = server_summation(setup.job.summation, schema)
+    sums.add(site, term)
+    totals = codec.decode(schema, sums.open([site]), parties=len(setup.job.roster))
+
+    assert all(np.isfinite(total).all() for total in totals.values())
+    model = setup.setting.build_model()
+    parameters = dict(model.named_parameters())
+    assert sum(totals[f"update/{name}"].size for name in parameters) > 4_000_000
+    # A linear bottleneck's shift is undone by the next BatchNorm, so its gradient may round to nothing.
+    still = [name for name in parameters if not totals[f"update/{name}"].any()]
+    assert [name for name in still if not name.endswith("._bn2.bias")] == []
+    _check_statistics(model, totals, received_model(received))
+    _check_prototypes(model, totals, received_model(received), data)
+    _check_evaluation(totals, data)
+    terms = {name: float(totals[f"training/{name}"]) for name in ("loss", *fedmr.TERMS)}
+    config = setup.setting.config
+    assert terms["cross_entropy"] > 0
+    assert (terms["intra"] > 0) == (totals["prototype/counts"].max() >= 2), "two records of a class correlate"
+    assert terms["inter"] == 0, "no prototype exists in round 1"
+    assert terms["loss"] == pytest.approx(
+        terms["cross_entropy"] + config.mu_intra * terms["intra"], rel=1e-4, abs=1e-6
+    )
+
+
+def _check_statistics(model: torch.nn.Module, totals: Totals, before: Tensors) -> None:
+    """Every BatchNorm's mean and variance is in the sum and has moved."""
+    names = [name for name, _ in model.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert len(names) == 2 * len(layers) == 98
+    assert {name for name in totals if name.startswith("buffer/")} == {f"buffer/{name}" for name in names}
+    still = {
+        name for name in names if np.array_equal(totals[f"buffer/{name}"], before[name].double().numpy())
+    }
+    # A 1 x 1 convolution of what a BatchNorm has centred has mean zero in the first step.
+    centred = {name for name in names if "_blocks" in name and name.endswith("._bn0.running_mean")}
+    assert still <= centred | {"backbone._bn1.running_mean"}
+    assert all((totals[f"buffer/{name}"] > 0).all() for name in names if name.endswith("running_var"))
+
+
+def _check_prototypes(model: torch.nn.Module, totals: Totals, before: Tensors, data: FirstRecords) -> None:
+    """Counts are the cut's; sums are the features that the *contributed* model gives its records."""
+    labels = torch.from_numpy(data.labels("train").copy())
+    assert totals["prototype/counts"].tolist() == torch.bincount(labels, minlength=8).tolist()
+    trained = {
+        name: tensor.double() + torch.from_numpy(totals[f"update/{name}"])
+        if f"update/{name}" in totals
+        else torch.from_numpy(totals.get(f"buffer/{name}", tensor.numpy()))
+        for name, tensor in before.items()
+    }
+    model.load_state_dict(trained)
+    inputs = torch.stack([data.records("train")[index][0] for index in range(len(labels))])
+    with torch.no_grad():
+        features = model.eval().features(inputs)  # type: ignore[operator]
+    expected = torch.zeros(8, features.shape[1]).index_add_(0, labels, features)
+    largest = float(expected.abs().max())
+    assert largest > 1e-3, "features of nothing would agree with anything"
+    np.testing.assert_allclose(totals["prototype/feature_sums"], expected, rtol=0, atol=1e-3 * largest)
+
+
+def _check_evaluation(totals: Totals, data: FirstRecords) -> None:
+    """Each record of the cut is counted once."""
+    for fold in evaluation.FOLDS:
+        labels = data.labels(fold)
+        confusion = totals[f"evaluation/{fold}/confusion"]
+        assert confusion.sum() == len(labels) == 2
+        assert confusion.sum(1).tolist() == np.bincount(labels, minlength=8).tolist()
+        scores = totals[f"evaluation/{fold}/scores"]
+        assert scores.sum(2).tolist() == [[n, 2 - n] for n in np.bincount(labels, minlength=8)]
+        assert totals[f"evaluation/{fold}/loss"] > 0
 
 
 def test_export_never_replaces_what_it_did_not_write(tmp_path: Path) -> None:
