@@ -245,7 +245,7 @@ def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = _job()
-    private = "patient 4711"
+    private = "patient Mustermann"
     transport = _Failing(job, {})
     records = transport._sessions["site-3"].context.data.records
 
