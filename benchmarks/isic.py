@@ -97,7 +97,7 @@ def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[s
         context = SiloContext(site, job, None, run_dir=Path(), records=records[site])
         views[site] = LocalSilo(context, setup, torch.device("cpu"), 0)
     for site, silo in views.items():
-        state = setup.method.init_server(setup.setting, job.seed)
+        state = setup.initial_state()  # the start of the federated runs of this seed
         model = silo.load(state.model)
         optimizer = OptimizerSettings.of(job.training)
         epochs = job.rounds * job.training.epochs

@@ -21,6 +21,15 @@ def test_all_problems_come_at_once(small: dict[str, Any]) -> None:
         assert key in text
 
 
+def test_problems_of_names_options_and_values_come_together(small: dict[str, Any]) -> None:
+    small |= {"method": "fedmr", "method_options": {"mu_intra": "abc"}, "model": "resnet"}
+    small |= {"foo": 3, "min_sites": 7, "training": {"epochs": -1, "learning_rate": 0.0}}
+    with pytest.raises(JobError) as caught:
+        prepare(small)
+    for part in ("mu_intra", "model:", "foo", "min_sites", "training.epochs", "training.learning_rate"):
+        assert part in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -62,6 +71,18 @@ def test_names_and_options_are_checked(
 def test_values_that_make_no_sense_are_refused(small: dict[str, Any], changes: dict[str, Any]) -> None:
     with pytest.raises(JobError):
         parse_job(small | changes)
+
+
+@pytest.mark.parametrize("key", ["path", "class_path", "name", "config_type"])
+@pytest.mark.parametrize("options", ["method_options", "dataset_options", "model_options"])
+def test_options_that_the_engine_would_build_an_object_from_are_refused(
+    small: dict[str, Any], options: str, key: str
+) -> None:
+    small[options] = {key: "tightframe.data.fed_isic2019.FedIsic2019", "args": {"split_path": "/x"}}
+    with pytest.raises(JobError) as caught:
+        parse_job(small)
+    assert f"{options}: " in str(caught.value) and repr(key) in str(caught.value)
+    assert "the engine would build an object" in str(caught.value)
 
 
 def test_hash_depends_on_every_value(small: dict[str, Any]) -> None:

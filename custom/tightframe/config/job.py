@@ -10,7 +10,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightframe.errors import JobError
 
@@ -122,23 +122,6 @@ class JobConfig(Strict):
             )
         return options
 
-    @model_validator(mode="after")
-    def _sites_fit(self) -> JobConfig:
-        problems = []
-        if len(set(self.sites)) != len(self.sites):
-            problems.append("`sites` names a site twice")
-        if self.min_sites > len(self.sites):
-            problems.append(
-                f"Expected `min_sites` to be at most the number of sites ({len(self.sites)}), "
-                f"but got {self.min_sites}"
-            )
-        strangers = sorted(set(self.prototype_sites or []) - set(self.sites))
-        if strangers:
-            problems.append(f"`prototype_sites` names {strangers}, which are not in `sites`")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
     @property
     def roster(self) -> tuple[str, ...]:
         """The silos in sorted order, which is the order of every sum."""
@@ -147,6 +130,21 @@ class JobConfig(Strict):
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON; server and silos compare it at enrolment."""
         return config_hash(self.model_dump(mode="json"))
+
+
+def _cross_problems(values: dict[str, Any]) -> list[str]:
+    """What does not fit together, told also while other values are wrong."""
+    sites, least, chosen = (values.get(key) for key in ("sites", "min_sites", "prototype_sites"))
+    if not (isinstance(sites, list) and all(isinstance(site, str) for site in sites)):
+        return []
+    problems = []
+    if len(set(sites)) != len(sites):
+        problems.append("sites: a site is named twice")
+    if isinstance(least, int) and least > len(sites):
+        problems.append(f"min_sites: Expected at most the number of sites ({len(sites)}), but got {least}")
+    if isinstance(chosen, list) and (strangers := sorted({str(site) for site in chosen} - set(sites))):
+        problems.append(f"prototype_sites: {strangers} are not in `sites`")
+    return problems
 
 
 def config_hash(values: Any) -> str:
@@ -172,7 +170,17 @@ def parse_job(values: dict[str, Any]) -> JobConfig:
     Raises:
         JobError: listing every problem.
     """
+    job, problems = check_job(values)
+    if job is None:
+        raise JobError(problems)
+    return job
+
+
+def check_job(values: dict[str, Any]) -> tuple[JobConfig | None, list[str]]:
+    """The job, or None and every problem of its values."""
+    problems = _cross_problems(values)
     try:
-        return JobConfig.model_validate(values)
+        job = JobConfig.model_validate(values)
     except ValidationError as error:
-        raise JobError(listed(error)) from None
+        return None, listed(error) + problems
+    return (None, problems) if problems else (job, [])

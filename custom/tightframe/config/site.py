@@ -87,15 +87,15 @@ def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
         SiteConfigError: TF-202.
     """
     problems: list[str] = []
-    parsed: SiteFile | None = None
+    parsed = SiteFile()
     try:
         parsed = SiteFile.model_validate(values)
     except ValidationError as error:
         problems += listed(error)
-    if parsed is not None:
-        for site, entry in parsed.sites.items():
-            problems += _data_problems(entry, f"sites.{site}.")
-    if problems or parsed is None:
+    sites = values.get("sites")
+    for site, entry in (sites if isinstance(sites, dict) else {}).items():
+        problems += _data_problems(entry, f"sites.{site}.")
+    if problems:
         raise SiteConfigError(_problem_list(where, problems))
     return parsed
 
@@ -112,9 +112,9 @@ def parse_single(values: dict[str, Any], where: str = FILE_NAME) -> tuple[SiteEn
     entry, server = SiteEntry(), ServerEntry()
     try:
         entry = SiteEntry.model_validate(remaining)
-        problems += _data_problems(entry, "")
     except ValidationError as error:
         problems += listed(error)
+    problems += _data_problems(remaining, "")
     try:
         server = ServerEntry.model_validate(server_values)
     except ValidationError as error:
@@ -200,9 +200,11 @@ def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
     return spec, spec.options.model_validate(job.dataset_options)
 
 
-def _data_problems(entry: SiteEntry, prefix: str) -> list[str]:
+def _data_problems(entry: Any, prefix: str) -> list[str]:
+    """What is wrong with a raw entry's ``data``; told also while other parts are wrong."""
+    found = entry.get("data") if isinstance(entry, dict) else None
     problems: list[str] = []
-    for name, values in entry.data.items():
+    for name, values in (found if isinstance(found, dict) else {}).items():
         try:
             data.get(name).site.model_validate(values)
         except JobError as error:

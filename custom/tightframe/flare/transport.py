@@ -22,7 +22,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from tightframe.errors import RunError, TightframeError, outside_code
+from tightframe.errors import REASONS, RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.coordinator import Accept, Message
 from tightframe.rounds.silo import failure_code
@@ -150,7 +150,9 @@ class FlareTransport:
         if code is not None or message is None or answer.get_return_code() != ReturnCode.OK:
             # A silo that answers is not late, and what it says is one of the documented codes.
             said = FAILED if code == LATE else outside_code(code)
-            raise RunError(f"{site} answered with a reason instead of a result", code=said)
+            raise RunError(
+                f"no result, because: {REASONS[said]}; the details are in the silo's own log", code=said
+            )
         state.accept(site, message)
 
     def _wait(self, state: _Exchange) -> None:

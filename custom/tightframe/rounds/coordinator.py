@@ -126,14 +126,14 @@ class Coordinator:
     def _announce(self) -> None:
         job, method = self.setup.job, self.setup.method
         self.log.info(
-            "%s: %s (%s) on %s with %s; %d silos, %d rounds and a closing phase, %s sums, seed %d",
+            "%s: %s (%s) on %s with %s; %s, %s and a closing phase, %s sums, seed %d",
             job.job_name,
             method.title,
             method.name,
             self.setup.dataset.title,
             job.model,
-            len(job.sites),
-            job.rounds,
+            outcome.plural(len(job.sites), "silo"),
+            outcome.plural(job.rounds, "round"),
             job.summation,
             job.seed,
         )
@@ -188,10 +188,11 @@ class Coordinator:
         if self.record.synthetic:
             self.log.warning("%s", BANNER.format(dataset=self.setup.dataset.title))
         self.log.info(
-            "enrolled %d of %d silos in %.0f s; public weights: %s%s",
+            "enrolled %d of %d silos in %.0f s; public weights (%s): %s%s",
             len(self.weights),
             len(job.sites),
             time.monotonic() - started,
+            WEIGHTS[job.weights],
             ", ".join(f"{site} {weight:g}" for site, weight in sorted(self.weights.items())),
             "".join(f"; without {site} ({code})" for site, code in sorted(failed.items())),
         )
@@ -321,8 +322,14 @@ class Coordinator:
         )
 
 
+WEIGHTS: Mapping[str, str] = {
+    "exact": "training records",
+    "power_of_two": "training records, rounded down to a power of two",
+    "uniform": "one each",
+}
+
 BANNER = (
     "SYNTHETIC TWIN: no site is configured, so every silo trains on generated stand-ins for {dataset}. "
     "They show that the software works; they say nothing about medicine or about a method. "
-    "For real records write local/tightframe.json."
+    "For real records, write the workspace's local/tightframe.json or use tightframe simulate --site-config."
 )

@@ -92,8 +92,8 @@ class Outcome:
         lines = ["", "=" * 78]
         verdict = "TRAINED" if self.trained else "NOT TRAINED"
         lines.append(
-            f" {verdict}: {self.job_name}, {self.method}, {self.rounds_done} of {self.rounds} rounds "
-            f"in {self.seconds:.0f} s"
+            f" {verdict}: {self.job_name}, {self.method}, "
+            f"{self.rounds_done} of {plural(self.rounds, 'round')} in {self.seconds:.0f} s"
         )
         if self.reason:
             lines += [
@@ -151,7 +151,7 @@ class Outcome:
         recall = test.get("recall", {})
         lines.append(" Recall: " + ", ".join(f"{name} {shown(value, 2)}" for name, value in recall.items()))
         if self.best_round is not None:
-            lines.append(f" Best round by validation: {self.best_round}")
+            lines.append(f" Best round by validation: {self.best_round} (best_model.safetensors)")
         return lines
 
     def _file_lines(self) -> list[str]:
@@ -195,6 +195,8 @@ class RunRecord:
     def data_line(self) -> str:
         """One line about the records."""
         title = self._dataset.title
+        if not self.weights:
+            return f"{title}; no silo was enrolled"
         if self.synthetic:
             return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
         return f"{title}, the sites' own records"
@@ -313,18 +315,25 @@ def shown(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def plural(number: int, noun: str) -> str:
+    """``1 round``, ``2 rounds``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None) -> str:
     """One focused line for one exchange."""
     parts = []
     if row.training:
         loss = row.training.get("loss")
         terms = ", ".join(f"{name} {value:.4g}" for name, value in row.training.items() if name != "loss")
-        parts.append(f"loss {shown(loss)}" + (f" ({terms})" if terms else ""))
+        parts.append(
+            f"training loss {shown(loss)}" + (f" (terms before their weights: {terms})" if terms else "")
+        )
     if before is not None and before.evaluation is not None:
         test = before.evaluation["test"]
         which = "initial model" if before.round == 0 else f"model after round {before.round}"
         parts.append(
-            f"{which}: balanced accuracy {shown(test.get('balanced_accuracy'))}, "
+            f"test of the {which}: balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}"
         )
     dropped = ""

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from tightframe import data, methods, models
-from tightframe.config.job import JobConfig, listed, parse_job
+from tightframe.config.job import JobConfig, check_job, listed
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError
 from tightframe.phases import Method, Phase, Schema, ServerState, Setting, stream_seed
@@ -60,19 +60,15 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     Raises:
         JobError: listing every problem at once.
     """
-    job = values if isinstance(values, JobConfig) else parse_job(values)
-    problems: list[str] = []
-    method = _named(methods.get, job.method, "method", problems)
-    dataset = _named(data.get, job.dataset, "dataset", problems)
-    backbone = _named(models.get, job.model, "model", problems)
-    config = _options(method.config, job.method_options, "method_options.", problems) if method else None
-    dataset_options = (
-        _options(dataset.options, job.dataset_options, "dataset_options.", problems) if dataset else None
-    )
-    model_options = (
-        _options(backbone.options, job.model_options, "model_options.", problems) if backbone else None
-    )
-    if problems or not (method and dataset and backbone):
+    raw = values.model_dump() if isinstance(values, JobConfig) else values
+    job, problems = check_job(raw)
+    method = _named(methods.get, raw.get("method"), "method", problems)
+    dataset = _named(data.get, raw.get("dataset"), "dataset", problems)
+    backbone = _named(models.get, raw.get("model"), "model", problems)
+    config = _options(method, "config", raw, "method_options", problems)
+    dataset_options = _options(dataset, "options", raw, "dataset_options", problems)
+    model_options = _options(backbone, "options", raw, "model_options", problems)
+    if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)
     setting = Setting(
@@ -106,7 +102,10 @@ def _check_sums(setup: JobSetup) -> None:
         raise JobError([f"the method cannot be planned with these options: {error}"]) from None
 
 
-def _named(get: Any, name: str, key: str, problems: list[str]) -> Any:
+def _named(get: Any, name: Any, key: str, problems: list[str]) -> Any:
+    """What a registry has under a name; None, and the problem noted, if that is nothing."""
+    if not isinstance(name, str):
+        return None  # missing or no text: the job's own validation has said so
     try:
         return get(name)
     except JobError as error:
@@ -114,9 +113,14 @@ def _named(get: Any, name: str, key: str, problems: list[str]) -> Any:
         return None
 
 
-def _options(model: type[BaseModel], values: dict[str, Any], prefix: str, problems: list[str]) -> Any:
+def _options(owner: Any, attribute: str, raw: dict[str, Any], key: str, problems: list[str]) -> Any:
+    """The options that a job gives to what it names, validated by that; None if they are wrong."""
+    values = raw.get(key, {})
+    if owner is None or not isinstance(values, dict):
+        return None
+    model: type[BaseModel] = getattr(owner, attribute)
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems += listed(error, prefix)
+        problems += listed(error, f"{key}.")
         return None
