@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tightframe import __version__
-from tightframe.errors import TightframeError
+from tightframe.errors import SiteConfigError, TightframeError
 
 app = typer.Typer(
     help="Privacy-hardened federated learning for hospitals, on NVIDIA FLARE.",
@@ -23,16 +25,17 @@ app = typer.Typer(
 )
 jobs = typer.Typer(help="List, export and check job folders.", no_args_is_help=True)
 app.add_typer(jobs, name="jobs")
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# What is printed holds paths and values of users: "[x]" and ":x:" in them are no markup.
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
 
 
 def main() -> None:
-    """Entry point: named errors become one message and exit code 2."""
+    """Entry point: named errors become one message and exit code 2; anything else is a bug and shows."""
     try:
         app()
-    except (TightframeError, FileNotFoundError, FileExistsError, ValueError) as error:
-        err.print(f"[bold red]error:[/] {error}", markup=True)
+    except (TightframeError, FileNotFoundError, FileExistsError) as error:
+        err.print(Text.assemble(("error:", "bold red"), " ", str(error)))
         sys.exit(2)
 
 
@@ -53,7 +56,7 @@ def jobs_list() -> None:
     table = Table("job", "what it trains", "presets", "default sites")
     for recipe in recipes.RECIPES:
         table.add_row(recipe.name, recipe.title, ", ".join(recipe.presets), ", ".join(recipe.sites))
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 @jobs.command("export")
@@ -112,7 +115,7 @@ def jobs_export(
     folder = Path("jobs", name) if committed else output or Path("exported", name)
     recipes.write_job(files, folder)
     out.print(f"{folder}: {recipe.title}; {preset}, {job.rounds} rounds, sites {', '.join(job.sites)}")
-    out.print(f"run it here:  tightframe simulate {folder}")
+    out.print(f"run it here:  tightframe simulate {shlex.quote(str(folder))}")
 
 
 @jobs.command("check")
@@ -122,23 +125,36 @@ def jobs_check(
     ] = None,
     root: Annotated[Path, typer.Option(help="Root of the repository.")] = Path("."),
 ) -> None:
-    """Prove that the committed job folders match their recipes, or validate any job folder.
+    """Prove that job folders hold what their recipes give, and nothing else.
 
-    Without folders it also restores the simulator's allow list if a crash has lost it.
+    A given folder is compared with what the job in it gives. Without folders the committed ones are
+    checked, and the simulator's allow list is restored if a crash has lost it.
     """
-    from tightframe.rounds.setup import prepare
     from tightframe_app import recipes
 
-    problems: list[str] = []
-    if folders:
-        for folder in folders:
-            prepare(recipes.read_job(folder))
-            out.print(f"{folder}: valid")
+    if not folders:
+        problems = _check_committed(root)
+        _report(problems, "tightframe jobs export NAME --committed")
+        out.print(f"{len(recipes.RECIPES)} job folders are in sync with their recipes")
         return
+    problems = []
+    for folder in folders:
+        found = recipes.check_folder(folder)
+        problems += found
+        if not found:
+            out.print(f"{folder}: valid")
+    _report(problems, "tightframe jobs export NAME --set KEY=VALUE -o FOLDER")
+
+
+def _check_committed(root: Path) -> list[str]:
+    from tightframe.flare import simulator
+    from tightframe_app import recipes
+
     if not (root / "jobs").is_dir():
         raise FileNotFoundError(
             f"Expected to be at the root of the repository, but {root / 'jobs'} does not exist."
         )
+    problems: list[str] = []
     for recipe in recipes.RECIPES:
         problems += recipes.out_of_sync(recipes.job_files(recipe.job()), root / "jobs" / recipe.name)
     known = {recipe.name for recipe in recipes.RECIPES}
@@ -147,16 +163,20 @@ def jobs_check(
     ]
     allow_list = root / "simulator_workspace" / "local" / "resources.json"
     if not allow_list.is_file():
-        from tightframe.flare.simulator import prepare_workspace
-
-        prepare_workspace(root / "simulator_workspace")
+        simulator.prepare_workspace(root / "simulator_workspace")
         out.print(f"restored {allow_list}")
+    elif allow_list.read_text(encoding="utf-8") != simulator.allow_list_text():
+        problems.append(f"{allow_list} is not the allow list: delete it, and check again to have it restored")
+    return problems
+
+
+def _report(problems: list[str], mend: str) -> None:
+    """Show problems and stop with 1; return if there is none."""
     if problems:
         for problem in problems:
             err.print(f"out of sync: {problem}")
-        err.print("mend it with:  tightframe jobs export NAME --committed")
+        err.print(f"write a job folder anew with:  {mend}")
         raise typer.Exit(1)
-    out.print(f"{len(recipes.RECIPES)} job folders are in sync with their recipes")
 
 
 @app.command()
@@ -185,19 +205,46 @@ def simulate(
     synthetic twin, and says so.
     """
     from tightframe.config.site import parse_site_file
+    from tightframe.flare import simulator
     from tightframe.rounds.setup import prepare
     from tightframe_app import recipes
 
-    setup = prepare(recipes.read_job(job))
+    if threads is not None and threads < 1:
+        raise typer.BadParameter(f"expected at least 1, got {threads}", param_hint="--threads")
+    sites = prepare(recipes.read_job(job)).job.roster
     if site_config is not None:
-        parse_site_file(_read_json(site_config), str(site_config))
+        parse_site_file(_read_site_config(site_config), str(site_config))
+    if threads is not None and threads > len(sites):
+        out.print(f"threads: {len(sites)} instead of {threads}, because the job has no more sites")
     command = [sys.executable, "-m", "tightframe.flare.simulator", str(job), "-w", str(workspace), "-l", log]
-    command += ["-t", str(min(threads or len(setup.job.sites), len(setup.job.sites)))]
-    if site_config is not None:
-        command += ["--site-config", str(site_config)]
+    command += ["-t", str(min(threads or len(sites), len(sites)))]
     if gpu is not None:
         command += ["--gpu", gpu]
-    raise typer.Exit(subprocess.call(command))  # noqa: S603 - our own module, arguments as a list
+    try:
+        with simulator.site_configuration(workspace, site_config) as used:
+            out.print(_records(workspace / "local", used, sites))
+            code = simulator.run_apart(command)
+    except KeyboardInterrupt:
+        err.print("interrupted: the run was stopped, nothing of it goes on")
+        code = simulator.INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _records(local: Path, used: Path | None, sites: Sequence[str]) -> str:
+    """Say whose records a run will use.
+
+    Raises:
+        SiteConfigError: if the site configuration is wrong or does not name a site of the job.
+    """
+    from tightframe.config.site import site_entry
+
+    twin = "every silo trains on the synthetic twin of its data set"
+    if used is None:
+        return f"site configuration: none, {twin}"
+    entries = [site_entry(local, site, production=False) for site in sites]
+    if not any(entries):
+        return f"site configuration: {used}, for the server only; {twin}"
+    return f"site configuration: {used}"
 
 
 def _recipe(name: str) -> Any:
@@ -217,13 +264,13 @@ def _plain(text: str) -> Any:
         return text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_site_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"Expected the site configuration at {path}, but there is no such file.")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    except (OSError, ValueError) as error:
+        raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"Expected {path} to hold a JSON object.")
+        raise SiteConfigError(f"Expected {path} to hold a JSON object, but got {type(values).__name__}.")
     return values

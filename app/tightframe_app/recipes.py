@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.config.job import JobConfig, parse_job
+from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import TASKS
 
 PRESETS = ("rehearsal", "full")
+
+CONTROLLER = "tightframe.flare.controller.FederationController"
+EXECUTOR = "tightframe.flare.executor.SiloExecutor"
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ class Recipe:
 
 
 def minimum(sites: int) -> int:
-    """Default of ``min_sites``: five of six, all of three or fewer, else two thirds rounded up.
+    """Default of ``min_sites``: five of six, all of three or fewer, else more than two thirds.
+
+    More than two thirds of n is ``floor(2 n / 3) + 1``.
 
     >>> [minimum(n) for n in (1, 2, 3, 4, 6, 10)]
     [1, 2, 3, 3, 5, 7]
@@ -99,6 +105,19 @@ _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "local_baseline_epochs": 20,
     },
 }
+# The intra-class term grows with the square of the feature width d, so its weight shrinks with it:
+# mu_intra * d^2 is that of 1e-5 at d = 64. small_cnn has d = 128, efficientnet_b0 d = 1280.
+_FEDMR_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
+    "full": {"method_options": {"mu_intra": 2.5e-8}},
+}
+
+
+def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Presets that consist of several layers of job values, which share no key."""
+    return {name: {key: value for layer in layers for key, value in layer[name].items()} for name in PRESETS}
+
+
 _SIX = tuple(f"site-{number}" for number in range(1, 7))
 
 RECIPES: list[Recipe] = [
@@ -106,7 +125,7 @@ RECIPES: list[Recipe] = [
         "fedmr_isic",
         "FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy",
         {**_ISIC, "method": "fedmr"},
-        _ISIC_PRESETS,
+        _joined(_ISIC_PRESETS, _FEDMR_PRESETS),
         _SIX,
     ),
     Recipe(
@@ -156,7 +175,7 @@ def job_files(job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8) -> dict[str
         "workflows": [
             {
                 "id": "federation",
-                "path": "tightframe.flare.controller.FederationController",
+                "path": CONTROLLER,
                 "args": arguments,
             }
         ],
@@ -166,7 +185,7 @@ def job_files(job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8) -> dict[str
         "executors": [
             {
                 "tasks": list(TASKS),
-                "executor": {"path": "tightframe.flare.executor.SiloExecutor", "args": arguments},
+                "executor": {"path": EXECUTOR, "args": arguments},
             }
         ],
         "task_data_filters": [],
@@ -187,11 +206,11 @@ def write_job(files: Mapping[str, str], folder: Path) -> None:
         FileExistsError: if the folder holds anything but a job export.
     """
     if folder.exists():
-        present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        if present - set(files):
+        strangers = _strangers(files, folder)
+        if strangers:
             raise FileExistsError(
                 f"Expected {folder} to be free or an earlier export, but it also holds "
-                f"{sorted(present - set(files))[:3]}: choose another folder with --output."
+                f"{strangers[:3]}: choose another folder with --output."
             )
         shutil.rmtree(folder)
     for name, text in files.items():
@@ -200,36 +219,91 @@ def write_job(files: Mapping[str, str], folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def out_of_sync(files: Mapping[str, str], folder: Path) -> list[str]:
-    """What differs between a folder and the files that it should hold."""
+def out_of_sync(files: Mapping[str, str], folder: Path, *, source: str = "its recipe") -> list[str]:
+    """What differs between a folder and the files that it should hold.
+
+    Args:
+        files: relative path -> text.
+        folder: to look at.
+        source: where the files come from, for the messages.
+    """
     problems = []
     for name, text in files.items():
         path = folder / name
         if not path.is_file():
             problems.append(f"{path} is missing")
-        elif path.read_text(encoding="utf-8") != text:
-            problems.append(f"{path} differs from its recipe")
-    if folder.is_dir():
-        strangers = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - set(files)
-        problems += [f"{folder / name} belongs to no recipe" for name in sorted(strangers)]
+        elif path.read_bytes() != text.encode():
+            problems.append(f"{path} differs from {source}")
+    problems += [f"{folder / name} does not belong to {source}" for name in _strangers(files, folder)]
     return problems
+
+
+def check_folder(folder: Path) -> list[str]:
+    """What is wrong with an exported job folder beyond its values: each file must be what they give.
+
+    The job is taken from the server's file and the GPUs from ``meta.json``, and the whole folder is
+    written once more, in memory: silos with other values, another class or a file of somebody's own
+    would otherwise pass.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+        JobError: if it is none of ours, or if its values are wrong.
+    """
+    job = prepare(read_job(folder)).job
+    gpus, gpu_memory = _resources(folder / "meta.json")
+    files = job_files(job, gpus=gpus, gpu_memory=gpu_memory)
+    return out_of_sync(files, folder, source="what the job of the server's file gives")
 
 
 def read_job(folder: Path) -> dict[str, Any]:
     """The job values of a job folder, as the server would get them.
 
     Raises:
-        FileNotFoundError, ValueError: if it is not one of our job folders.
+        FileNotFoundError: if there is no such folder.
+        JobError: if it is not one of our job folders.
     """
     path = folder / "app" / "config" / "config_fed_server.json"
     if not path.is_file():
         raise FileNotFoundError(f"Expected a job folder, but {path} does not exist.")
-    workflows = json.loads(path.read_text(encoding="utf-8")).get("workflows", [])
-    for workflow in workflows:
-        if workflow.get("path") == "tightframe.flare.controller.FederationController":
-            arguments: dict[str, Any] = workflow.get("args", {})
-            return arguments
-    raise ValueError(f"Expected a Tightframe workflow in {path}, but got {len(workflows)} others.")
+    workflows = _read_object(path).get("workflows", [])
+    for workflow in workflows if isinstance(workflows, list) else []:
+        if isinstance(workflow, dict) and workflow.get("path") == CONTROLLER:
+            arguments = workflow.get("args", {})
+            if isinstance(arguments, dict):
+                return arguments
+    raise JobError([f"Expected {path} to have a workflow {CONTROLLER} with its arguments, but got none."])
+
+
+def _resources(path: Path) -> tuple[int, int]:
+    """GPUs and GiB of memory on each, as ``meta.json`` asks for them; (0, 8) where it asks for none."""
+    wanted = _read_object(path).get("resource_spec") if path.is_file() else None
+    for entry in wanted.values() if isinstance(wanted, dict) else []:
+        if isinstance(entry, dict):
+            gpus, memory = entry.get("num_of_gpus"), entry.get("mem_per_gpu_in_GiB")
+            if isinstance(gpus, int) and isinstance(memory, int) and gpus > 0 and memory > 0:
+                return gpus, memory
+    return 0, 8
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError([f"{path} is not readable JSON: {error}"]) from None
+    if not isinstance(values, dict):
+        raise JobError([f"Expected {path} to hold a JSON object, but got {type(values).__name__}."])
+    return values
+
+
+def _strangers(files: Mapping[str, str], folder: Path) -> list[str]:
+    """What a folder holds beside these files and their folders: files, folders and links."""
+    own = {Path(name) for name in files}
+    own |= {parent for name in own for parent in name.parents}
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.relative_to(folder) not in own
+    )
 
 
 def _json(values: Any) -> str:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tightframe.errors import JobError
+from tightframe.flare import simulator
+from tightframe_app import cli, recipes
 
 
 def tightframe(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -63,11 +69,170 @@ def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path) -
         assert tightframe("jobs", "export", name, "--committed", cwd=tmp_path).returncode == 0
     assert tightframe("jobs", "check", cwd=tmp_path).returncode == 0
     allowed = json.loads((tmp_path / "simulator_workspace/local/resources.json").read_text())
-    assert allowed["class_allow_list"] == ["nvflare.", "tightframe."]
+    assert allowed["class_allow_list"] == [
+        "tightframe.flare.controller.FederationController",
+        "tightframe.flare.executor.SiloExecutor",
+    ]
     path = tmp_path / "jobs/fedmr_isic/app/config/config_fed_client.json"
     path.write_text(path.read_text().replace("fedmr", "fedavg"))
     done = tightframe("jobs", "check", cwd=tmp_path)
     assert done.returncode == 1 and "config_fed_client.json differs" in done.stderr
+
+
+def test_the_committed_allow_list_is_the_simulators_own(root: Path, tmp_path: Path) -> None:
+    committed = root / "simulator_workspace" / "local" / "resources.json"
+    assert committed.read_text() == simulator.allow_list_text()
+    for name in ("fedmr_isic", "fedavg_isic"):
+        recipes.write_job(recipes.job_files(recipes.get(name).job()), tmp_path / "jobs" / name)
+    wide = tmp_path / "simulator_workspace" / "local" / "resources.json"
+    wide.parent.mkdir(parents=True)
+    wide.write_text(committed.read_text().replace("flare.executor.SiloExecutor", ""))
+    done = tightframe("jobs", "check", cwd=tmp_path)
+    assert done.returncode == 1 and "is not the allow list" in done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "job"
+    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=["a", "b"])), path)
+    return path
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def test_check_of_a_folder_takes_values_and_gpus_from_it(folder: Path) -> None:
+    assert recipes.check_folder(folder) == []
+    job = recipes.get("fedmr_isic").job("full", sites=["a", "b"], changes={"rounds": 3})
+    recipes.write_job(recipes.job_files(job, gpus=2, gpu_memory=40), folder)
+    assert recipes.check_folder(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        (
+            "app/config/config_fed_client.json",
+            lambda v: v["executors"][0]["executor"]["args"].update(rounds=5),
+            "config_fed_client.json differs",
+        ),
+        (
+            "app/config/config_fed_client.json",
+            lambda v: v["executors"][0]["executor"].update(path="os.system"),
+            "config_fed_client.json differs",
+        ),
+        (
+            "app/config/config_fed_server.json",
+            lambda v: v["components"].append({"id": "x", "path": "nvflare.a.B"}),
+            "config_fed_server.json differs",
+        ),
+        ("meta.json", lambda v: v["deploy_map"].update(app=["server", "a"]), "meta.json differs"),
+        (
+            "meta.json",
+            lambda v: v.update(resource_spec={"a": {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 8}}),
+            "meta.json differs",
+        ),
+    ],
+)
+def test_check_of_a_folder_reads_every_file(
+    folder: Path, name: str, change: Callable[[dict[str, Any]], object], problem: str
+) -> None:
+    _edit(folder / name, change)
+    (found,) = recipes.check_folder(folder)
+    assert problem in found
+
+
+def test_a_folder_that_does_not_fit_its_job_fails_the_check(folder: Path) -> None:
+    (folder / "meta.json").write_text("{}")
+    done = tightframe("jobs", "check", "job", cwd=folder.parent)
+    assert done.returncode == 1 and "meta.json differs" in done.stderr
+    assert "valid" not in done.stdout
+
+
+@pytest.mark.parametrize("stranger", ["app/custom/x.py", "app/custom/", "app/config/log_config.json", "link"])
+def test_check_of_a_folder_refuses_strangers(folder: Path, stranger: str) -> None:
+    path = folder / stranger
+    if stranger == "link":
+        path.symlink_to(folder.parent)
+    elif stranger.endswith("/"):
+        path.mkdir()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    (problem, *_) = [found for found in recipes.check_folder(folder) if stranger.rstrip("/") in found]
+    assert "does not belong" in problem
+    (folder / "meta.json").unlink()
+    assert any("meta.json is missing" in found for found in recipes.check_folder(folder))
+
+
+def test_check_of_a_folder_validates_the_job_itself(folder: Path) -> None:
+    path = folder / "app/config/config_fed_server.json"
+    _edit(path, lambda v: v["workflows"][0]["args"]["method_options"].update(mu_intra=-1))
+    with pytest.raises(JobError, match=r"method_options\.mu_intra"):
+        recipes.check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["not json", "[]", '{"workflows": 3}', '{"workflows": [{"path": "nvflare.x.Y"}]}', b"\xff"]
+)
+def test_a_folder_that_is_no_job_of_ours_is_a_named_error(folder: Path, text: str | bytes) -> None:
+    content = text if isinstance(text, bytes) else text.encode()
+    (folder / "app/config/config_fed_server.json").write_bytes(content)
+    with pytest.raises(JobError):
+        recipes.read_job(folder)
+
+
+@pytest.fixture
+def typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str, str]]:
+    """The command in this process: exit code, output, errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tightframe", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["data [old]", "[", ":smile:", "[bold"])
+def test_what_users_write_is_no_markup(
+    name: str, tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
+) -> None:
+    """Folders of brackets in every message; `[/x]` is an error where markup is read."""
+    folder = f"{name}/[/x]"
+    code, output, errors = typed("jobs", "export", "fedmr_isic", "-o", folder)
+    assert code == 0 and output.startswith(f"{folder}: FedMR"), errors
+    assert f"simulate '{folder}'" in output, "can be pasted into a shell"
+    assert typed("jobs", "check", folder)[:2] == (0, f"{folder}: valid\n")
+    (tmp_path / folder / "[red]stranger").write_text("")
+    code, _, errors = typed("jobs", "check", folder)
+    assert code == 1 and f"{folder}/[red]stranger does not belong" in errors
+    for arguments in (["simulate", f"{name}/[/y]"], ["jobs", "check", f"{name}/[/y]"]):
+        code, _, errors = typed(*arguments)
+        assert code == 2 and f"error: Expected a job folder, but {name}/[/y]/app/config" in errors
+    code, _, errors = typed("simulate", folder, "-s", f"{name}[/z].json")
+    assert code == 2 and f"{name}[/z].json" in errors
+    assert typed("jobs", "export", "[/x]")[0] == 2
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, TypeError])
+def test_a_bug_is_not_taken_for_a_mistake(
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(folder: Path) -> None:
+        raise kind("a bug")
+
+    monkeypatch.setattr(recipes, "read_job", broken)
+    monkeypatch.setattr(sys, "argv", ["tightframe", "simulate", str(tmp_path)])
+    with pytest.raises(kind, match="a bug"):
+        cli.main()
 
 
 def test_simulate_checks_the_site_file_before_anything_runs(tmp_path: Path) -> None:

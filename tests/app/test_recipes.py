@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
+from tightframe import models
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import Progress, SiloData
@@ -42,7 +43,7 @@ def test_differences_are_found(tmp_path: Path) -> None:
     (tmp_path / "job" / "app" / "custom.py").write_text("")
     (tmp_path / "job" / "meta.json").unlink()
     problems = "\n".join(recipes.out_of_sync(files, tmp_path / "job"))
-    for part in ("config_fed_server.json differs", "custom.py belongs", "meta.json is missing"):
+    for part in ("config_fed_server.json differs", "custom.py does not belong", "meta.json is missing"):
         assert part in problems
 
 
@@ -260,3 +261,27 @@ def test_export_never_replaces_what_it_did_not_write(tmp_path: Path) -> None:
 def test_wrong_changes_are_named() -> None:
     with pytest.raises(JobError, match=r"training\.epoch"):
         recipes.get("fedmr_isic").job(changes={"training.epoch": 2})
+
+
+@pytest.mark.parametrize("preset", recipes.PRESETS)
+def test_fedmr_weighs_its_intra_class_term_by_the_feature_width(preset: str) -> None:
+    """The term grows with d^2; 1e-5 was found right at d = 64 (`FedMRConfig`)."""
+    setup = prepare(recipes.get("fedmr_isic").job(preset))
+    width = models.feature_width(setup.setting.build_model())
+    assert isinstance(setup.setting.config, fedmr.FedMRConfig)
+    ratio = setup.setting.config.mu_intra * width**2 / (1e-5 * 64**2)
+    assert 0.5 <= ratio <= 2, f"mu_intra is {ratio:g} times what suits d = {width}"
+
+
+def test_recipes_differ_in_their_methods_only() -> None:
+    for preset in recipes.PRESETS:
+        one, other = (
+            recipes.get(name).job(preset).model_dump(exclude={"job_name", "method", "method_options"})
+            for name in ("fedmr_isic", "fedavg_isic")
+        )
+        assert one == other
+
+
+@pytest.mark.parametrize("sites", range(4, 100))
+def test_the_default_minimum_is_the_least_number_over_two_thirds(sites: int) -> None:
+    assert recipes.minimum(sites) == min(n for n in range(sites + 1) if 3 * n > 2 * sites)

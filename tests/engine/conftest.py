@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tightframe.flare.simulator import ALLOW_LIST
+
 HERE = Path(__file__).resolve().parent
 SMALL: Mapping[str, Any] = {
     "dataset_options.image_size": 16,
@@ -88,8 +90,8 @@ def simulate(tmp_path: Path) -> Callable[..., Run]:
         workspace = tmp_path / "workspace"
         local = workspace / "local"
         local.mkdir(parents=True, exist_ok=True)
-        allowed = {"format_version": 2, "class_allow_list": ["nvflare.", "tightframe.", "faulty."]}
-        (local / "resources.json").write_text(json.dumps(allowed))
+        classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor"]
+        (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
         if site_config is not None:
             (local / "tightframe.json").write_text(json.dumps(site_config))
         if threads is None or engine_command:

@@ -1,40 +1,119 @@
 """Run a job folder in the engine's simulator, without the engine's own command line.
 
-``python -m tightframe.flare.simulator JOB -w WORKSPACE -t THREADS`` prepares the workspace
-(allow list, site configuration) and exits with the truth: 0 only if the run trained.
+``python -m tightframe.flare.simulator JOB -w WORKSPACE -t THREADS`` writes the allow list and exits
+with the truth: 0 only if the run trained. ``tightframe simulate`` starts it in a process group of
+its own (``run_apart``) and lends the workspace a site configuration meanwhile (``site_configuration``).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
 import os
-import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
-ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "tightframe."]}
+from tightframe.config.site import FILE_NAME
+from tightframe.errors import SiteConfigError
+
+# Exactly two classes. A prefix would let a job build any class below it with arguments of the job's
+# choice: the engine makes an object of every argument that is a dictionary with a `path`, and there
+# are classes that open files and start programs.
+ALLOW_LIST = {
+    "format_version": 2,
+    "class_allow_list": [
+        "tightframe.flare.controller.FederationController",
+        "tightframe.flare.executor.SiloExecutor",
+    ],
+}
+
+MARKER = FILE_NAME + ".lent"
+"""Lies beside a site configuration that ``simulate`` lent the workspace: its SHA-256, whence it came."""
+
+INTERRUPTED = 130
+_GRACE = 10.0
+"""Seconds between asking a run to end and ending it."""
 
 
-def prepare_workspace(workspace: Path, site_config: Path | None = None) -> None:
-    """Put the allow list, and a site configuration if one is given, into ``workspace/local``.
+def prepare_workspace(workspace: Path) -> None:
+    """Put the allow list into ``workspace/local``, unless there is one."""
+    resources = workspace / "local" / "resources.json"
+    resources.parent.mkdir(parents=True, exist_ok=True)
+    if not resources.is_file():
+        resources.write_text(allow_list_text(), encoding="utf-8")
+
+
+def allow_list_text() -> str:
+    """The content of ``local/resources.json``."""
+    return json.dumps(ALLOW_LIST, indent=2) + "\n"
+
+
+@contextlib.contextmanager
+def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | None]:
+    """Lend the workspace a site configuration for one run; take it back whatever happens.
+
+    What an earlier run lent and a crash left behind is taken back first, so that no later run uses
+    real records unasked. A file of the user's own is never replaced or removed.
+
+    Args:
+        workspace: of the simulator.
+        given: site configuration for this run.
+
+    Yields:
+        The file that the run uses: ``given``, or the user's own in ``workspace/local``, or None.
 
     Raises:
-        FileNotFoundError: if the site configuration does not exist.
+        FileNotFoundError: if ``given`` does not exist.
+        SiteConfigError: TF-202 if the workspace has a site configuration of the user's own.
     """
     local = workspace / "local"
+    own = local / FILE_NAME
+    _take_back(local)
+    if given is None or (own.exists() and given.resolve() == own.resolve()):
+        yield own if own.is_file() else None
+        return
+    if not given.is_file():
+        raise FileNotFoundError(f"Expected the site configuration at {given}, but there is no such file.")
+    if own.exists():
+        raise SiteConfigError(
+            f"Expected one site configuration, but got {given} and the workspace's own {own}: "
+            "move that one away, or run without --site-config."
+        )
     local.mkdir(parents=True, exist_ok=True)
-    resources = local / "resources.json"
-    if not resources.is_file():
-        resources.write_text(json.dumps(ALLOW_LIST, indent=2) + "\n", encoding="utf-8")
-    if site_config is not None:
-        if not site_config.is_file():
-            raise FileNotFoundError(
-                f"Expected the site configuration at {site_config}, but there is no such file."
-            )
-        if site_config.resolve() != (local / "tightframe.json").resolve():
-            shutil.copyfile(site_config, local / "tightframe.json")
+    content = given.read_bytes()
+    _write(local / MARKER, f"{hashlib.sha256(content).hexdigest()}\n{given.resolve()}\n".encode())
+    try:
+        _write(own, content)
+        yield given
+    finally:
+        _take_back(local)
+
+
+def run_apart(command: Sequence[str]) -> int:
+    """Run a program in a process group of its own and return its exit code; never leave it running.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, when the group has ended.
+        SystemExit: after SIGTERM or SIGHUP, likewise.
+    """
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, _exit) for number in heard}
+    # The group's leader gets the signals from here only, so that a terminal's Ctrl-C does not reach
+    # the engine's processes all at once and make each of them show a traceback.
+    process = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - arguments as a list
+    try:
+        return process.wait()
+    finally:
+        _end(process)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def simulate(
@@ -57,6 +136,76 @@ def simulate(
     return status if status or trained else 3
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", type=Path)
+    parser.add_argument("-w", "--workspace", type=Path, required=True)
+    parser.add_argument("-t", "--threads", type=int, required=True)
+    parser.add_argument("--gpu")
+    parser.add_argument("-l", "--log", default="concise")
+    chosen = parser.parse_args(arguments)
+    stopped = _until_stopped()
+    prepare_workspace(chosen.workspace)
+    try:
+        code = simulate(chosen.job, chosen.workspace, chosen.threads, gpu=chosen.gpu, log=chosen.log)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    return INTERRUPTED if stopped else code
+
+
+def _until_stopped() -> list[int]:
+    """Make SIGTERM an interrupt, at which the engine ends its processes; the list then has the signal."""
+    leader = os.getpid()
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != leader:  # the engine's own processes are forked from this one
+            os._exit(128 + number)
+        stopped.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    return stopped
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the group's leader to end, then end what is left of the group; a second Ctrl-C has to wait."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _take_back(local: Path) -> None:
+    """Remove a lent site configuration and its marker; a file that was changed since is the user's own."""
+    marker, lent = local / MARKER, local / FILE_NAME
+    if not marker.is_file():
+        return
+    digest = marker.read_text(encoding="utf-8").partition("\n")[0]
+    if lent.is_file() and hashlib.sha256(lent.read_bytes()).hexdigest() == digest:
+        lent.unlink()
+    marker.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file as a whole: a crash leaves the old one or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
 def _concise(folder: Path) -> str:
     """The engine's concise logging without the lines of its worker script for every task."""
     from nvflare.fuel.utils.log_utils import concise_log_dict
@@ -66,20 +215,6 @@ def _concise(folder: Path) -> str:
     path = folder / "log_config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     return str(path)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of this module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("job", type=Path)
-    parser.add_argument("-w", "--workspace", type=Path, required=True)
-    parser.add_argument("-t", "--threads", type=int, required=True)
-    parser.add_argument("--site-config", type=Path)
-    parser.add_argument("--gpu")
-    parser.add_argument("-l", "--log", default="concise")
-    chosen = parser.parse_args(arguments)
-    prepare_workspace(chosen.workspace, chosen.site_config)
-    return simulate(chosen.job, chosen.workspace, chosen.threads, gpu=chosen.gpu, log=chosen.log)
 
 
 if __name__ == "__main__":

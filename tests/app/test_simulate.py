@@ -1,0 +1,214 @@
+"""``tightframe simulate`` around the engine: site configuration, threads, an end by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner, Result
+
+from tightframe.errors import SiteConfigError
+from tightframe.flare import simulator
+from tightframe_app import recipes
+from tightframe_app.cli import app
+
+SITES = {"sites": {f"site-{i}": {"data": {"fed_isic2019": {"root": "/x", "center": 0}}} for i in (1, 2)}}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=["site-1", "site-2"])), folder)
+    return folder
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    path = tmp_path / "given[1].json"
+    path.write_text(json.dumps(SITES))
+    return path
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, Any]]:
+    """What each run would have been started with; nothing runs."""
+    runs: list[dict[str, Any]] = []
+
+    def fake(command: Sequence[str]) -> int:
+        own = tmp_path / "ws" / "local" / "tightframe.json"
+        text = own.read_text() if own.exists() else None
+        runs.append({"threads": command[command.index("-t") + 1], "sites": text and json.loads(text)})
+        return 0
+
+    monkeypatch.setattr(simulator, "run_apart", fake)
+    return runs
+
+
+@pytest.fixture
+def simulate(job: Path, tmp_path: Path) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["simulate", str(job), "-w", str(tmp_path / "ws"), *arguments])
+
+    return run
+
+
+def local(tmp_path: Path) -> list[str]:
+    folder = tmp_path / "ws" / "local"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_given_site_configuration_is_there_for_one_run(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], given: Path, tmp_path: Path
+) -> None:
+    first = simulate("-s", str(given))
+    assert first.exit_code == 0, first.output
+    assert f"site configuration: {given}\n" in first.output
+    assert local(tmp_path) == []
+    second = simulate()
+    assert "site configuration: none, every silo trains on the synthetic twin" in second.output
+    assert [run["sites"] for run in started] == [SITES, None]
+
+
+def test_it_is_taken_back_from_a_run_that_fails(
+    simulate: Callable[..., Result], given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(command: Sequence[str]) -> int:
+        assert local(tmp_path) == ["tightframe.json", simulator.MARKER]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulator, "run_apart", broken)
+    done = simulate("-s", str(given))
+    assert done.exit_code == 130 and "interrupted" in done.output
+    assert local(tmp_path) == []
+
+
+def test_what_a_crash_left_behind_is_taken_back_first(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], given: Path, tmp_path: Path
+) -> None:
+    crash = (
+        "import os, sys\nfrom pathlib import Path\nfrom tightframe.flare import simulator\n"
+        "with simulator.site_configuration(Path(sys.argv[1]), Path(sys.argv[2])):\n    os._exit(9)"
+    )
+    command = [sys.executable, "-c", crash, str(tmp_path / "ws"), str(given)]
+    assert subprocess.run(command, check=False).returncode == 9
+    assert local(tmp_path) == ["tightframe.json", simulator.MARKER]
+    done = simulate()
+    assert done.exit_code == 0 and "site configuration: none" in done.output
+    assert started[0]["sites"] is None and local(tmp_path) == []
+
+
+def test_the_users_own_file_is_used_and_never_touched(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], given: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "ws" / "local" / "tightframe.json"
+    own.parent.mkdir(parents=True)
+    text = json.dumps(SITES, indent=3)
+    own.write_text(text)
+    for arguments in ([], ["-s", str(own)]):
+        done = simulate(*arguments)
+        assert done.exit_code == 0 and f"site configuration: {own}\n" in done.output
+    assert len(started) == 2
+    done = simulate("-s", str(given))
+    assert isinstance(done.exception, SiteConfigError)
+    assert str(own) in str(done.exception) and str(given) in str(done.exception)
+    assert len(started) == 2 and own.read_text() == text and local(tmp_path) == ["tightframe.json"]
+
+
+def test_a_lent_file_that_was_edited_since_is_the_users_own(given: Path, tmp_path: Path) -> None:
+    own = tmp_path / "ws" / "local" / "tightframe.json"
+    with simulator.site_configuration(tmp_path / "ws", given) as used:
+        assert used == given
+        own.write_text("{}")
+    assert own.read_text() == "{}" and local(tmp_path) == ["tightframe.json"]
+
+
+def test_a_site_that_is_not_configured_is_named_before_anything_runs(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "one.json").write_text(json.dumps({"sites": {"site-1": SITES["sites"]["site-1"]}}))
+    done = simulate("-s", str(tmp_path / "one.json"))
+    assert isinstance(done.exception, SiteConfigError) and "but not site-2" in str(done.exception)
+    assert started == [] and local(tmp_path) == []
+
+
+def test_a_file_for_the_server_alone_says_that_silos_have_the_twin(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "server.json").write_text(json.dumps({"sites": {}, "server": {}}))
+    done = simulate("-s", str(tmp_path / "server.json"))
+    assert "for the server only; every silo trains on the synthetic twin" in done.output
+
+
+@pytest.mark.parametrize("text", ["not json", "[]"])
+def test_a_site_configuration_that_is_none_is_a_named_error(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    done = simulate("-s", str(tmp_path / "bad.json"))
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-202"
+    assert started == []
+
+
+@pytest.mark.parametrize(("asked", "given_threads"), [(None, "2"), (1, "1"), (2, "2"), (7, "2")])
+def test_threads_are_at_most_the_sites_and_a_cut_is_said(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], asked: int | None, given_threads: str
+) -> None:
+    done = simulate(*([] if asked is None else ["-t", str(asked)]))
+    assert started[0]["threads"] == given_threads
+    assert ("threads: 2 instead of 7" in done.output) == (asked == 7)
+
+
+@pytest.mark.parametrize("threads", ["0", "-3"])
+def test_no_threads_are_refused(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], threads: str
+) -> None:
+    done = simulate("-t", threads)
+    assert done.exit_code == 2 and started == []
+    assert "--threads" in done.output and f"expected at least 1, got {threads}" in done.output
+
+
+GROUP = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+if sys.argv[2] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("kind", ["obedient", "stubborn"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_whole_group(
+    job: Path, tmp_path: Path, kind: str, number: signal.Signals, code: int
+) -> None:
+    pids = tmp_path / "pids"
+    script = (
+        "import sys\nfrom tightframe.flare import simulator\nfrom tightframe_app import cli\n"
+        "simulator._GRACE = 1.0\nreal, group = simulator.run_apart, sys.argv[1:4]\n"
+        "simulator.run_apart = lambda command: real([sys.executable, '-c', *group])\n"
+        "sys.argv[1:4] = []\ncli.main()"
+    )
+    command = [sys.executable, "-c", script, GROUP, str(pids), kind]
+    command += ["simulate", str(job), "-w", str(tmp_path / "ws")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (pids.exists() and len(pids.read_text().split()) == 2):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert "Traceback" not in output + errors
+    for pid in map(int, pids.read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

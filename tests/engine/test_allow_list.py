@@ -1,0 +1,70 @@
+"""A job cannot make the engine build anything but our controller and our executor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightframe.data.isic_folder import IMAGES
+
+pytestmark = pytest.mark.engine
+
+
+def _reads_show(folder: Path) -> bool:
+    """Whether this file system keeps the time of a file's last reading."""
+    control = folder / "control"
+    control.write_text("x")
+    os.utime(control, (0, 0))
+    control.read_text()
+    return control.stat().st_atime > 0
+
+
+def test_a_class_with_arguments_of_the_jobs_choice_is_not_built(
+    export: Callable[..., Path], simulate: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The engine would build it before any of our code sees the job, and it would read the file."""
+    if not _reads_show(tmp_path):
+        pytest.skip("this file system does not keep the time of a file's last reading")
+    (tmp_path / "data" / IMAGES).mkdir(parents=True)
+    victim = tmp_path / "victim"
+    victim.write_text("image,target,center,fold\nwhat-nobody-should-read,0,0,train\n")
+    os.utime(victim, (0, 0))
+    folder = export(sites=2)
+    for name in ("server", "client"):
+        path = folder / "app" / "config" / f"config_fed_{name}.json"
+        config = json.loads(path.read_text())
+        place = config["workflows"][0] if name == "server" else config["executors"][0]["executor"]
+        place["args"]["method_options"] = {
+            "path": "tightframe.data.fed_isic2019.FedIsic2019",
+            "args": {"data_path": str(tmp_path / "data"), "split_path": str(victim)},
+        }
+        path.write_text(json.dumps(config))
+    run = simulate(folder, threads=2)
+    assert run.code != 0
+    assert "ComponentNotAuthorized" in run.output and "FedIsic2019" in run.output
+    assert not (run.server / "metrics.jsonl").exists() and not (run.server / "outcome.json").exists()
+    assert victim.stat().st_atime == 0, "the job had a file read"
+
+
+def test_the_two_classes_suffice_for_training(export: Callable[..., Path], tmp_path: Path) -> None:
+    """The list as it is, by the command as people type it, with a site configuration for one run."""
+    job = export(sites=2)
+    (tmp_path / "server.json").write_text(json.dumps({"sites": {}, "server": {}}))
+    command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "simulate", str(job)]
+    command += ["-t", "9", "-w", str(tmp_path / "my[ws]"), "-s", "server.json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "threads: 2 instead of 9" in done.stdout
+    assert "site configuration: server.json, for the server only" in done.stdout
+    assert "SYNTHETIC TWIN" in done.stdout + done.stderr
+    local = tmp_path / "my[ws]" / "local"
+    assert [path.name for path in local.iterdir()] == ["resources.json"]
+    outcome = json.loads((local.parent / "server/simulate_job/outcome.json").read_text())
+    assert outcome["trained"] is True
