@@ -18,7 +18,7 @@ PlainValue = str | int | float | bool | None
 Options = dict[str, PlainValue | list[PlainValue]]
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
-# The engine takes any dictionary with one of these keys, however deep, for an object to build.
+# The engine takes an argument that is a dictionary with one of these keys for an object to build.
 BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
 
 
