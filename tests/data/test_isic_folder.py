@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tightframe.data.isic import IsicOptions
 from tightframe.data.isic_folder import IMAGES, FolderData, IsicSite, read_split
 from tightframe.errors import DataError
+from tightframe.phases import Fold
 
 Row = tuple[str, int, int, str]
 ROWS: list[Row] = [
@@ -58,7 +59,8 @@ def opened(folder: Path, **site: Any) -> FolderData:
 def test_a_good_folder(folder: Path) -> None:
     data = opened(folder)
     data.check()
-    names = {fold: data.names(fold) for fold in ("train", "validation", "test")}
+    folds: tuple[Fold, ...] = ("train", "validation", "test")
+    names = {fold: data.names(fold) for fold in folds}
     assert set(names["train"]) | set(names["validation"]) == {row[0] for row in ROWS[:24]}
     assert not set(names["train"]) & set(names["validation"])
     assert names["test"] == tuple(row[0] for row in ROWS[24:30])
@@ -67,7 +69,7 @@ def test_a_good_folder(folder: Path) -> None:
     target = {row[0]: row[1] for row in ROWS}
     for fold, members in names.items():
         assert data.labels(fold).tolist() == [target[name] for name in members]
-        records = data.records(fold)
+        records: Any = data.records(fold)
         assert [records[i][1] for i in range(len(records))] == data.labels(fold).tolist()
         assert records[0][0].shape == (3, 32, 32)
 

@@ -24,8 +24,8 @@ from tightframe.methods.fedmr import (
 from tightframe.phases import Schema
 from tightframe.rounds import codec
 
-FORMS = ["paper", "official"]
-SUPPORTS = ["observed", "all"]
+FORMS: list[Any] = ["paper", "official"]
+SUPPORTS: list[Any] = ["observed", "all"]
 
 
 def _batch(seed: int, batch: int, width: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,7 +184,7 @@ def test_intra_never_breaks_training(
     loss.backward()
     assert loss.dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
     assert torch.isfinite(loss)
-    assert torch.isfinite(features.grad).all()
+    assert features.grad is not None and torch.isfinite(features.grad).all()
     if len(set(labels)) == len(labels):
         assert float(loss.detach()) == 0
         assert not features.grad.any()
@@ -199,7 +199,7 @@ def test_inter_never_breaks_training(support: Any) -> None:
         loss = inter_class_loss(features, labels, prototypes, torch.tensor(valid), support=support)
         loss.backward()
         assert float(loss.detach()) == 0
-        assert not features.grad.isnan().any()
+        assert features.grad is not None and not features.grad.isnan().any()
     # A record at a *wrong* prototype: the own distance still pulls.
     features = torch.tensor([[3.0, 4.0]], requires_grad=True)
     loss = inter_class_loss(
