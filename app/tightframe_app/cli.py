@@ -17,6 +17,8 @@ from rich.text import Text
 from tightframe import __version__
 from tightframe.errors import SiteConfigError, TightframeError
 
+LOG_MODES = ("concise", "msg_only", "full", "verbose")
+
 app = typer.Typer(
     help="Privacy-hardened federated learning for hospitals, on NVIDIA FLARE.",
     no_args_is_help=True,
@@ -108,7 +110,9 @@ def jobs_export(
         if not separator:
             raise typer.BadParameter(f"expected KEY=VALUE, got {item!r}", param_hint="--set")
         changes[key] = _plain(value)
-    names = [part.strip() for part in sites.split(",") if part.strip()] if sites else None
+    names = None if sites is None else [part.strip() for part in sites.split(",") if part.strip()]
+    if names == []:
+        raise typer.BadParameter("expected silo names separated by commas, got none", param_hint="--sites")
     job = recipe.job(preset, sites=names, changes=changes)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = recipes.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
@@ -211,6 +215,11 @@ def simulate(
 
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected at least 1, got {threads}", param_hint="--threads")
+    if log not in LOG_MODES and not Path(log).is_file():
+        raise typer.BadParameter(
+            f"expected one of {list(LOG_MODES)} or a file, got {log!r}", param_hint="--log"
+        )
+    simulator.check_workspace(workspace)
     sites = prepare(recipes.read_job(job)).job.roster
     if site_config is not None:
         parse_site_file(_read_site_config(site_config), str(site_config))

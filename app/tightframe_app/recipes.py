@@ -205,6 +205,8 @@ def write_job(files: Mapping[str, str], folder: Path) -> None:
     Raises:
         FileExistsError: if the folder holds anything but a job export.
     """
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"Expected a folder to write to, but {folder} is a file.")
     if folder.exists():
         strangers = _strangers(files, folder)
         if strangers:

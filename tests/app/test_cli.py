@@ -241,3 +241,12 @@ def test_simulate_checks_the_site_file_before_anything_runs(tmp_path: Path) -> N
     done = tightframe("simulate", "job", "-s", "sites.json", cwd=tmp_path)
     assert done.returncode == 2 and "sites.site-1.dta" in done.stderr
     assert not (tmp_path / "simulator_workspace").exists()
+
+
+def test_export_refuses_a_file_and_an_empty_list_of_sites(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    done = tightframe("jobs", "export", "fedmr_isic", "-o", "README.md", cwd=tmp_path)
+    assert done.returncode == 2 and "is a file" in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "README.md").read_text() == "mine"
+    done = tightframe("jobs", "export", "fedmr_isic", "--sites", "", cwd=tmp_path)
+    assert done.returncode == 2 and "silo names" in done.stderr + done.stdout

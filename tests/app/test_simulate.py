@@ -212,3 +212,30 @@ def test_a_signal_ends_the_whole_group(
     assert "Traceback" not in output + errors
     for pid in map(int, pids.read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_folder_that_is_no_workspace_is_never_wiped(job: Path, tmp_path: Path, started: list[Any]) -> None:
+    precious = tmp_path / "precious"
+    (precious / "sub").mkdir(parents=True)
+    (precious / "sub" / "thesis.txt").write_text("years of work")
+    result = CliRunner().invoke(app, ["simulate", str(job), "-w", str(precious)])
+    assert result.exit_code != 0 and isinstance(result.exception, FileExistsError)
+    assert "sub" in str(result.exception) and started == []
+    assert (precious / "sub" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_free_folder_and_an_earlier_workspace_are_used(
+    job: Path, tmp_path: Path, started: list[Any]
+) -> None:
+    workspace = tmp_path / "ws"
+    workspace.mkdir()
+    assert CliRunner().invoke(app, ["simulate", str(job), "-w", str(workspace)]).exit_code == 0
+    simulator.prepare_workspace(workspace)
+    (workspace / "server").mkdir()
+    assert CliRunner().invoke(app, ["simulate", str(job), "-w", str(workspace)]).exit_code == 0
+    assert len(started) == 2
+
+
+def test_an_unknown_log_mode_is_refused(job: Path, tmp_path: Path, started: list[Any]) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(job), "-w", str(tmp_path / "ws"), "-l", "loud"])
+    assert result.exit_code == 2 and started == []

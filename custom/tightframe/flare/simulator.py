@@ -50,6 +50,24 @@ def prepare_workspace(workspace: Path) -> None:
         resources.write_text(allow_list_text(), encoding="utf-8")
 
 
+def check_workspace(workspace: Path) -> None:
+    """Refuse a folder that is no simulator workspace: the engine wipes all of it but ``local/``.
+
+    Raises:
+        FileExistsError: naming what would be lost.
+    """
+    if not workspace.exists() or (workspace / "local" / "resources.json").is_file():
+        return
+    if not workspace.is_dir():
+        raise FileExistsError(f"Expected a folder for the workspace, but {workspace} is a file.")
+    foreign = sorted(path.name for path in workspace.iterdir() if path.name not in ("local", "startup"))
+    if foreign:
+        raise FileExistsError(
+            f"Expected {workspace} to be a simulator workspace or free, because everything in it is wiped, "
+            f"but it holds {foreign[:5]}: choose another folder with --workspace."
+        )
+
+
 def allow_list_text() -> str:
     """The content of ``local/resources.json``."""
     return json.dumps(ALLOW_LIST, indent=2) + "\n"
