@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import TASKS
@@ -67,9 +67,7 @@ class Recipe:
         values["min_sites"] = minimum(len(values["sites"]))
         for key, value in (changes or {}).items():
             _set(values, key, value)
-        job = parse_job(json.loads(json.dumps(values)))
-        prepare(job)
-        return job
+        return prepare(json.loads(json.dumps(values))).job
 
 
 def minimum(sites: int) -> int:

@@ -233,7 +233,7 @@ class RunRecord:
             "classes": list(self._dataset.class_names),
             "data": self.data_line,
             "synthetic": self.synthetic,
-            "public_weights": self.weights,
+            "public_weights": dict(sorted(self.weights.items())),
             "model_sha256": sha256,
             "initial_model": self.initial_model,
             "best_round_by_validation": self.best[1] if self.best else None,
