@@ -43,7 +43,7 @@ def silos(root: Path, size: int) -> dict[str, SiloData]:
     """The four centres' records."""
     spec = data.get("fed_isic2019")
     options = spec.options.model_validate({"image_size": size})
-    folder = str(root / "fed_isic_ham")
+    folder = str((root / "fed_isic_ham").resolve())
     return {
         f"centre-{centre}": spec.open(spec.site.model_validate({"root": folder, "center": centre}), options)
         for centre in CENTRES

@@ -38,7 +38,7 @@ def root() -> Path:
 
 
 def _real_data() -> Path:
-    return Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data"))
+    return Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data")).resolve()
 
 
 @pytest.fixture(scope="session")

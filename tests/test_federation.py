@@ -230,7 +230,7 @@ def test_a_silo_that_refuses_at_enrolment_ends_the_run_before_training(
         raise DataError("17 images are missing", code="TF-205")
 
     monkeypatch.setattr(transport._sessions["site-4"].context.data, "check", broken)
-    with pytest.raises(RunError, match="before any training, site-4 refused: TF-205"):
+    with pytest.raises(RunError, match="TF-509: before any training, site-4 refused: TF-205"):
         Coordinator(prepare(job), tmp_path).run(transport)
     assert not (tmp_path / "metrics.jsonl").exists()
 
@@ -274,7 +274,7 @@ def test_metrics_say_who_counted_them_and_partial_ones_choose_no_best_model(tmp_
     assert result.outcome.best_round in (2, 3), "round 1 was not counted by everybody"
 
 
-def test_a_closing_without_enough_silos_leaves_a_trained_model(tmp_path: Path) -> None:
+def test_a_closing_without_enough_silos_keeps_the_model_and_says_so(tmp_path: Path) -> None:
     job = _job(rounds=1)
 
     class NobodyCloses(_Failing):
@@ -283,10 +283,40 @@ def test_a_closing_without_enough_silos_leaves_a_trained_model(tmp_path: Path) -
                 return dict.fromkeys(requests, "TF-502")
             return super().exchange(task, requests, accept)
 
-    result = Coordinator(prepare(job), tmp_path).run(NobodyCloses(job, {}))
-    assert result.outcome.trained and "not evaluated" in (result.outcome.note or "")
-    assert "missing" in result.outcome.screen()
+    with pytest.raises(RunError, match=r"TF-501.*closing"):
+        Coordinator(prepare(job), tmp_path).run(NobodyCloses(job, {}))
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["trained"] is True and "closing" in outcome["reason"] and outcome["evaluation"] is None
+    assert outcome["dropped"][-1] == {"round": 1, "kind": "closing", "silos": dict.fromkeys(SILOS, "TF-502")}
     assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_an_abort_during_the_baselines_takes_nothing_back(tmp_path: Path) -> None:
+    job = _job(rounds=1, local_baseline_epochs=1)
+
+    class AbortedLate(_Failing):
+        def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
+            if task == "baseline":
+                raise RunError("aborted", code="TF-504")
+            return super().exchange(task, requests, accept)
+
+    assert Coordinator(prepare(job), tmp_path).run(AbortedLate(job, {})).outcome.trained
+    assert json.loads((tmp_path / "outcome.json").read_text())["reason"] is None
+
+
+def test_after_a_lasting_loss_the_best_round_is_chosen_among_the_others(tmp_path: Path) -> None:
+    job = _job(rounds=5)
+    gone = _Failing(job, {"site-4": RunError("dead", code="TF-502")}, rounds=(2, 3, 4, 5, 6))
+    result = Coordinator(prepare(job), tmp_path).run(gone)
+    # Round 1 is counted in round 2, so by three silos from the start; round 5 by all in the closing.
+    validation = {
+        row.round: row.evaluation["validation"]["balanced_accuracy"]
+        for row in result.outcome.rows
+        if row.evaluation and row.kind == "train"
+    }
+    assert result.outcome.best_round == 5, "counted by more silos than any before"
+    partial = {number: value for number, value in validation.items() if number < 5}
+    assert len(partial) == 4
 
 
 def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,9 +69,10 @@ class ContributionError(TightframeError):
 
 
 class RunError(TightframeError):
-    """A run cannot go on: TF-501 too few silos, TF-504 aborted, TF-505 configurations differ."""
+    """A run cannot go on: TF-501 too few silos, TF-504 aborted, TF-505 configurations differ.
 
-    code = "TF-501"
+    TF-506 synthetic and real records, TF-507 a torn checkpoint, TF-508 no baseline, TF-509 refused.
+    """
 
 
 REASONS: Mapping[str, str] = {
@@ -95,6 +96,7 @@ REASONS: Mapping[str, str] = {
     "TF-504": "aborted",
     "TF-505": "job or version differs from the server's",
     "TF-508": "nothing to compare a baseline with",
+    "TF-509": "refused to enrol",
 }
 """What a code means, in a few words; ``docs/errors.md`` says what to do."""
 

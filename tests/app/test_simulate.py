@@ -21,7 +21,7 @@ from tightframe.flare import simulator
 from tightframe_app import recipes
 from tightframe_app.cli import app
 
-SITES = {"sites": {f"site-{i}": {"data": {"fed_isic2019": {"root": "/x", "center": 0}}} for i in (1, 2)}}
+SITES = {"sites": {f"site-{i}": {"data": {"fed_isic2019": {"root": "/x", "center": i}}} for i in (1, 2)}}
 
 
 @pytest.fixture
@@ -194,7 +194,9 @@ def test_a_signal_ends_the_whole_group(
 ) -> None:
     pids = tmp_path / "pids"
     script = (
-        "import sys\nfrom tightframe.flare import simulator\nfrom tightframe_app import cli\n"
+        # a shell starts background jobs, such as a whole test run, with SIGINT ignored
+        "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tightframe.flare import simulator\nfrom tightframe_app import cli\n"
         "simulator._GRACE = 1.0\nreal, group = simulator.run_apart, sys.argv[1:4]\n"
         "simulator.run_apart = lambda command: real([sys.executable, '-c', *group])\n"
         "sys.argv[1:4] = []\ncli.main()"
@@ -239,3 +241,16 @@ def test_a_free_folder_and_an_earlier_workspace_are_used(
 def test_an_unknown_log_mode_is_refused(job: Path, tmp_path: Path, started: list[Any]) -> None:
     result = CliRunner().invoke(app, ["simulate", str(job), "-w", str(tmp_path / "ws"), "-l", "loud"])
     assert result.exit_code == 2 and started == []
+
+
+def test_a_provisioned_kit_is_never_wiped(job: Path, tmp_path: Path, started: list[Any]) -> None:
+    kit = tmp_path / "kit"
+    for name in ("startup/fed_client.json", "local/resources.json", "state/secret"):
+        (kit / name).parent.mkdir(parents=True, exist_ok=True)
+        (kit / name).write_text('{"allow_log_streaming": false}')
+    result = CliRunner().invoke(app, ["simulate", str(job), "-w", str(kit)])
+    assert isinstance(result.exception, FileExistsError) and "provisioned" in str(result.exception)
+    (kit / "startup" / "fed_client.json").unlink()
+    result = CliRunner().invoke(app, ["simulate", str(job), "-w", str(kit)])
+    assert isinstance(result.exception, FileExistsError) and "state" in str(result.exception)
+    assert started == []

@@ -80,3 +80,51 @@ def test_a_configured_site_never_falls_back_to_the_twin(tmp_path: Path, small: d
     entry = site_entry(folder, "site-1", production=False)
     with pytest.raises(SiteConfigError, match="TF-201"):
         open_data(parse_job(small), "site-1", entry)
+
+
+def test_two_sites_never_have_the_same_records() -> None:
+    same = {"data": {"fed_isic2019": {"root": "/x", "center": 3}}}
+    with pytest.raises(SiteConfigError, match="the very records of site-1"):
+        parse_site_file({"sites": {"site-1": same, "site-2": same}})
+    other = {"data": {"fed_isic2019": {"root": "/x", "center": 2}}}
+    assert len(parse_site_file({"sites": {"site-1": same, "site-2": other}}).sites) == 2
+
+
+def test_the_file_of_one_site_serves_no_simulation_of_several(tmp_path: Path) -> None:
+    folder = _write(tmp_path, {"data": {"fed_isic2019": {"root": "/x", "center": 0}}})
+    with pytest.raises(SiteConfigError, match="the file of one site"):
+        site_entry(folder, "site-1", production=False)
+    assert site_entry(folder, "site-1", production=False, alone=True) is not None
+
+
+@pytest.mark.parametrize("path", ["", "relative/folder", "./here"])
+def test_paths_are_absolute(path: str, tmp_path: Path) -> None:
+    folder = _write(
+        tmp_path,
+        {
+            "state_dir": path,
+            "data": {"fed_isic2019": {"root": path, "center": 0}},
+            "server": {"initial_model": path},
+        },
+    )
+    with pytest.raises(SiteConfigError) as caught:
+        site_entry(folder, "site-1", production=True)
+    for key in ("state_dir", "data.fed_isic2019.root", "server.initial_model"):
+        assert f"{key}: " in str(caught.value)
+
+
+def test_a_file_lent_for_a_run_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    import os
+    import subprocess
+    import sys
+
+    folder = _write(tmp_path, {"sites": {"site-1": {"data": {"fed_isic2019": {"root": "/x", "center": 3}}}}})
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for lender, forgotten in ((ended.pid, True), (os.getpid(), False)):
+        (folder / "tightframe.json.lent").write_text(f"hash\n/ham.json\n{lender}\n")
+        if forgotten:
+            with pytest.raises(SiteConfigError, match="cut off"):
+                site_entry(folder, "site-1", production=False)
+        else:
+            assert site_entry(folder, "site-1", production=False) is not None

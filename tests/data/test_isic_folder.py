@@ -31,7 +31,11 @@ def write_split(path: Path, rows: list[Row]) -> None:
         writer.writerows([*row, f"{row[3]}_{row[2]}"] for row in rows)
 
 
-def write_lesions(path: Path, pairs: list[tuple[str, str]]) -> None:
+def write_lesions(path: Path, pairs: list[tuple[str, str]], *, complete: bool = True) -> None:
+    """A lesion file of these pairs; ``complete`` gives every other image of centre 3 a lesion of its own."""
+    named = {image for _, image in pairs}
+    if complete:
+        pairs = pairs + [(f"alone_{row[0]}", row[0]) for row in ROWS if row[2] == 3 and row[0] not in named]
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(["lesion_id", "image_id", "dx", "dataset"])
@@ -225,6 +229,15 @@ def test_the_leakage_free_view(folder: Path) -> None:
     assert data.names("test") == ("ISIC_026", "ISIC_027", "ISIC_028", "ISIC_029")
     assert set(data.names("train")) == set(usual.names("train"))
     assert "leakage-free" in data.source
+
+
+def test_a_lesion_file_that_does_not_know_the_images_is_refused(folder: Path) -> None:
+    path = folder / "HAM10000_metadata"
+    write_lesions(path, [("HAM_a", "ISIC_000.jpg"), ("HAM_b", "ISIC_001")], complete=False)
+    for leakage_free in (False, True):
+        with pytest.raises(DataError, match=r"TF-204.*29.*ISIC_000") as caught:
+            opened(folder, lesions=str(path), leakage_free_test=leakage_free)
+        assert "ISIC_001," not in str(caught.value)
 
 
 def test_the_leakage_free_view_needs_lesions(folder: Path) -> None:

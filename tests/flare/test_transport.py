@@ -52,7 +52,12 @@ class _Controller:
 
 
 def _transport(
-    controller: Any, signal: Signal | None = None, *, site: float = 0.6, fetch: float = 0.6
+    controller: Any,
+    signal: Signal | None = None,
+    *,
+    site: float = 0.6,
+    fetch: float = 0.6,
+    grace: float = 0.2,
 ) -> FlareTransport:
     return FlareTransport(
         controller,
@@ -61,6 +66,7 @@ def _transport(
         site_timeout=site,
         fetch_timeout=fetch,
         log=logging.getLogger("test"),
+        absent_grace=grace,
     )
 
 
@@ -244,3 +250,21 @@ def test_a_task_sent_again_does_not_restart_the_clock() -> None:
 
     failed, seconds = _exchange(_transport(controller), play)
     assert failed == {"a": "TF-502"} and seconds < 1.6
+
+
+def test_an_absent_silo_gets_its_turn_again_when_silos_run_one_after_the_other() -> None:
+    """One worker: b got stuck, so c never came; from then on every swap takes a moment."""
+    controller = _Controller()
+    transport = _transport(controller, grace=0.5)
+
+    def stuck() -> None:
+        controller.answer(controller.fetch("a"), {})
+        controller.fetch("b")
+
+    def healthy() -> None:
+        for site in "abc":
+            time.sleep(0.3)
+            controller.answer(controller.fetch(site), {})
+
+    assert _exchange(transport, stuck)[0] == {"b": "TF-502", "c": "TF-502"}
+    assert _exchange(transport, healthy)[0] == {}

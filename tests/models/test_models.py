@@ -91,22 +91,6 @@ def test_unknown_names_list_the_known_ones() -> None:
         models.get("vgg")
 
 
-def test_an_installed_package_offers_a_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Entry:
-        name, value = "other", "other_package:SPEC"
-        offered: Any = models.BACKBONES[0]
-
-        def load(self) -> Any:
-            return self.offered
-
-    entry = Entry()
-    monkeypatch.setattr(models, "entry_points", lambda group: [entry] if group == models.ENTRY_POINTS else [])
-    assert models.get("other") is models.BACKBONES[0]
-    entry.offered = "nothing"
-    with pytest.raises(JobError, match="to be a BackboneSpec"):
-        models.get("other")
-
-
 def test_feature_width_needs_a_model_that_tells_it() -> None:
     with pytest.raises(TypeError, match="tell its feature width"):
         models.feature_width(torch.nn.Flatten())

@@ -8,10 +8,11 @@ synthetic twin, with a banner; production refuses.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe import data
 from tightframe.config.job import JobConfig, listed
@@ -19,6 +20,19 @@ from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.errors import JobError, SiteConfigError
 
 FILE_NAME = "tightframe.json"
+MARKER = FILE_NAME + ".lent"
+"""Lies beside a file that ``tightframe simulate`` lent the workspace: its SHA-256, its origin, the lender's
+process id."""
+
+
+def _absolute(path: str) -> str:
+    """Refuse a path that depends on where a process runs: the engine runs them in folders of its own."""
+    if not Path(path).is_absolute():
+        raise ValueError(f"Expected an absolute path, but got {path!r}")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 
 
 class SiteEntry(BaseModel):
@@ -38,7 +52,7 @@ class SiteEntry(BaseModel):
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     loader_workers: int = Field(default=0, ge=0, le=64)
     offer_prototypes: bool = True
-    state_dir: str | None = None
+    state_dir: AbsolutePath | None = None
 
 
 class ServerEntry(BaseModel):
@@ -50,7 +64,7 @@ class ServerEntry(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    initial_model: str | None = None
+    initial_model: AbsolutePath | None = None
 
 
 class SiteFile(BaseModel):
@@ -71,6 +85,7 @@ def read_site_file(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE_NAME
     if not path.is_file():
         return None
+    _refuse_forgotten(folder)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -78,6 +93,22 @@ def read_site_file(folder: Path) -> dict[str, Any] | None:
     if not isinstance(values, dict):
         raise SiteConfigError(f"Expected {path} to hold a JSON object, but got {type(values).__name__}.")
     return values
+
+
+def _refuse_forgotten(folder: Path) -> None:
+    """Refuse a file that was lent for a run that is over: nobody asked this run for those records."""
+    try:
+        lender = int((folder / MARKER).read_text(encoding="utf-8").split("\n")[2])
+        os.kill(lender, 0)
+    except FileNotFoundError:
+        return  # the user's own file
+    except PermissionError:
+        return  # alive, of another user
+    except (ValueError, IndexError, ProcessLookupError):
+        raise SiteConfigError(
+            f"{folder / FILE_NAME} was lent for a run that was cut off. Remove it and {MARKER} beside it, "
+            "or let `tightframe simulate` do so: its next run begins with that."
+        ) from None
 
 
 def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
@@ -93,8 +124,13 @@ def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
     except ValidationError as error:
         problems += listed(error)
     sites = values.get("sites")
+    owners: dict[str, str] = {}
     for site, entry in (sites if isinstance(sites, dict) else {}).items():
         problems += _data_problems(entry, f"sites.{site}.")
+        for records in _records_of(entry):
+            if records in owners:
+                problems.append(f"sites.{site}: has the very records of {owners[records]}: {records}")
+            owners.setdefault(records, site)
     if problems:
         raise SiteConfigError(_problem_list(where, problems))
     return parsed
@@ -124,8 +160,14 @@ def parse_single(values: dict[str, Any], where: str = FILE_NAME) -> tuple[SiteEn
     return entry, server
 
 
-def site_entry(folder: Path, site: str, *, production: bool) -> SiteEntry | None:
+def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False) -> SiteEntry | None:
     """The entry of one site; None where the simulator may use the synthetic twin.
+
+    Args:
+        folder: the site's ``local/``.
+        site: its name.
+        production: whether the engine runs in secure mode.
+        alone: whether the job is for this site only.
 
     Raises:
         SiteConfigError: TF-201 in production without a file or without ``state_dir``, or where
@@ -157,6 +199,11 @@ def site_entry(folder: Path, site: str, *, production: bool) -> SiteEntry | None
         entry, _ = parse_single(values, str(path))
         if not production and not entry.data and set(values) <= {"server"}:
             return None
+        if not production and not alone:
+            raise SiteConfigError(
+                f'{path} is the file of one site, but this simulation has several: write {{"sites": '
+                f'{{"{site}": {{...}}, ...}}}}, so that each has records of its own.'
+            )
     if production and entry.state_dir is None:
         raise SiteConfigError(
             f"Expected `state_dir` in {path}: what must outlive a job lies there.", code="TF-201"
@@ -198,6 +245,16 @@ def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
     """The data set that a job names, with its validated options."""
     spec = data.get(job.dataset)
     return spec, spec.options.model_validate(job.dataset_options)
+
+
+def _records_of(entry: Any) -> list[str]:
+    """Each data set of a raw entry with all that says which records it is, as text to compare."""
+    found = entry.get("data") if isinstance(entry, dict) else None
+    return (
+        [json.dumps({name: values}, sort_keys=True) for name, values in found.items()]
+        if isinstance(found, dict)
+        else []
+    )
 
 
 def _data_problems(entry: Any, prefix: str) -> list[str]:

@@ -13,6 +13,9 @@ dermatofibroma, vascular lesion, squamous cell carcinoma; in label order."""
 
 NUM_CENTERS = 6
 
+HAM_CENTERS = (1, 2, 3, 5)
+"""The centres whose images are of HAM10000, which knows the lesion of each."""
+
 CENTER_NAMES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
 
 TRAIN_COUNTS: tuple[tuple[int, ...], ...] = (

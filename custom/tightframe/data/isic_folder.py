@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tightframe.data.base import Progress
-from tightframe.data.isic import CLASS_NAMES, NUM_CENTERS, IsicOptions
+from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -34,7 +34,15 @@ SPLIT = "train_test_split"
 _COLUMNS = ("image", "target", "center", "fold")
 _SHOWN = 5
 
-SitePath = Annotated[Path, Field(strict=False)]
+
+def _absolute(path: Path) -> Path:
+    """Refuse a path that depends on where a process runs: the engine runs them in folders of its own."""
+    if not path.is_absolute():
+        raise ValueError(f"Expected an absolute path, but got '{path}'")
+    return path
+
+
+SitePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 
 class IsicSite(BaseModel):
@@ -147,6 +155,26 @@ def leakage_free(rows: Sequence[Row], lesions: dict[str, str]) -> tuple[Row, ...
     return tuple(row for row in rows if row.fold != "test" or lesions.get(row.image) not in trained)
 
 
+def _check_lesions(rows: Sequence[Row], lesions: dict[str, str], site: IsicSite) -> None:
+    """Refuse a lesion file that does not know the images whose lesions it is to tell apart.
+
+    The centre's own images, and for a leakage-free test the training images of all HAM centres.
+
+    Raises:
+        DataError: TF-204, with how many and the first.
+    """
+    asked = [row for row in rows if row.center == site.center]
+    if site.leakage_free_test:
+        asked += [row for row in rows if row.fold == "train" and row.center in HAM_CENTERS]
+    unknown = sorted({row.image for row in asked if not lesions.get(row.image)})
+    if unknown:
+        raise DataError(
+            f"Expected a lesion for every image of centre {site.center}, but {site.lesions} has none for "
+            f"{listed(unknown)}: correct `lesions`, or leave it out (centres 0 and 4 have no lesion ids).",
+            code="TF-204",
+        )
+
+
 def decode(path: Path) -> NDArray[np.uint8]:
     """The pixels of an image file: RGB, uint8 (H, W, 3).
 
@@ -197,6 +225,8 @@ class FolderData:
             )
         rows = read_split(site.split or site.root / SPLIT)
         self._lesions = read_lesions(site.lesions) if site.lesions else {}
+        if site.lesions:
+            _check_lesions(rows, self._lesions, site)
         if site.leakage_free_test:
             rows = leakage_free(rows, self._lesions)
         self._rows = tuple(row for row in rows if row.center == site.center)

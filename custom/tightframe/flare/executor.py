@@ -64,14 +64,17 @@ class SiloExecutor(Executor):
         name = fl_ctx.get_identity_name()
         production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
         job_id = fl_ctx.get_job_id()
-        entry = site_entry(Path(workspace.get_site_config_dir()), name, production=production)
+        job = parse_job(self._values)
+        local = Path(workspace.get_site_config_dir())
+        entry = site_entry(local, name, production=production, alone=len(job.sites) == 1)
+        outliving = None if entry is None or entry.state_dir is None else Path(entry.state_dir)
         return SiloSession(
             SiloContext(
                 name,
-                parse_job(self._values),
+                job,
                 entry,
                 run_dir=Path(workspace.get_run_dir(job_id)),
-                state_dir=Path(entry.state_dir) / job_id / name if entry and entry.state_dir else None,
+                state_dir=None if outliving is None else outliving / job_id / name,
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,
             )

@@ -19,14 +19,15 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from tightframe.config.site import FILE_NAME
+from tightframe.config.site import FILE_NAME, MARKER
 from tightframe.errors import SiteConfigError
 
 # Exactly two classes. A prefix would let a job build any class below it with arguments of the job's
 # choice: the engine makes an object of every argument that is a dictionary with a `path`, and there
 # are classes that open files and start programs.
-ALLOW_LIST = {
+ALLOW_LIST: dict[str, Any] = {
     "format_version": 2,
     "class_allow_list": [
         "tightframe.flare.controller.FederationController",
@@ -34,8 +35,6 @@ ALLOW_LIST = {
     ],
 }
 
-MARKER = FILE_NAME + ".lent"
-"""Lies beside a site configuration that ``simulate`` lent the workspace: its SHA-256, whence it came."""
 
 INTERRUPTED = 130
 _GRACE = 10.0
@@ -56,16 +55,33 @@ def check_workspace(workspace: Path) -> None:
     Raises:
         FileExistsError: naming what would be lost.
     """
-    if not workspace.exists() or (workspace / "local" / "resources.json").is_file():
+    if not workspace.exists():
         return
     if not workspace.is_dir():
         raise FileExistsError(f"Expected a folder for the workspace, but {workspace} is a file.")
+    kit = [name for name in ("fed_client.json", "fed_server.json") if (workspace / "startup" / name).exists()]
+    if kit:
+        raise FileExistsError(
+            f"Expected a simulator workspace, but {workspace} is a provisioned kit (startup/{kit[0]}): "
+            "choose another folder with --workspace."
+        )
+    if _is_ours(workspace / "local" / "resources.json"):
+        return
     foreign = sorted(path.name for path in workspace.iterdir() if path.name not in ("local", "startup"))
     if foreign:
         raise FileExistsError(
             f"Expected {workspace} to be a simulator workspace or free, because everything in it is wiped, "
             f"but it holds {foreign[:5]}: choose another folder with --workspace."
         )
+
+
+def _is_ours(resources: Path) -> bool:
+    """Whether an allow list was written for simulating: it names our controller."""
+    try:
+        allowed = json.loads(resources.read_text(encoding="utf-8"))["class_allow_list"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(allowed, list) and ALLOW_LIST["class_allow_list"][0] in allowed
 
 
 def allow_list_text() -> str:
@@ -106,7 +122,8 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
         )
     local.mkdir(parents=True, exist_ok=True)
     content = given.read_bytes()
-    _write(local / MARKER, f"{hashlib.sha256(content).hexdigest()}\n{given.resolve()}\n".encode())
+    lent = f"{hashlib.sha256(content).hexdigest()}\n{given.resolve()}\n{os.getpid()}\n"
+    _write(local / MARKER, lent.encode())
     try:
         _write(own, content)
         yield given

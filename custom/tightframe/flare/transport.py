@@ -4,7 +4,7 @@ One task per silo (``send`` to one target): a silo's request is its own. A silo'
 when it fetches its task. Silos that have not fetched share one clock, which runs only while no
 silo is at work and starts anew at every sign of progress, so that a simulation which runs silos
 one after the other times out nobody who is waiting for its turn. A silo that did not even fetch
-its task in the last exchange is asked again, but not waited for beyond the others.
+its task in the last exchange is asked again, but waited for only a short grace beyond the others.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class FlareTransport:
         site_timeout: seconds a silo may work on one task, from fetching it.
         fetch_timeout: seconds to wait for silos that have not fetched, while nobody works.
         log: for what is left out, and why.
+        absent_grace: seconds that silos have which did not fetch their task in the last exchange.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class FlareTransport:
         site_timeout: float,
         fetch_timeout: float,
         log: logging.Logger,
+        absent_grace: float = 10.0,
     ) -> None:
         self._controller = controller
         self._fl_ctx = fl_ctx
         self._abort_signal = abort_signal
         self._site_timeout = site_timeout
         self._fetch_timeout = fetch_timeout
+        self._absent_grace = min(absent_grace, fetch_timeout)
         self._log = log
         self._absent: set[str] = set()
 
@@ -168,7 +171,7 @@ class FlareTransport:
     def _still_expected(self, state: _Exchange, now: float) -> bool:
         """Finish who is overdue, and tell whether to go on waiting for anybody."""
         working = False
-        unfetched: list[_Waiting] = []
+        patience: float | None = None
         for site, waiting in state.waiting.items():
             if waiting.done:
                 continue
@@ -178,8 +181,9 @@ class FlareTransport:
                 self._log.warning("%s left out: %s", site, "gone" if waiting.dead else "late")
             elif waiting.fetched:
                 working = True
-            elif site not in self._absent:
-                unfetched.append(waiting)
+            else:
+                wait = self._absent_grace if site in self._absent else self._fetch_timeout
+                patience = max(wait, patience or 0.0)
         if working:
             return True
-        return bool(unfetched) and now - state.progress <= self._fetch_timeout
+        return patience is not None and now - state.progress <= patience

@@ -22,6 +22,7 @@ from tightframe.phases import ServerState, Tensors
 from tightframe.rounds.summation import SumId
 
 CHECKPOINT = "checkpoint.safetensors"
+DESCRIPTION = "tightframe"
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
@@ -70,35 +71,37 @@ def save_state(folder: Path, state: ServerState, *, round_number: int, job_sha25
     """
     flat = {f"model/{name}": value for name, value in state.model.items()}
     flat |= {f"extra/{name}": value for name, value in state.extra.items()}
-    metadata = {
-        "format": "1",
-        "after_round": str(round_number),
+    described = {
+        "format": 1,
+        "after_round": round_number,
         "job_sha256": job_sha256,
         "sha256": hashlib.sha256(tensor_bytes(flat)).hexdigest(),
     }
+    # One key, because the order of several is not the same in every process.
+    metadata = {DESCRIPTION: json.dumps(described)}
     write_atomically(folder / CHECKPOINT, save(_canonical(flat), metadata))
 
 
-def load_state(folder: Path) -> tuple[ServerState, dict[str, str]]:
-    """Read a checkpoint back: the state, and its metadata.
+def load_state(folder: Path) -> tuple[ServerState, dict[str, Any]]:
+    """Read a checkpoint back: the state, and what was written of it.
 
     Raises:
         RunError: TF-507 if the tensors are not those that were written.
     """
     with safe_open(folder / CHECKPOINT, "pt") as stream:
-        metadata: dict[str, str] = dict(stream.metadata() or {})
+        described: dict[str, Any] = json.loads((stream.metadata() or {}).get(DESCRIPTION, "{}"))
         flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
     found = hashlib.sha256(tensor_bytes(flat)).hexdigest()
-    if found != metadata.get("sha256"):
+    if found != described.get("sha256"):
         raise RunError(
-            f"Expected a checkpoint with SHA-256 {metadata.get('sha256')}, but got {found}: it is torn.",
+            f"Expected a checkpoint with SHA-256 {described.get('sha256')}, but got {found}: it is torn.",
             code="TF-507",
         )
     parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}}
     for name, value in flat.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = value
-    return ServerState(parts["model"], parts["extra"]), metadata
+    return ServerState(parts["model"], parts["extra"]), described
 
 
 class SiloStateStore:

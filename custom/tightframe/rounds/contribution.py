@@ -18,7 +18,7 @@ from tightframe import training
 from tightframe.data.base import class_counts
 from tightframe.errors import RunError, TrainingError
 from tightframe.model_update import received_model
-from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
+from tightframe.phases import Contribution, Fold, Phase, Schema, Setting, Tensors, stream_seed
 from tightframe.rounds import codec, evaluation
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
 from tightframe.rounds.context import Message, SiloContext
@@ -123,7 +123,7 @@ class Contributor:
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
         silo = LocalSilo(self._context, self._setup, self._device, sum_id.round)
-        if self._context.job.local_baseline_epochs and message["kind"] == "train" and sum_id.round == 1:
+        if self._context.job.local_baseline_epochs and sum_id.phase == "train-0" and sum_id.round == 1:
             save_tensors(self._context.run_dir / START, received_model(received), mode=0o600)
         tensors: dict[str, torch.Tensor] = {}
         with seeded(silo.generator("torch").initial_seed(), self._device):
@@ -133,7 +133,7 @@ class Contributor:
                 schema = schema + self._setup.evaluation_schema()
                 tensors |= self._evaluate(silo, received)
             if phase is not None:
-                contribution = phase.contribute(silo, received, self._store.committed())
+                contribution = self._contribute(phase, silo, received)
                 tensors |= contribution.tensors
                 self._store.propose(sum_id, contribution.proposed_state)
             else:
@@ -159,6 +159,20 @@ class Contributor:
         }[kind]()
         return phases[index]
 
+    def _contribute(self, phase: Phase, silo: LocalSilo, received: Tensors) -> Contribution:
+        try:
+            return phase.contribute(silo, received, self._store.committed())
+        except RuntimeError as error:
+            # `fit` names what would fit by itself; this is for passes of a method beside it.
+            if not training.is_out_of_memory(error):
+                raise
+            size = silo.setting.local.batch_size
+            raise TrainingError(
+                f"Expected {size} records at a time to fit into the memory of {self._device} after training, "
+                f"but they did not: try a `training.batch_size` of {max(1, size // 2)}.",
+                code="TF-302",
+            ) from None
+
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
         return self._count(silo, silo.load(received_model(received)))
 
@@ -178,7 +192,7 @@ class Contributor:
             raise TrainingError(
                 f"Expected {settings.batch_size} records at a time to fit into the memory of {self._device} "
                 "for evaluation, but they did not: "
-                f"set `evaluation.batch_size` to {settings.batch_size // 2}.",
+                f"try an `evaluation.batch_size` of {max(1, settings.batch_size // 2)}.",
                 code="TF-302",
             ) from None
 

@@ -99,7 +99,10 @@ class Coordinator:
         except Exception as error:
             self.record.finish(f"TF-500: the server failed with {type(error).__name__}")
             raise
-        return Result(state, self.record.finish(None))
+        result = Result(state, self.record.finish(None))
+        if self.setup.job.local_baseline_epochs:
+            self._baseline(transport)
+        return result
 
     def _train(self, transport: Transport) -> ServerState:
         job = self.setup.job
@@ -117,10 +120,9 @@ class Coordinator:
             state = self._phase(transport, state, phase, "after", job.rounds, index, evaluate=False)
         sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
         self.record.write_card(sha256)
+        self.record.trained = True
         self._close(transport, state)
         self.record.write_card(sha256)
-        if job.local_baseline_epochs:
-            self._baseline(transport)
         return state
 
     def _announce(self) -> None:
@@ -173,7 +175,8 @@ class Coordinator:
                     for site, code in sorted(refused.items())
                 )
                 + ". The details are in each silo's own log; "
-                + "mend them, or export the job without those silos."
+                + "mend them, or export the job without those silos.",
+                code="TF-509",
             )
         if len(self.weights) < job.min_sites:
             raise self._too_few("enrolment", failed, len(self.weights))
@@ -228,26 +231,26 @@ class Coordinator:
         """Evaluate the last model everywhere and leave it at the silos."""
         schema = self.setup.evaluation_schema()
         broadcast = broadcast_model(state.model)
-        try:
-            row, totals = self._collect(
-                transport, schema, broadcast, "closing", self.setup.job.rounds, 0, evaluate=True
-            )
-        except RunError as error:
-            if error.code != TOO_FEW:
-                raise
-            # The model is trained and saved; what is missing is its evaluation by enough silos.
-            self.log.warning("the last model is not evaluated: %s", error)
-            self.record.note = f"the last model is not evaluated: {error}"
-            return
+        row, totals = self._collect(
+            transport, schema, broadcast, "closing", self.setup.job.rounds, 0, evaluate=True
+        )
         self._add(row, totals, broadcast)
 
     def _baseline(self, transport: Transport) -> None:
-        """Let every silo train its local-only baseline; nothing of it comes back."""
-        self.log.info("each silo trains its local-only baseline for its own report")
+        """Let every silo train its local-only baseline; nothing of it comes back.
+
+        The run is over and on record, so that nothing that happens here can take it back.
+        """
+        self.log.info("the run is over; each silo now trains its local-only baseline for its own report")
         requests: dict[str, Message] = {site: {} for site in self.weights}
-        failed = transport.exchange("baseline", requests, lambda site, answer: None)
+        try:
+            failed = transport.exchange("baseline", requests, lambda site, answer: None)
+        except TightframeError as error:
+            self.log.warning("the local-only baselines were cut off: %s", error)
+            return
         for site, code in sorted(failed.items()):
             self.log.warning("%s has no local-only baseline: %s (%s)", site, code, REASONS.get(code, ""))
+        self.log.info("local-only baselines: %d of %d silos", len(requests) - len(failed), len(requests))
 
     def _collect(
         self,
@@ -290,6 +293,7 @@ class Coordinator:
 
         failed = dict(transport.exchange("contribute", requests, accept))
         if len(cohort) < job.min_sites:
+            self.record.dropped(kind, number, sorted(cohort), failed)
             raise self._too_few(f"round {number}" if kind == "train" else kind, failed, len(cohort))
         cohort.sort()
         totals = codec.decode(schema, sums.open(cohort), parties=len(self.weights))

@@ -78,7 +78,6 @@ class Outcome:
     folder: Path
     best_round: int | None = None
     reason: str | None = None
-    note: str | None = None
     absent: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -91,6 +90,8 @@ class Outcome:
         """One screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
         verdict = "TRAINED" if self.trained else "NOT TRAINED"
+        if self.trained and self.reason:
+            verdict = "TRAINED, BUT NOT EVALUATED"
         lines.append(
             f" {verdict}: {self.job_name}, {self.method}, "
             f"{self.rounds_done} of {plural(self.rounds, 'round')} in {self.seconds:.0f} s"
@@ -100,8 +101,6 @@ class Outcome:
                 f" Reason: {line}" if i == 0 else f"   {line}"
                 for i, line in enumerate(self.reason.split("\n"))
             ]
-        if self.note:
-            lines.append(f" Note: {self.note}")
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.summation}")
         lines += self._silo_lines()
@@ -184,8 +183,10 @@ class RunRecord:
         self.initial_model: dict[str, Any] | None = None
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
-        self.note: str | None = None
+        self.trained = False
         self.best: tuple[float, int] | None = None
+        self._judges: frozenset[str] = frozenset()  # who counted the best model
+        self._others: list[frozenset[str]] = []  # who counted the models since, where that differs
         self._method = method
         self._dataset = dataset
         self._log = log
@@ -221,6 +222,11 @@ class RunRecord:
         write_rows(self.folder, self.rows)
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
 
+    def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
+        """Put on record an exchange that had too few silos and was not opened."""
+        self.rows.append(Row(number, kind, silos, dict(failed), 0.0, 0, 0))
+        write_rows(self.folder, self.rows)
+
     def write_card(self, sha256: str) -> None:
         """``model.json``: what the model is, from what, its metrics, and the versions used."""
         last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
@@ -250,7 +256,7 @@ class RunRecord:
         result = Outcome(
             job_name=job.job_name,
             method=self._method.title,
-            trained=reason is None,
+            trained=self.trained,
             rounds_done=self.rounds_done,
             rounds=job.rounds,
             roster=list(job.roster),
@@ -260,7 +266,6 @@ class RunRecord:
             folder=self.folder,
             best_round=self.best[1] if self.best else None,
             reason=reason,
-            note=self.note,
             absent=self.absent,
             seconds=time.monotonic() - self._started,
         )
@@ -271,7 +276,6 @@ class RunRecord:
         values = {
             "trained": result.trained,
             "reason": reason,
-            "note": self.note,
             "not_enrolled": self.absent,
             "job_name": job.job_name,
             "method": self._method.name,
@@ -287,20 +291,30 @@ class RunRecord:
             "seconds": round(result.seconds, 1),
         }
         write_json(self.folder / "outcome.json", values)
-        (self._log.info if result.trained else self._log.error)("%s", result.screen())
+        (self._log.error if reason else self._log.info)("%s", result.screen())
         return result
 
     def _remember_best(self, row: Row, received: Tensors) -> None:
-        """Keep the model with the best balanced accuracy on the validation folds of all silos.
+        """Keep the model with the best balanced accuracy on the validation folds.
 
-        A round that not every enrolled silo evaluated is not compared: without a hard silo's
-        records any model looks better.
+        Only models counted by the same silos are compared: without a hard silo's records any model
+        looks better. After two models in a row counted by other silos (one is gone for good, or is
+        back) the comparison starts anew with those.
         """
-        if row.round == 0 or row.evaluation is None or set(row.evaluated_by) != set(self.weights):
+        if row.round == 0 or row.evaluation is None:
             return
+        judges = frozenset(row.evaluated_by)
         value = row.evaluation["validation"].get("balanced_accuracy")
-        if value is not None and (self.best is None or value > self.best[0]):
-            self.best = (value, row.round)
+        if value is None:
+            return
+        if judges == self._judges:
+            self._others = []
+            better = self.best is None or value > self.best[0]
+        else:
+            self._others.append(judges)
+            better = self.best is None or len(judges) > len(self._judges) or self._others[-2:] == [judges] * 2
+        if better:
+            self.best, self._judges, self._others = (value, row.round), judges, []
             save_tensors(self.folder / "best_model.safetensors", received)
 
 

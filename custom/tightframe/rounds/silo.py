@@ -55,7 +55,8 @@ class SiloSession:
         """Check job, configuration and every record; answer with the public weight."""
         self._check_job(message)
         context = self.context
-        shutil.rmtree(context.state_folder, ignore_errors=True)  # a run begins with no state of its own
+        if context.state_folder.exists():
+            shutil.rmtree(context.state_folder)  # a run begins with no state of its own
         if context.site.device not in ("auto", "cpu"):
             # Only a site that asks for a certain GPU pays for importing torch at enrolment.
             from tightframe.rounds.contribution import choose_device
