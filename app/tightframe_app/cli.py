@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightframe import __version__
-from tightframe.errors import SiteConfigError, TightframeError
+from tightframe.errors import TightframeError
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -208,7 +208,7 @@ def simulate(
     Exit code 0 only if the run trained. Without a site configuration every silo trains on the
     synthetic twin, and says so.
     """
-    from tightframe.config.site import parse_site_file
+    from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare import simulator
     from tightframe.rounds.setup import prepare
     from tightframe_app import recipes
@@ -222,7 +222,9 @@ def simulate(
     simulator.check_workspace(workspace)
     sites = prepare(recipes.read_job(job)).job.roster
     if site_config is not None:
-        parse_site_file(_read_site_config(site_config), str(site_config))
+        if not site_config.is_file():
+            raise FileNotFoundError(f"Expected a site configuration at {site_config}: there is no such file.")
+        parse_site_file(read_object(site_config), str(site_config))
     if threads is not None and threads > len(sites):
         out.print(f"threads: {len(sites)} instead of {threads}, because the job has no more sites")
     command = [sys.executable, "-m", "tightframe.flare.simulator", str(job), "-w", str(workspace), "-l", log]
@@ -271,15 +273,3 @@ def _plain(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _read_site_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected the site configuration at {path}, but there is no such file.")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise SiteConfigError(f"Expected {path} to hold a JSON object, but got {type(values).__name__}.")
-    return values

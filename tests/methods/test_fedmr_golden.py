@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tightframe.methods.fedmr import inter_class_loss, intra_class_loss, update_prototypes
+from tightframe.metrics import correlation_eigenvalues, eigenvalue_spread
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedmr.npz")
 CASES = range(int(GOLDEN["n_cases"]))
@@ -81,18 +82,23 @@ def test_inter(index: int, support: Any, dtype: torch.dtype, rtol: float, atol: 
 
 
 @pytest.mark.parametrize("index", CASES)
-def test_correlations_of_the_whole_batch(index: int) -> None:
-    """With one label for all, the paper form is the sum of squared eigenvalues (table 7's matrix)."""
+def test_eigenvalues_of_the_whole_batch(index: int) -> None:
+    """Table 7's spread; and with one label for all, the paper form is the sum of squared eigenvalues."""
     features, labels = _case(index, torch.float64)
+    values = features.detach().numpy()
     eigenvalues = GOLDEN[f"c{index}_top50_eigs"]
-    width = features.shape[1]
-    if len(eigenvalues) < width or not np.isclose(eigenvalues.sum(), width):
-        pytest.skip("more than 50 eigenvalues, or a constant feature, whose eigenvalue is defined otherwise")
+    np.testing.assert_allclose(correlation_eigenvalues(values), eigenvalues, rtol=1e-9, atol=1e-12)
+    for divisor, name in ((128, "div128"), (None, "divk")):
+        spread = eigenvalue_spread(values, divisor=divisor)
+        np.testing.assert_allclose(spread, GOLDEN[f"c{index}_top50_var_{name}"], rtol=1e-9)
     loss = intra_class_loss(features, torch.zeros_like(labels), eps=0.0)
-    _close(loss, (eigenvalues**2).sum(), 1e-9, 1e-12)
-    spread = ((eigenvalues - eigenvalues.mean()) ** 2).sum()
-    np.testing.assert_allclose(GOLDEN[f"c{index}_top50_var_div128"], spread / 128, rtol=1e-9)
-    np.testing.assert_allclose(GOLDEN[f"c{index}_top50_var_divk"], spread / len(eigenvalues), rtol=1e-9)
+    every = correlation_eigenvalues(values, k=features.shape[1])
+    _close(loss, (every**2).sum(), 1e-9, 1e-12)
+
+
+def test_a_spread_needs_two_records() -> None:
+    with pytest.raises(ValueError, match="n >= 2"):
+        eigenvalue_spread(np.zeros((1, 3)))
 
 
 @pytest.mark.parametrize(("dtype", "rtol", "atol"), TYPES)

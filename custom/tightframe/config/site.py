@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tightframe import data
 from tightframe.config.job import JobConfig, listed
-from tightframe.data.base import DatasetSpec, SiloData
+from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
 
 FILE_NAME = "tightframe.json"
@@ -24,15 +24,7 @@ MARKER = FILE_NAME + ".lent"
 """Lies beside a file that ``tightframe simulate`` lent the workspace: its SHA-256, its origin, the lender's
 process id."""
 
-
-def _absolute(path: str) -> str:
-    """Refuse a path that depends on where a process runs: the engine runs them in folders of its own."""
-    if not Path(path).is_absolute():
-        raise ValueError(f"Expected an absolute path, but got {path!r}")
-    return path
-
-
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+AbsolutePath = Annotated[str, AfterValidator(absolute)]
 
 
 class SiteEntry(BaseModel):
@@ -86,6 +78,15 @@ def read_site_file(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     _refuse_forgotten(folder)
+    return read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a site configuration.
+
+    Raises:
+        SiteConfigError: TF-202 if it is anything else.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

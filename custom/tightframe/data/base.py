@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Progress = Callable[[str], None]
+AnyPath = TypeVar("AnyPath", str, Path)
 
 
 class SiloData(Protocol):
@@ -83,6 +85,17 @@ class DatasetSpec:
     def num_classes(self) -> int:
         """Number of classes C."""
         return len(self.class_names)
+
+
+def absolute(path: AnyPath) -> AnyPath:
+    """Refuse a path that depends on where a process runs: the engine runs them in folders of its own.
+
+    Raises:
+        ValueError: which pydantic, whose validator this is, puts beside the key.
+    """
+    if not Path(path).is_absolute():
+        raise ValueError(f"Expected an absolute path, but got '{path}'")
+    return path
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

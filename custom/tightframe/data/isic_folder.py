@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tightframe.data.base import Progress
+from tightframe.data.base import Progress, absolute
 from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
@@ -34,15 +34,7 @@ SPLIT = "train_test_split"
 _COLUMNS = ("image", "target", "center", "fold")
 _SHOWN = 5
 
-
-def _absolute(path: Path) -> Path:
-    """Refuse a path that depends on where a process runs: the engine runs them in folders of its own."""
-    if not path.is_absolute():
-        raise ValueError(f"Expected an absolute path, but got '{path}'")
-    return path
-
-
-SitePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
+SitePath = Annotated[Path, Field(strict=False), AfterValidator(absolute)]
 
 
 class IsicSite(BaseModel):

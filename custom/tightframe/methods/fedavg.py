@@ -6,8 +6,6 @@ Deep Networks from Decentralized Data, AISTATS 2017, algorithm 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import nn
@@ -32,12 +30,10 @@ from tightframe.phases import (
     ServerState,
     Setting,
     SiloView,
+    Tensors,
     Totals,
 )
 from tightframe.training import OptimizerSettings, Stage, cross_entropy
-
-if TYPE_CHECKING:
-    from tightframe.phases import Tensors
 
 TERMS = ("cross_entropy",)
 

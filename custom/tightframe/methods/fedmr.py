@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,9 +29,6 @@ from tightframe.errors import ContributionError, TrainingError
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
 from tightframe.training import BatchView, OptimizerSettings, Stage, Term, at_least_float32, cross_entropy
-
-if TYPE_CHECKING:
-    from tightframe.phases import Tensors
 
 IntraForm = Literal["paper", "official"]
 InterSupport = Literal["observed", "all"]
@@ -326,7 +323,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     return (Phase("train", schema, broadcast, contribute, update),)
 
 
-def broadcast(state: ServerState) -> Tensors:
+def broadcast(state: ServerState) -> phases.Tensors:
     """The global model as ``model/<name>``, the prototypes and which of them exist."""
     return {
         **model_update.broadcast_model(state.model),
@@ -335,7 +332,7 @@ def broadcast(state: ServerState) -> Tensors:
     }
 
 
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors) -> Contribution:
     """Local training, then one pass over the training fold for the class sums; nothing is kept."""
     setting = silo.setting
     received = model_update.received_model(broadcast)
@@ -394,10 +391,7 @@ def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 METHOD = Method(
     name="fedmr",
     title="FedMR",
-    paper=(
-        "Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, "
-        "Transactions on Machine Learning Research 2023"
-    ),
+    paper="Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping (TMLR)",
     config=FedMRConfig,
     init_server=init_server,
     plan=plan,

@@ -12,6 +12,7 @@ from tightframe.metrics.classification import (
     per_class_recall,
     score_histogram,
 )
+from tightframe.metrics.features import correlation_eigenvalues, eigenvalue_spread
 
 __all__ = [
     "accuracy",
@@ -21,6 +22,8 @@ __all__ = [
     "average_precision_error_bound",
     "balanced_accuracy",
     "confusion_matrix",
+    "correlation_eigenvalues",
+    "eigenvalue_spread",
     "macro_mean",
     "per_class_recall",
     "score_histogram",
