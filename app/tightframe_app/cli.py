@@ -252,7 +252,7 @@ def _records(local: Path, used: Path | None, sites: Sequence[str]) -> str:
     twin = "every silo trains on the synthetic twin of its data set"
     if used is None:
         return f"site configuration: none, {twin}"
-    entries = [site_entry(local, site, production=False) for site in sites]
+    entries = [site_entry(local, site, production=False, alone=len(sites) == 1) for site in sites]
     if not any(entries):
         return f"site configuration: {used}, for the server only; {twin}"
     return f"site configuration: {used}"
