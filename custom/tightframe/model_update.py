@@ -8,18 +8,14 @@ Rescaling to a norm, weighting and encoding happen elsewhere, once for every met
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tightframe.phases import Cohort, Field, Setting, Totals
+from tightframe.phases import Cohort, Field, Setting, Tensors, Totals
 from tightframe.training import FitReport
-
-if TYPE_CHECKING:
-    from tightframe.phases import Tensors
 
 BROADCAST = "model/"
 UPDATE = "update/"

@@ -267,7 +267,7 @@ def test_a_job_asks_for_a_size_only(wrong: dict[str, Any]) -> None:
 
 def test_progress_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 6))
-    monkeypatch.setattr("tightframe.data.isic_folder.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("tightframe.data.base.time.monotonic", lambda: float(next(clock)))
     lines: list[str] = []
     opened(folder).check(lines.append)
     assert lines

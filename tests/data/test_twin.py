@@ -151,7 +151,7 @@ def test_records_can_be_sent_to_a_worker_without_the_cache() -> None:
 
 def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 3))
-    monkeypatch.setattr("tightframe.data.twin.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("tightframe.data.base.time.monotonic", lambda: float(next(clock)))
     lines: list[str] = []
     silo(5).check(lines.append)
     assert lines[0].endswith("of 63 records")

@@ -51,12 +51,16 @@ def export(tmp_path: Path) -> Callable[..., Path]:
     """Export a small job; ``fault`` puts the faulty executor at one site."""
 
     def make(
-        name: str = "fedmr_isic", *, sites: int = 6, fault: Mapping[str, Any] | None = None, **more: Any
+        name: str = "fedmr_isic",
+        *,
+        sites: int = 6,
+        fault: Mapping[str, Any] | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Path:
         from tightframe_app import recipes
 
         job = recipes.get(name).job(
-            sites=[f"site-{i}" for i in range(1, sites + 1)], changes={**SMALL, **more.pop("changes", {})}
+            sites=[f"site-{i}" for i in range(1, sites + 1)], changes={**SMALL, **(changes or {})}
         )
         files = recipes.job_files(job)
         if fault is not None:
@@ -66,8 +70,6 @@ def export(tmp_path: Path) -> Callable[..., Path]:
             executor["path"] = "faulty.FaultyExecutor"
             executor["args"]["fault"] = dict(fault)
             files[key] = json.dumps(client)
-        for path, change in more.items():
-            files = change(path, files)
         folder = tmp_path / name
         recipes.write_job(files, folder)
         return folder

@@ -57,36 +57,30 @@ COUNTING = Method(
 )
 
 
-class _LosesRequests(LocalTransport):
-    """In one round a silo never hears of the request."""
+class _Loses(LocalTransport):
+    """In some rounds one silo's request, or its answer, never arrives; round -> silo."""
 
-    def __init__(self, sessions: Mapping[str, SiloSession], lost: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        sessions: Mapping[str, SiloSession],
+        *,
+        requests: Mapping[int, str] | None = None,
+        answers: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(sessions, logging.getLogger("test"))
-        self._lost = lost
+        self._requests, self._answers = requests or {}, answers or {}
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
-        lost = self._lost.get(next(iter(requests.values())).get("round", 0)) if task == "contribute" else None
-        kept = {site: request for site, request in requests.items() if site != lost}
-        failed = dict(super().exchange(task, kept, accept))
-        return failed | ({lost: "TF-502"} if lost else {})
-
-
-class _LosesAnswers(LocalTransport):
-    """The silo does its work, but its answer never arrives."""
-
-    def __init__(self, sessions: Mapping[str, SiloSession], lost: Mapping[int, str]) -> None:
-        super().__init__(sessions, logging.getLogger("test"))
-        self._lost = lost
-
-    def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
-        lost = self._lost.get(next(iter(requests.values())).get("round", 0)) if task == "contribute" else None
+        number = next(iter(requests.values())).get("round", 0) if task == "contribute" else None
+        unheard, unanswered = self._requests.get(number), self._answers.get(number)
+        kept = {site: request for site, request in requests.items() if site != unheard}
 
         def maybe(site: str, answer: Message) -> None:
-            if site != lost:
+            if site != unanswered:
                 accept(site, answer)
 
-        failed = dict(super().exchange(task, requests, maybe))
-        return failed | ({lost: "TF-502"} if lost else {})
+        lost = {site: "TF-502" for site in (unheard, unanswered) if site is not None}
+        return {**super().exchange(task, kept, maybe), **lost}
 
 
 @pytest.mark.parametrize("fresh_processes", [False, True])
@@ -103,7 +97,7 @@ def test_state_counts_opened_sums_only(
                 self[site] = session
             return session
 
-    transport = _LosesAnswers(Sessions(), {2: "site-1"})
+    transport = _Loses(Sessions(), answers={2: "site-1"})
     state = Coordinator(prepare(job), tmp_path / "server").run(transport).state
     # Round 1: nobody was summed. 2: site-2, site-3 once each, site-1's answer is lost.
     # 3: site-1 once (not twice: its proposal of round 2 was dropped), the others twice. 4: 2 + 3 + 3.
@@ -116,7 +110,7 @@ def test_a_silo_that_misses_a_request_still_learns_that_it_was_summed(
     monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
     job = parse_job(small | {"method": "counting", "rounds": 4})
     sessions = {s: SiloSession(SiloContext(s, job, None, run_dir=tmp_path / s)) for s in job.roster}
-    state = Coordinator(prepare(job), tmp_path / "server").run(_LosesRequests(sessions, {2: "site-2"})).state
+    state = Coordinator(prepare(job), tmp_path / "server").run(_Loses(sessions, requests={2: "site-2"})).state
     # site-2 was summed in round 1 and hears of it in round 3: 1 + 2 + 2, not 0 + 2 + 2.
     assert [float(state.extra[f"round-{number}"]) for number in (1, 2, 3, 4)] == [0.0, 2.0, 5.0, 8.0]
 
@@ -132,5 +126,5 @@ def test_a_second_run_of_the_same_job_starts_without_state(
             for s in job.roster
         }
         sessions = {site: SiloSession(context) for site, context in contexts.items()}
-        state = Coordinator(prepare(job), tmp_path / "server").run(_LosesRequests(sessions, {})).state
+        state = Coordinator(prepare(job), tmp_path / "server").run(_Loses(sessions)).state
         assert [float(state.extra[f"round-{number}"]) for number in (1, 2)] == [0.0, 3.0]

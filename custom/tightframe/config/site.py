@@ -250,19 +250,19 @@ def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
 
 def _records_of(entry: Any) -> list[str]:
     """Each data set of a raw entry with all that says which records it is, as text to compare."""
+    return [json.dumps({name: values}, sort_keys=True) for name, values in _raw_data(entry).items()]
+
+
+def _raw_data(entry: Any) -> dict[str, Any]:
+    """The ``data`` of a raw entry; empty where that is no mapping, which the entry's model says."""
     found = entry.get("data") if isinstance(entry, dict) else None
-    return (
-        [json.dumps({name: values}, sort_keys=True) for name, values in found.items()]
-        if isinstance(found, dict)
-        else []
-    )
+    return found if isinstance(found, dict) else {}
 
 
 def _data_problems(entry: Any, prefix: str) -> list[str]:
     """What is wrong with a raw entry's ``data``; told also while other parts are wrong."""
-    found = entry.get("data") if isinstance(entry, dict) else None
     problems: list[str] = []
-    for name, values in (found if isinstance(found, dict) else {}).items():
+    for name, values in _raw_data(entry).items():
         try:
             data.get(name).site.model_validate(values)
         except JobError as error:

@@ -7,7 +7,8 @@ in processes that must start fast, so torch is imported only where records are r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Progress = Callable[[str], None]
+PROGRESS_SECONDS = 5.0
 AnyPath = TypeVar("AnyPath", str, Path)
+Item = TypeVar("Item")
 
 
 class SiloData(Protocol):
@@ -85,6 +88,22 @@ class DatasetSpec:
     def num_classes(self) -> int:
         """Number of classes C."""
         return len(self.class_names)
+
+
+def with_progress(items: Sequence[Item], progress: Progress | None, told: str) -> Iterator[Item]:
+    """The same items, telling now and then how many are done.
+
+    Args:
+        items: of a long piece of work.
+        progress: gets a line at most every five seconds; None tells nothing.
+        told: the line, with ``{done}`` and ``{total}``.
+    """
+    last = time.monotonic()
+    for done, item in enumerate(items, start=1):
+        yield item
+        if progress and time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            progress(told.format(done=done, total=len(items)))
 
 
 def absolute(path: AnyPath) -> AnyPath:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tightframe.data.base import Progress, absolute
+from tightframe.data.base import Progress, absolute, with_progress
 from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
@@ -270,15 +269,11 @@ class FolderData:
                 code="TF-205",
             )
         unreadable: list[str] = []
-        last = time.monotonic()
-        for done, name in enumerate(names):
+        for name in with_progress(names, progress, "read {done} of {total} images"):
             try:
                 decode(self._path(name))
             except DataError:
                 unreadable.append(name)
-            if progress and time.monotonic() - last >= 5.0:
-                last = time.monotonic()
-                progress(f"read {done + 1} of {len(names)} images")
         if unreadable:
             raise DataError(
                 f"Expected {len(names)} readable images of centre {self.site.center} in {self._images}, but "

@@ -9,7 +9,6 @@ a method may be made on it. Torch-free.
 from __future__ import annotations
 
 import hashlib
-import time
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress
+from tightframe.data.base import Progress, with_progress
 from tightframe.data.isic import NUM_CENTERS, TEST_COUNTS, TRAIN_COUNTS, IsicOptions, shorter_side
 from tightframe.data.twin_render import Uniforms, render
 from tightframe.data.validation import validation_mask
@@ -134,12 +133,8 @@ class TwinData:
         """Render every record once; there is nothing that could be missing."""
         side = shorter_side(self.options.image_size)
         every = [key for fold in self._folds.values() for key in fold]
-        last = time.monotonic()
-        for done, key in enumerate(every):
+        for key in with_progress(every, progress, "rendered {done} of {total} records"):
             image(key, side)
-            if progress and time.monotonic() - last >= 5.0:
-                last = time.monotonic()
-                progress(f"rendered {done + 1} of {len(every)} records")
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """The fold's records: float32 (3, image_size, image_size) and int label."""

@@ -13,7 +13,6 @@ from torch import nn
 from tightframe.model_update import (
     apply_mean,
     broadcast_model,
-    build_template,
     initial_model,
     model_fields,
     model_terms,
@@ -51,7 +50,7 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     """One phase: train, and sum the weighted differences."""
-    schema = Schema((*model_fields(setting, build_template(setting)), *training_fields(TERMS)))
+    schema = Schema((*model_fields(setting), *training_fields(TERMS)))
     return (Phase("train", schema, broadcast, contribute, update),)
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from tightframe import training
 from tightframe.data.base import class_counts
 from tightframe.errors import RunError, TrainingError
-from tightframe.model_update import received_model
-from tightframe.phases import Contribution, Fold, Phase, Schema, Setting, Tensors, stream_seed
+from tightframe.model_update import build_template, received_model
+from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
 from tightframe.rounds import codec, evaluation
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
 from tightframe.rounds.context import Message, SiloContext
@@ -55,14 +55,13 @@ class LocalSilo:
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
         """A model on this silo's device with these parameters and buffers."""
-        with torch.random.fork_rng(devices=[]):
-            model = self.setting.build_model()
+        model = build_template(self.setting)
         model.load_state_dict(dict(tensors))
         return model.to(self.device)
 
     def generator(self, purpose: str) -> torch.Generator:
         """A random stream on the CPU keyed by (seed, silo, round, purpose)."""
-        return torch.Generator().manual_seed(self._stream(purpose))
+        return torch.Generator().manual_seed(self.stream(purpose))
 
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
@@ -70,13 +69,13 @@ class LocalSilo:
         """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
         job = self._setup.job
         records = self._context.data.records(
-            fold, augment_seed=self._stream("augment", epoch) if augment else None
+            fold, augment_seed=self.stream("augment", epoch) if augment else None
         )
         count = len(self._context.data.labels(fold))
         size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
         if shuffle:
             order = torch.randperm(
-                count, generator=torch.Generator().manual_seed(self._stream("order", epoch))
+                count, generator=torch.Generator().manual_seed(self.stream("order", epoch))
             )
             indices = order.tolist()
         else:
@@ -103,7 +102,8 @@ class LocalSilo:
             progress=lambda text: self._context.log.info("%s, round %d: %s", self.name, self.round, text),
         )
 
-    def _stream(self, *purpose: str | int) -> int:
+    def stream(self, *purpose: str | int) -> int:
+        """The seed of a random stream keyed by (seed, silo, round, purpose)."""
         return stream_seed(self._setup.job.seed, self.name, self.round, *purpose)
 
 
@@ -126,14 +126,16 @@ class Contributor:
         if self._context.job.local_baseline_epochs and sum_id.phase == "train-0" and sum_id.round == 1:
             save_tensors(self._context.run_dir / START, received_model(received), mode=0o600)
         tensors: dict[str, torch.Tensor] = {}
-        with seeded(silo.generator("torch").initial_seed(), self._device):
+        with seeded(silo.stream("torch"), self._device):
             phase = self._phase(message)
             schema = phase.schema if phase is not None else Schema(())
             if message["evaluate"]:
                 schema = schema + self._setup.evaluation_schema()
                 tensors |= self._evaluate(silo, received)
             if phase is not None:
-                contribution = self._contribute(phase, silo, received)
+                # `fit` names what would fit by itself; this is for passes of a method beside it.
+                with memory_named("training.batch_size", self._context.job.training.batch_size, self._device):
+                    contribution = phase.contribute(silo, received, self._store.committed())
                 tensors |= contribution.tensors
                 self._store.propose(sum_id, contribution.proposed_state)
             else:
@@ -159,26 +161,12 @@ class Contributor:
         }[kind]()
         return phases[index]
 
-    def _contribute(self, phase: Phase, silo: LocalSilo, received: Tensors) -> Contribution:
-        try:
-            return phase.contribute(silo, received, self._store.committed())
-        except RuntimeError as error:
-            # `fit` names what would fit by itself; this is for passes of a method beside it.
-            if not training.is_out_of_memory(error):
-                raise
-            size = silo.setting.local.batch_size
-            raise TrainingError(
-                f"Expected {size} records at a time to fit into the memory of {self._device} after training, "
-                f"but they did not: try a `training.batch_size` of {max(1, size // 2)}.",
-                code="TF-302",
-            ) from None
-
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
         return self._count(silo, silo.load(received_model(received)))
 
     def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         settings = self._context.job.evaluation
-        try:
+        with memory_named("evaluation.batch_size", settings.batch_size, self._device):
             return evaluation.count(
                 model,
                 self._setup.method.predict,
@@ -186,15 +174,6 @@ class Contributor:
                 num_classes=self._setup.dataset.num_classes,
                 score_bins=settings.score_bins,
             )
-        except RuntimeError as error:
-            if not training.is_out_of_memory(error):
-                raise
-            raise TrainingError(
-                f"Expected {settings.batch_size} records at a time to fit into the memory of {self._device} "
-                "for evaluation, but they did not: "
-                f"try an `evaluation.batch_size` of {max(1, settings.batch_size // 2)}.",
-                code="TF-302",
-            ) from None
 
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""
@@ -238,7 +217,7 @@ class Contributor:
             optimizer=training.OptimizerSettings.of(setup.setting.local),
             epochs=epochs,
         )
-        with seeded(silo.generator("torch").initial_seed(), self._device):
+        with seeded(silo.stream("torch"), self._device):
             silo.fit(model, [stage])
             counted = self._count(silo, model)
         report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
@@ -274,6 +253,25 @@ def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any
         if stopped():
             raise RunError("the run was aborted during local training.", code="TF-504")
         yield batch
+
+
+@contextmanager
+def memory_named(key: str, size: int, device: torch.device) -> Iterator[None]:
+    """Turn running out of memory into an error that names the job's value to lower.
+
+    Raises:
+        TrainingError: TF-302.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not training.is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"Expected {size} records at a time to fit into the memory of {device}, but they did not: "
+            f"try a `{key}` of {max(1, size // 2)}.",
+            code="TF-302",
+        ) from None
 
 
 @contextmanager

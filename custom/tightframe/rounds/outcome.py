@@ -186,7 +186,7 @@ class RunRecord:
         self.trained = False
         self.best: tuple[float, int] | None = None
         self._judges: frozenset[str] = frozenset()  # who counted the best model
-        self._others: list[frozenset[str]] = []  # who counted the models since, where that differs
+        self._others: frozenset[str] | None = None  # who counted the latest model, where that differs
         self._method = method
         self._dataset = dataset
         self._log = log
@@ -308,13 +308,13 @@ class RunRecord:
         if value is None:
             return
         if judges == self._judges:
-            self._others = []
+            self._others = None
             better = self.best is None or value > self.best[0]
         else:
-            self._others.append(judges)
-            better = self.best is None or len(judges) > len(self._judges) or self._others[-2:] == [judges] * 2
+            better = self.best is None or len(judges) > len(self._judges) or judges == self._others
+            self._others = judges
         if better:
-            self.best, self._judges, self._others = (value, row.round), judges, []
+            self.best, self._judges, self._others = (value, row.round), judges, None
             save_tensors(self.folder / "best_model.safetensors", received)
 
 
