@@ -1,0 +1,180 @@
+"""The standard primitives, each called in one way only, all from ``cryptography``.
+
+Every string that is signed, hashed or fed to a key derivation comes from ``encode_fields``: a
+fixed prefix, a tag of its own for each purpose, then the fields, each with its type and length.
+The prefix begins with the byte FF, which no UTF-8 text contains, because a provisioned key also
+answers the engine's login challenge by signing text of the server's choice: nothing that comes
+out of that login can ever pass for one of these strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn, TypeAlias, Union
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tightframe.securesum.errors import KeyAgreementError, ShareError, SignatureError
+
+PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
+KEY_BYTES = 32
+NONCE_BYTES = 12
+SIGNATURE_BYTES = 64
+
+Random: TypeAlias = Callable[[int], bytes]
+"""Gives so many random bytes; ``os.urandom`` everywhere but in known-answer tests."""
+
+Value: TypeAlias = Union[bool, int, float, str, bytes, Sequence["Value"], Mapping[str, "Value"]]  # noqa: UP007 - recursive
+
+
+class Secret:
+    """Bytes that must never be shown: no repr, no pickling, compared in constant time.
+
+    Python cannot promise that a copy is gone from memory; dropping the last reference is what can
+    be done, and the protocol's states do so as early as they can.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = bytes(value)
+
+    def expose(self) -> bytes:
+        """The bytes themselves; callers keep them for as short as they can."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Secret({len(self._value)} bytes)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        raise TypeError("a Secret has no hash, because a hash table would compare it early")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret is never pickled")
+
+
+def encode_fields(tag: str, *values: Value) -> bytes:
+    """The one injective encoding of a tag and its fields.
+
+    Each value is a type byte, its length or count as 8 bytes (big-endian), then its bytes. Mappings
+    are sorted by key; integers are 16 bytes signed; floats are IEEE 754 binary64.
+
+    >>> encode_fields("t", 1) == encode_fields("t", "1")
+    False
+    """
+    parts = [PREFIX, _sized(b"t", tag.encode())]
+    for value in values:
+        _encode(value, parts)
+    return b"".join(parts)
+
+
+def digest(tag: str, *values: Value) -> bytes:
+    """SHA-256 of ``encode_fields``: 32 bytes."""
+    return hashlib.sha256(encode_fields(tag, *values)).digest()
+
+
+def derive(secret: bytes, *, salt: bytes, tag: str, fields: Sequence[Value] = ()) -> bytes:
+    """HKDF-SHA256 (RFC 5869): a 32-byte key for one purpose."""
+    return HKDF(SHA256(), KEY_BYTES, salt, encode_fields(tag, *fields)).derive(secret)
+
+
+def x25519_public(private: Secret) -> bytes:
+    """The public key of 32 private bytes (RFC 7748)."""
+    return X25519PrivateKey.from_private_bytes(private.expose()).public_key().public_bytes_raw()
+
+
+def x25519(private: Secret, public: bytes, *, owner: str) -> bytes:
+    """The shared secret of RFC 7748, 32 bytes.
+
+    Raises:
+        KeyAgreementError: TF-606 if the result is all zero, that is for points of low order.
+    """
+    try:
+        own = X25519PrivateKey.from_private_bytes(private.expose())
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise KeyAgreementError(
+            f"an X25519 key of {owner}", expected="a point of full order", found="one of low order"
+        ) from None
+
+
+def ed25519_public(private: Secret) -> bytes:
+    """The public key of 32 private bytes (RFC 8032)."""
+    return Ed25519PrivateKey.from_private_bytes(private.expose()).public_key().public_bytes_raw()
+
+
+def ed25519_sign(private: Secret, message: bytes) -> bytes:
+    """64 bytes; deterministic."""
+    return Ed25519PrivateKey.from_private_bytes(private.expose()).sign(message)
+
+
+def ed25519_verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what: str) -> None:
+    """Return if the signature holds.
+
+    Raises:
+        SignatureError: TF-603, naming whose signature of what.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        raise SignatureError(
+            f"the signature of {what}", expected=f"that of {owner}", found="another or none"
+        ) from None
+
+
+def seal(key: bytes, nonce: bytes, plain: bytes, bound: bytes) -> bytes:
+    """AES-256-GCM; ``bound`` is authenticated with it."""
+    return AESGCM(key).encrypt(nonce, plain, bound)
+
+
+def open_sealed(key: bytes, nonce: bytes, sealed: bytes, bound: bytes, *, owner: str) -> bytes:
+    """The inverse of ``seal``.
+
+    Raises:
+        ShareError: TF-607 if anything of it was altered.
+    """
+    try:
+        return AESGCM(key).decrypt(nonce, sealed, bound)
+    except (InvalidTag, ValueError):
+        raise ShareError(
+            f"the box from {owner}", expected="sealed for this site in this session", found="something else"
+        ) from None
+
+
+def _sized(kind: bytes, data: bytes) -> bytes:
+    return kind + len(data).to_bytes(8, "big") + data
+
+
+def _encode(value: Value, parts: list[bytes]) -> None:
+    if isinstance(value, bool):  # before int, of which it is a subclass
+        parts.append(b"?" + (b"\x01" if value else b"\x00"))
+    elif isinstance(value, int):
+        parts.append(b"i" + value.to_bytes(16, "big", signed=True))
+    elif isinstance(value, float):
+        parts.append(b"f" + struct.pack(">d", value))
+    elif isinstance(value, str):
+        parts.append(_sized(b"s", value.encode()))
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        parts.append(_sized(b"b", bytes(value)))
+    elif isinstance(value, Mapping):
+        parts.append(b"m" + len(value).to_bytes(8, "big"))
+        for key in sorted(value):
+            parts.append(_sized(b"s", key.encode()))
+            _encode(value[key], parts)
+    elif isinstance(value, Sequence):
+        parts.append(b"l" + len(value).to_bytes(8, "big"))
+        for item in value:
+            _encode(item, parts)
+    else:
+        raise TypeError(f"Expected a plain value, but got {type(value).__name__}.")

@@ -1,0 +1,178 @@
+"""The rules that a site enforces by its own configuration, never by what the server says.
+
+Sources: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS
+2017, section 6 for the threshold against a malicious server; the cohort rules are our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tightframe.securesum.errors import ParametersError
+
+if TYPE_CHECKING:
+    from tightframe.securesum.messages import Params
+
+Trust = Literal["malicious", "semi_honest"]
+"""What the server is assumed to do: anything at all, or what the protocol says (but looking)."""
+
+MIN_SITES, MAX_SITES = 3, 250
+MAX_SLOTS = 256
+MIN_SURVIVORS = 3
+
+
+def default_colluders(sites: int) -> int:
+    """Colluding sites that are assumed: ``max(1, floor(n / 10))``."""
+    return max(1, sites // 10)
+
+
+def threshold(sites: int, colluders: int, trust: Trust = "malicious") -> int:
+    """Shares that are needed to open a sum.
+
+    Malicious: ``floor(2n/3) + 1``, and so many that ``2t > n + c``, because then two survivor sets
+    cannot both find t - c honest signers. Semi-honest: ``floor(n/2) + 1``, and more than c.
+
+    >>> [threshold(n, default_colluders(n)) for n in (3, 4, 6, 10, 20, 100)]
+    [3, 3, 5, 7, 14, 67]
+    """
+    if trust == "semi_honest":
+        return max(sites // 2 + 1, colluders + 1)
+    return max(2 * sites // 3 + 1, (sites + colluders) // 2 + 1)
+
+
+def minimum_survivors(params: Params) -> int:
+    """The smallest survivor set for which anything is revealed."""
+    return max(params.threshold, params.min_sites, MIN_SURVIVORS, params.colluders + 2)
+
+
+@dataclass(frozen=True)
+class SiteRules:
+    """One site's own rules.
+
+    Attributes:
+        minimum_cohort: the smallest roster and survivor set that it takes part in.
+        colluders: at least so many colluding sites must be assumed.
+        trust: servers that it accepts to assume; ``semi_honest`` has to be allowed.
+        weights: weight rules that it accepts.
+        any_static_cohort: whether the static group may be opened for other cohorts, which gives the
+            difference of two cohorts away exactly (research only).
+        pins: peer -> SHA-256 of the public keys (DER, SubjectPublicKeyInfo) that it accepts for it.
+            A peer without an entry is known by its certificate alone, unless ``pinned_only``.
+        pinned_only: refuse peers that have no pin.
+    """
+
+    minimum_cohort: int = MIN_SURVIVORS
+    colluders: int = 1
+    trust: frozenset[Trust] = frozenset({"malicious"})
+    weights: frozenset[str] = frozenset({"exact", "power_of_two", "uniform"})
+    any_static_cohort: bool = False
+    pins: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
+    pinned_only: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a site knows of its job without the server.
+
+    Attributes:
+        name: the site's own name.
+        job: the job's id, as the engine gives it to this site.
+        sites: the job's silos; a roster is a part of them.
+        min_sites: the job's minimum.
+        weights: the job's weight rule.
+        config_sha256: SHA-256 of the job configuration that this site runs.
+        version: of the package that this site runs.
+    """
+
+    name: str
+    job: str
+    sites: frozenset[str]
+    min_sites: int
+    weights: str
+    config_sha256: bytes
+    version: str
+
+
+def check(params: Params, rules: SiteRules, expected: Expected) -> None:
+    """Refuse parameters that are not this job's or below this site's rules.
+
+    Raises:
+        ParametersError: TF-601, naming the first rule that is broken, with both values.
+    """
+    sites, roster = len(params.roster), set(params.roster)
+    least = max(MIN_SITES, rules.minimum_cohort)
+    colluders = max(1, rules.colluders)
+    needed = threshold(sites, params.colluders, params.trust)
+    demands: tuple[tuple[bool, str, str, str], ...] = (
+        (params.job == expected.job, "the job id", repr(expected.job), repr(params.job)),
+        (
+            params.config_sha256 == expected.config_sha256,
+            "the SHA-256 of the job's configuration",
+            expected.config_sha256.hex(),
+            params.config_sha256.hex(),
+        ),
+        (params.version == expected.version, "the package version", expected.version, params.version),
+        (params.weights == expected.weights, "the weight rule", expected.weights, params.weights),
+        (
+            params.weights in rules.weights,
+            "the weight rule",
+            f"one of {sorted(rules.weights)} (this site's policy)",
+            params.weights,
+        ),
+        (
+            list(params.roster) == sorted(roster),
+            "the roster",
+            "sorted, each site once",
+            str(list(params.roster)),
+        ),
+        (
+            roster <= expected.sites,
+            "the roster",
+            f"silos of the job {sorted(expected.sites)}",
+            str(sorted(roster)),
+        ),
+        (expected.name in roster, "the roster", f"with this site, {expected.name}", str(sorted(roster))),
+        (least <= sites <= MAX_SITES, "the number of sites", f"from {least} to {MAX_SITES}", str(sites)),
+        (
+            params.trust in rules.trust,
+            "the server's assumed conduct",
+            f"one of {sorted(rules.trust)} (this site's policy)",
+            params.trust,
+        ),
+        (
+            params.colluders >= colluders,
+            "the number of assumed colluders",
+            f"at least {colluders}",
+            str(params.colluders),
+        ),
+        (
+            needed <= params.threshold <= sites,
+            "the threshold",
+            f"from {needed} to {sites}",
+            str(params.threshold),
+        ),
+        (
+            params.colluders + 2 <= sites,
+            "the number of assumed colluders",
+            f"at most {sites - 2}",
+            str(params.colluders),
+        ),
+        (
+            params.min_sites >= expected.min_sites,
+            "the smallest survivor set",
+            f"at least {expected.min_sites} (the job's)",
+            str(params.min_sites),
+        ),
+        (
+            params.min_sites >= rules.minimum_cohort,
+            "the smallest survivor set",
+            f"at least {rules.minimum_cohort} (this site's policy)",
+            str(params.min_sites),
+        ),
+        (1 <= params.slots <= MAX_SLOTS, "the number of slots", f"from 1 to {MAX_SLOTS}", str(params.slots)),
+    )
+    for holds, what, wanted, found in demands:
+        if not holds:
+            raise ParametersError(what, expected=wanted, found=found)
