@@ -16,36 +16,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import NoReturn, Protocol, TypeAlias, TypeVar
+from datetime import datetime
+from typing import NoReturn, Protocol
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from cryptography.hazmat.primitives.hashes import SHA256, HashAlgorithm
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tightframe.securesum.certificate import Certificate, PublicKey, accepted_key, spki
 from tightframe.securesum.errors import IdentityError, SignatureError
 from tightframe.securesum.messages import Advertisement
 from tightframe.securesum.primitives import PREFIX
 
-PublicKey: TypeAlias = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
-
 ROLE = "client"
 """What provisioning writes as the role of a site (attribute ``unstructuredName``)."""
 
-_Extension = TypeVar("_Extension", bound=x509.ExtensionType)
-
-RSA_BITS = (2048, 8192)
-"""Provisioning makes 2048; the upper bound is what ``MAX_SIGNATURE`` of the messages holds."""
-CURVES = ("secp256r1", "secp384r1", "secp521r1")
 SIGNATURE_HASHES = ("sha256", "sha384", "sha512")
 SALT_BYTES = 32
 """Of RSA-PSS. The engine's login signs with the longest salt that fits, so that even the padding of
@@ -90,8 +83,8 @@ class KeySigner:
     def __init__(self, private_key: object, certificate: bytes) -> None:
         if not isinstance(private_key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
             raise IdentityError("the provisioned key", expected="RSA or EC", found=type(private_key).__name__)
-        public = _accepted_key(private_key.public_key(), "the provisioned key")
-        if _spki(public) != _spki(_certified_key(certificate)):
+        public = accepted_key(private_key.public_key(), "the provisioned key")
+        if spki(public) != spki(_certified_key(certificate)):
             raise IdentityError("the provisioned key", expected="the certificate's", found="another key")
         self._key = private_key
         self._certificate = bytes(certificate)
@@ -223,13 +216,13 @@ def verify_certificate(
     if at.utcoffset() is None:
         raise ValueError("Expected argument `at` to have a time zone, but got a naive datetime.")
     what, root_what = f"the certificate of {name}", "the project's root certificate"
-    root = _Facts.of(anchor.root, root_what, None)
+    root = Certificate.read(anchor.root, root_what)
     if not root.is_ca:
         raise IdentityError(root_what, expected="a CA's", found="a certificate that issues nothing")
     root.check_dates(at, root_what, None)
-    root_key = _accepted_key(root.public_key, f"the key of {root_what}")
+    root_key = accepted_key(root.public_key, f"the key of {root_what}")
 
-    leaf = _Facts.of(der, what, name)
+    leaf = Certificate.read(der, what, name)
     _check_issued(leaf, root, root_key, what, name)
     if leaf.is_ca:
         raise IdentityError(what, expected="a site's", found="a CA's", blamed=name)
@@ -237,10 +230,10 @@ def verify_certificate(
     _check_name(leaf, name, anchor, what)
     _check_role(leaf, name, anchor.missing_role)
     _check_usage(leaf, what, name)
-    public = _accepted_key(leaf.public_key, f"the key of {name}", name)
+    public = accepted_key(leaf.public_key, f"the key of {name}", name)
     if pins is None and pinned_only:
         raise IdentityError(f"the key of {name}", expected="pinned at this site", found="no pin", blamed=name)
-    found = hashlib.sha256(_spki(public)).digest()
+    found = hashlib.sha256(spki(public)).digest()
     if pins is not None and found not in pins:
         wanted = " or ".join(sorted(pin.hex() for pin in pins)) or "none (the list of pins is empty)"
         raise IdentityError(
@@ -280,64 +273,10 @@ def public_key_hash(certificate_der: bytes) -> bytes:
     Raises:
         IdentityError: TF-602, if this is no certificate or its key is not acceptable.
     """
-    return hashlib.sha256(_spki(_certified_key(certificate_der))).digest()
+    return hashlib.sha256(spki(_certified_key(certificate_der))).digest()
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """All that is read of a certificate, read at once, because parsers fail late as well as early."""
-
-    public_key: object
-    subject: x509.Name
-    issuer: x509.Name
-    not_before: datetime
-    not_after: datetime
-    extensions: x509.Extensions
-    signed: bytes
-    signed_how: object
-    signed_hash: HashAlgorithm | None
-    signature: bytes
-
-    @classmethod
-    def of(cls, der: bytes, what: str, blamed: str | None) -> _Facts:
-        try:
-            certificate = x509.load_der_x509_certificate(der)
-            return cls(
-                public_key=certificate.public_key(),
-                subject=certificate.subject,
-                issuer=certificate.issuer,
-                not_before=certificate.not_valid_before_utc,
-                not_after=certificate.not_valid_after_utc,
-                extensions=certificate.extensions,
-                signed=certificate.tbs_certificate_bytes,
-                signed_how=certificate.signature_algorithm_parameters,
-                signed_hash=certificate.signature_hash_algorithm,
-                signature=certificate.signature,
-            )
-        except Exception:  # a stranger's bytes: whatever the parser makes of them, it is one refusal
-            raise IdentityError(
-                what, expected="a well-formed X.509 certificate", found="something else", blamed=blamed
-            ) from None
-
-    @property
-    def is_ca(self) -> bool:
-        basic, usage = self.extension(x509.BasicConstraints), self.extension(x509.KeyUsage)
-        return (basic is not None and basic.ca) or (usage is not None and usage.key_cert_sign)
-
-    def extension(self, kind: type[_Extension]) -> _Extension | None:
-        return next((item.value for item in self.extensions if isinstance(item.value, kind)), None)
-
-    def check_dates(self, at: datetime, what: str, blamed: str | None) -> None:
-        if not self.not_before <= at <= self.not_after:
-            raise IdentityError(
-                what,
-                expected=f"valid at {at.astimezone(UTC).isoformat(timespec='seconds')}",
-                found=f"valid from {self.not_before.isoformat()} to {self.not_after.isoformat()}",
-                blamed=blamed,
-            )
-
-
-def _check_issued(leaf: _Facts, root: _Facts, root_key: PublicKey, what: str, name: str) -> None:
+def _check_issued(leaf: Certificate, root: Certificate, root_key: PublicKey, what: str, name: str) -> None:
     """The root's name as the issuer, and its own signature."""
     # Common names are compared and not whole names: provisioning writes a root's common name alone
     # as the issuer, also where the root's subject has an organisation besides. The name proves
@@ -362,7 +301,7 @@ def _check_issued(leaf: _Facts, root: _Facts, root_key: PublicKey, what: str, na
         raise IdentityError(what, expected=expected, found=found, blamed=name) from None
 
 
-def _check_name(leaf: _Facts, name: str, anchor: Anchor, what: str) -> None:
+def _check_name(leaf: Certificate, name: str, anchor: Anchor, what: str) -> None:
     common = _attributes(leaf.subject, NameOID.COMMON_NAME)
     if common != [name]:
         raise IdentityError(
@@ -372,7 +311,7 @@ def _check_name(leaf: _Facts, name: str, anchor: Anchor, what: str) -> None:
         raise IdentityError(what, expected="a site's", found=f"that of {name!r}, the server", blamed=name)
 
 
-def _check_role(leaf: _Facts, name: str, missing_role: bool) -> None:
+def _check_role(leaf: Certificate, name: str, missing_role: bool) -> None:
     roles = _attributes(leaf.subject, NameOID.UNSTRUCTURED_NAME)
     if roles != [ROLE] and not (missing_role and not roles):
         raise IdentityError(
@@ -383,7 +322,7 @@ def _check_role(leaf: _Facts, name: str, missing_role: bool) -> None:
         )
 
 
-def _check_usage(leaf: _Facts, what: str, name: str) -> None:
+def _check_usage(leaf: Certificate, what: str, name: str) -> None:
     """Uses, where the issuer limits them, as the engine itself checks them, and nothing critical unknown."""
     usage, extended = leaf.extension(x509.KeyUsage), leaf.extension(x509.ExtendedKeyUsage)
     if usage is not None and not usage.digital_signature:
@@ -406,23 +345,9 @@ def _check_usage(leaf: _Facts, what: str, name: str) -> None:
 
 def _certified_key(der: bytes, owner: str | None = None) -> PublicKey:
     of = f" of {owner}" if owner else ""
-    return _accepted_key(_Facts.of(der, f"the certificate{of}", owner).public_key, f"the key{of}", owner)
-
-
-def _accepted_key(key: object, what: str, blamed: str | None = None) -> PublicKey:
-    """RSA of 2048 to 8192 bits, or EC on a NIST prime curve."""
-    least, most = RSA_BITS
-    if isinstance(key, rsa.RSAPublicKey):
-        if not least <= key.key_size <= most:
-            expected, found = f"RSA of {least} to {most} bits", f"{key.key_size} bits"
-            raise IdentityError(what, expected=expected, found=found, blamed=blamed)
-        return key
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        if key.curve.name not in CURVES:
-            expected = f"on {' or '.join(CURVES)}"
-            raise IdentityError(what, expected=expected, found=f"on {key.curve.name}", blamed=blamed)
-        return key
-    raise IdentityError(what, expected="RSA or EC", found=type(key).__name__, blamed=blamed)
+    return accepted_key(
+        Certificate.read(der, f"the certificate{of}", owner).public_key, f"the key{of}", owner
+    )
 
 
 def _attributes(name: x509.Name, oid: x509.ObjectIdentifier) -> list[str | bytes]:
@@ -431,10 +356,6 @@ def _attributes(name: x509.Name, oid: x509.ObjectIdentifier) -> list[str | bytes
 
 def _listed(values: list[str | bytes]) -> str:
     return " and ".join(map(repr, values)) or "none"
-
-
-def _spki(key: PublicKey) -> bytes:
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _pss() -> padding.PSS:
