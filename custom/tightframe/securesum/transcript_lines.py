@@ -1,0 +1,337 @@
+"""The lines of a transcript: made when something was signed, read back by ``transcript.verify``.
+
+Every line is one JSON object in canonical form (sorted keys, no spaces, ASCII), so that one content
+has one hash; it holds SHA-256 of the line before it. Functions here make and read bytes; files are
+the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from tightframe.securesum.errors import MessageError, StateError
+from tightframe.securesum.messages import (
+    GROUPS,
+    HASH_BYTES,
+    MAX_APPLICATION,
+    MAX_CERTIFICATE,
+    MAX_SIGNATURE,
+    Advertisement,
+    Group,
+    Params,
+    Receipt,
+    SumId,
+    _integer,
+    _mapping,
+    _one_of,
+    _record,
+    _sequence,
+    _shape,
+    _sum_id,
+    _text,
+)
+from tightframe.securesum.primitives import SIGNATURE_BYTES
+from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
+
+FORMAT = 1
+FIRST = "0" * 64
+"""What the first line has in place of a hash."""
+SERVER = "server"
+"""The view of a transcript that the server wrote; any other view is a site's name."""
+MAX_LINE = 2**28
+
+Check: TypeAlias = Callable[[object, str], Any]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Where a transcript stands: the SHA-256 that its next line must carry."""
+
+    previous: str = FIRST
+
+    @classmethod
+    def resume(cls, last_line: bytes) -> Chain:
+        """Go on after a line, with or without its newline; the next process of a run does so too.
+
+        Raises:
+            MessageError: TF-604, if this is no whole line, for example one that a crash cut off.
+            StateError: TF-609, if the transcript has ended.
+        """
+        if parse(last_line.removesuffix(b"\n"))["line"] == "end":
+            raise StateError("the transcript's last line", expected="any but an end", found="an end")
+        return cls(line_hash(last_line))
+
+
+@dataclass(frozen=True)
+class SumRecord:
+    """What is recorded of every sum, opened or not.
+
+    Attributes:
+        epoch, slot, sum_id, schema: which sum it is.
+        broadcast: SHA-256 of the broadcast's canonical tensor bytes.
+        receipts: those of the survivors; of a sum that failed before, all that are known.
+        survivors: the survivor set; empty if a sum failed before there was one.
+        agreements: site -> its signature of the survivor set; empty if nobody was missing.
+    """
+
+    epoch: int
+    slot: int
+    sum_id: SumId
+    schema: str
+    broadcast: bytes
+    receipts: tuple[Receipt, ...]
+    survivors: tuple[str, ...]
+    agreements: Mapping[str, bytes]
+
+
+def start(*, view: str, job: str, version: str, time: datetime) -> bytes:
+    """The first line. ``view`` is ``SERVER`` or the site's name. All lines end in a newline."""
+    values = {"format": FORMAT, "view": view, "job": job, "version": version, "started": _utc(time)}
+    return _line(Chain(), "run", values)
+
+
+def session(
+    chain: Chain,
+    *,
+    params: Params,
+    advertisements: Sequence[Advertisement],
+    ready: Mapping[str, bytes],
+    time: datetime,
+) -> bytes:
+    """The line of one epoch, once every site is ready; ``time`` is when certificates were checked."""
+    values = {
+        "params": _base64_text(params.to_bytes()),
+        "advertisements": [_base64_text(item.to_bytes()) for item in advertisements],
+        "ready": {name: _base64_text(signature) for name, signature in ready.items()},
+        "time": _utc(time),
+    }
+    return _line(chain, "session", values)
+
+
+def opened(
+    chain: Chain,
+    record: SumRecord,
+    *,
+    groups: Sequence[Group],
+    total: Mapping[Group, bytes | memoryview] | None = None,
+    blamed: Mapping[str, str] | None = None,
+) -> bytes:
+    """The line of a sum that was opened.
+
+    Args:
+        chain: where the transcript stands.
+        record: what was signed.
+        groups: those that were opened; at a site, those that it revealed its shares for, because
+            it never learns whether the server found enough of them.
+        total: group -> the opened ring bytes, of which the hash is recorded; only at the server.
+        blamed: site -> why; only at the server.
+    """
+    values = {**_sum_values(record), "groups": [group for group in GROUPS if group in groups]}
+    if total is not None:
+        values["total"] = {group: hashlib.sha256(data).hexdigest() for group, data in total.items()}
+        values["blamed"] = dict(blamed or {})
+    return _line(chain, "sum", values)
+
+
+def failed(chain: Chain, record: SumRecord, *, code: str, blamed: Mapping[str, str] | None = None) -> bytes:
+    """The line of a sum that was not opened; ``blamed`` is None at a site."""
+    values = {**_sum_values(record), "failure": {"code": code}}
+    return _line(chain, "sum", values if blamed is None else {**values, "blamed": dict(blamed)})
+
+
+def end(chain: Chain, *, reason: str | None, sums: int) -> bytes:
+    """The last line: why the run ended early, or None, and how many lines of sums there are."""
+    return _line(chain, "end", {"reason": reason, "sums": sums})
+
+
+def parse(raw: bytes) -> dict[str, Any]:
+    """A line without its newline as a map that has ``line``, its kind, and ``previous``.
+
+    Raises:
+        MessageError: TF-604, if it is cut off, not canonical, or of no kind that is known.
+    """
+    if len(raw) > MAX_LINE:
+        raise MessageError("the line", expected=f"at most {MAX_LINE} bytes", found=f"{len(raw)}")
+    try:
+        value = json.loads(raw.decode("ascii"))
+        # Escapes of half a character pass as JSON, but are no text and can be neither hashed nor shown.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise MessageError(
+            "the line", expected="one JSON object", found=f"{len(raw)} bytes that are none, or cut off"
+        ) from None
+    if not isinstance(value, dict):
+        raise MessageError("the line", expected="one JSON object", found=_shape(value))
+    if _canonical(value) != raw:
+        # This also refuses a key that stands twice, of which a reader would see only one.
+        raise MessageError("the line", expected="in canonical form", found="the same content in another form")
+    _one_of(*BODIES, "sum")(value.get("line"), "the kind of line")
+    _text(64)(value.get("previous"), "the hash of the line before")
+    return value
+
+
+def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
+    """What a parsed line says, checked in every part, in the protocol's own types.
+
+    Args:
+        value: of ``parse``.
+        server: whether the transcript is the server's, whose lines of sums say more.
+
+    Raises:
+        MessageError: TF-604, if a key is missing or unknown, or a value malformed.
+    """
+    kind = value["line"]
+    body = {key: item for key, item in value.items() if key not in ("line", "previous")}
+    if kind != "sum":
+        return _read(BODIES[kind], body, kind)
+    opened = "failure" not in body
+    keys = {**SUM, **({"groups": _GROUPS} if opened else {"failure": _record({"code": _code})})}
+    if server:
+        keys["blamed"] = _mapping(_text(1024), 0, MAX_SITES)
+    if server and opened:
+        keys["total"] = _mapping(_hex, 0, len(GROUPS))
+    return _read(keys, body, kind)
+
+
+def line_hash(line: bytes) -> str:
+    """SHA-256 (hex) of a line without its newline."""
+    return hashlib.sha256(line.removesuffix(b"\n")).hexdigest()
+
+
+def _read(keys: Mapping[str, Check], body: Mapping[str, Any], where: str) -> dict[str, Any]:
+    read: dict[str, Any] = _record(keys)(body, where)
+    return read
+
+
+def _line(chain: Chain, kind: str, values: Mapping[str, Any]) -> bytes:
+    return _canonical({"line": kind, "previous": chain.previous, **values}) + b"\n"
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def _sum_values(record: SumRecord) -> dict[str, Any]:
+    return {
+        "epoch": record.epoch,
+        "slot": record.slot,
+        "sum_id": record.sum_id.as_value(),
+        "schema": record.schema,
+        "broadcast": record.broadcast.hex(),
+        "receipts": [
+            {
+                "name": item.name,
+                "slot": item.slot,
+                "sum_id": item.sum_id.as_value(),
+                "broadcast": item.broadcast.hex(),
+                "update": item.update.hex(),
+                "static": item.static.hex(),
+                "signature": _base64_text(item.signature),
+            }
+            for item in sorted(record.receipts, key=lambda item: item.name)
+        ],
+        "survivors": sorted(record.survivors),
+        "agreements": {name: _base64_text(signature) for name, signature in record.agreements.items()},
+    }
+
+
+def _base64_text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _utc(time: datetime) -> str:
+    if time.utcoffset() is None:
+        raise ValueError("Expected argument `time` to have a time zone, but got a naive datetime.")
+    return time.astimezone(UTC).isoformat(timespec="seconds")
+
+
+def _base64(least: int, most: int) -> Check:
+    def check(value: object, where: str) -> bytes:
+        try:
+            data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
+        except ValueError:
+            data = None
+        # One content, one text: a decoder alone would ignore bits behind the last byte.
+        if data is None or _base64_text(data) != value or not least <= len(data) <= most:
+            raise MessageError(where, expected=f"base64 of {least} to {most} bytes", found=_shape(value))
+        return data
+
+    return check
+
+
+def _hex(value: object, where: str) -> bytes:
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{2 * HASH_BYTES}}}", value):
+        raise MessageError(where, expected=f"{HASH_BYTES} bytes in lower-case hex", found=_shape(value))
+    return bytes.fromhex(value)
+
+
+def _time(value: object, where: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        time = None
+    if time is None or time.utcoffset() != timedelta(0) or _utc(time) != value:
+        raise MessageError(where, expected="a time as 2030-12-31T23:59:59+00:00", found=_shape(value))
+    return time
+
+
+def _code(value: object, where: str) -> str:
+    if not isinstance(value, str) or not re.fullmatch("TF-[0-9]{3}", value):
+        raise MessageError(where, expected="a code as TF-999", found=_shape(value))
+    return value
+
+
+def _reason(value: object, where: str) -> str | None:
+    return None if value is None else str(_text(4096)(value, where))
+
+
+def _receipt(value: object, where: str) -> Receipt:
+    keys = {
+        "name": _text(64),
+        "slot": _integer(0, MAX_SLOTS - 1),
+        "sum_id": _sum_id,
+        "broadcast": _hex,
+        "update": _hex,
+        "static": _hex,
+        "signature": _base64(SIGNATURE_BYTES, SIGNATURE_BYTES),
+    }
+    return Receipt(**_record(keys)(value, where))
+
+
+_SIGNATURE = _base64(SIGNATURE_BYTES, SIGNATURE_BYTES)
+_GROUPS = _sequence(_one_of(*GROUPS), 1, len(GROUPS))
+_ADVERTISEMENT = _base64(1, MAX_CERTIFICATE + MAX_APPLICATION + MAX_SIGNATURE + 512 + MAX_SLOTS * 128)
+
+BODIES: Mapping[str, Mapping[str, Check]] = {
+    "run": {
+        "format": _integer(FORMAT, FORMAT),
+        "view": _text(64),
+        "job": _text(256),
+        "version": _text(64),
+        "started": _time,
+    },
+    "session": {
+        "params": _base64(1, MAX_LINE),
+        "advertisements": _sequence(_ADVERTISEMENT, 1, MAX_SITES),
+        "ready": _mapping(_SIGNATURE, 1, MAX_SITES),
+        "time": _time,
+    },
+    "end": {"reason": _reason, "sums": _integer(0, 2**53)},
+}
+SUM: Mapping[str, Check] = {
+    "epoch": _integer(0, 2**31),
+    "slot": _integer(0, MAX_SLOTS - 1),
+    "sum_id": _sum_id,
+    "schema": _text(256),
+    "broadcast": _hex,
+    "receipts": _sequence(_receipt, 0, MAX_SITES),
+    "survivors": _sequence(_text(64), 0, MAX_SITES),
+    "agreements": _mapping(_SIGNATURE, 0, MAX_SITES),
+}
