@@ -72,7 +72,8 @@ class KeySigner:
     """A signer with a private key in memory: RSA (PSS, SHA-256, 32-byte salt) or ECDSA (SHA-256).
 
     It signs the protocol's own strings and nothing else, so that it cannot serve as an oracle for
-    the engine's login, for jobs or for TLS, which use the same key.
+    whatever else the same key does, nor can that for us: the engine's login signs text, its encrypted
+    cells begin with 01, a client's proof in TLS 1.3 with blanks, ours with FF.
 
     Raises:
         IdentityError: TF-602, if the key is of another type, too weak or not the certificate's.
