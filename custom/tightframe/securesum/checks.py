@@ -1,0 +1,163 @@
+"""What sites and the server compute and check alike; each formula is written once, here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from tightframe.securesum.errors import IdentityError, KeyAgreementError, RosterError, SignatureError
+from tightframe.securesum.identity import Verifier, public_key_hash
+from tightframe.securesum.masks import Layout
+from tightframe.securesum.messages import (
+    GROUPS,
+    Advertisement,
+    Advertisements,
+    FieldSpec,
+    Group,
+    Params,
+    Receipt,
+)
+from tightframe.securesum.primitives import derive, digest, ed25519_verify, encode_fields
+
+_PRIME = 2**255 - 19
+LOW_ORDER = frozenset(
+    {
+        0,
+        1,
+        _PRIME - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    }
+)
+"""The u-coordinates of Curve25519 and of its twist whose order divides 8 (RFC 7748, section 6.1)."""
+
+
+def commitment(name: str, slot: int, group: Group, seed: bytes) -> bytes:
+    """The commitment of a site to its self mask's seed b of a slot and group: 32 bytes."""
+    return digest("commitment", name, slot, group, seed)
+
+
+def box_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
+    """The AES-256 key of the box from ``dealer`` to ``holder``, from their channel keys' shared secret."""
+    return derive(shared, salt=session, tag="box", fields=(dealer, holder))
+
+
+def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
+    """What a box authenticates besides its content."""
+    return encode_fields("box", session, dealer, holder)
+
+
+def masked_hash(masked: bytes) -> bytes:
+    """SHA-256 of a group's masked bytes, as a receipt holds it."""
+    return hashlib.sha256(masked).digest()
+
+
+def group_layout(fields: Sequence[FieldSpec], group: Group) -> Layout:
+    """How the elements of one group of a schema lie."""
+    return Layout.of([item for item in fields if item.group == group])
+
+
+def verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what: str) -> None:
+    """``primitives.ed25519_verify`` with ``blamed`` set to whose signature it had to be.
+
+    A site gets everything by way of the server, which checks the same before it relays: there the
+    blame holds for a server that keeps to the protocol.
+    """
+    try:
+        ed25519_verify(public, signature, message, owner=owner, what=what)
+    except SignatureError as error:
+        error.blamed = owner
+        raise
+
+
+def verify_advertisement(verifier: Verifier, item: Advertisement, params_digest: bytes) -> None:
+    """``Verifier.check`` with ``blamed`` set.
+
+    Raises:
+        IdentityError: TF-602.
+        SignatureError: TF-603.
+    """
+    try:
+        verifier.check(item, params_digest)
+    except (IdentityError, SignatureError) as error:
+        error.blamed = error.blamed or item.name
+        raise
+
+
+def verify_receipt(receipt: Receipt, session: bytes, key: bytes) -> None:
+    """Return if a receipt is signed, in this session, with its site's session key.
+
+    Raises:
+        SignatureError: TF-603.
+    """
+    verify(key, receipt.signature, receipt.signed(session), owner=receipt.name, what="a receipt")
+
+
+def read_advertisements(params: Params, message: Advertisements) -> tuple[Advertisement, ...]:
+    """The advertisements of exactly the roster, in its order.
+
+    Raises:
+        MessageError: TF-604.
+        RosterError: TF-605, if one is missing, too many or in another place.
+    """
+    items = tuple(Advertisement.from_bytes(raw, slots=params.slots) for raw in message.items)
+    names = [item.name for item in items]
+    if names != list(params.roster):
+        raise RosterError(
+            "the sites of the advertisements", expected=f"the roster {list(params.roster)}", found=str(names)
+        )
+    return items
+
+
+class Keys:
+    """Every public key of an epoch seen so far, so that none is used twice.
+
+    Args:
+        slots: K of the epoch.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._owners: dict[bytes, str] = {}
+
+    def add(self, item: Advertisement) -> None:
+        """Take one advertisement's keys.
+
+        Raises:
+            IdentityError: TF-602, if its provisioned key is also another's.
+            KeyAgreementError: TF-606, if another key is of low order or occurred before. Without
+                this a site could reflect another's keys and share its masks.
+        """
+        found = {public_key_hash(item.certificate): item.name}
+        if found.keys() & self._owners.keys():
+            raise IdentityError(
+                f"the provisioned key of {item.name}",
+                expected="its own",
+                found=f"that of {self._owners[next(iter(found))]}",
+                blamed=item.name,
+            )
+        agreement = [item.channel_key]
+        agreement += [item.slot_key(slot, group) for slot in range(self._slots) for group in GROUPS]
+        for key in [item.session_key, *(_canonical(key, item.name) for key in agreement)]:
+            if key in found or key in self._owners:
+                raise KeyAgreementError(
+                    f"a public key of {item.name}",
+                    expected="used once",
+                    found=f"also one of {self._owners.get(key, item.name)}",
+                    blamed=item.name,
+                )
+            found[key] = item.name
+        self._owners |= found
+
+
+def _canonical(key: bytes, owner: str) -> bytes:
+    """The one encoding of an X25519 key, which has several (RFC 7748, section 5), if it is of full order."""
+    coordinate = (int.from_bytes(key, "little") & (2**255 - 1)) % _PRIME
+    if coordinate in LOW_ORDER:
+        raise KeyAgreementError(
+            f"an X25519 key of {owner}",
+            expected="a point of full order",
+            found="one of low order",
+            blamed=owner,
+        )
+    return coordinate.to_bytes(32, "little")

@@ -1,0 +1,364 @@
+"""What a site has done and must remember for ever, and what that forbids.
+
+An entry is a fact. The caller makes the entries of a step durable before it sends the step's
+reply; ``History`` is what all entries so far forbid. Neither reads nor writes anything: the file is
+the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
+from tightframe.securesum.messages import GROUPS, Group, Params, SumId
+from tightframe.securesum.primitives import Value
+
+Slot: TypeAlias = tuple[str, int, int]
+"""Job, epoch, slot."""
+
+
+@dataclass(frozen=True)
+class Advertised:
+    """This site took part in the setup of an epoch: SHA-256 of its parameters and of what it advertised."""
+
+    job: str
+    epoch: int
+    params: bytes
+    advertisement: bytes
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values; bytes as hexadecimal digits."""
+        return {
+            "entry": "advertised",
+            "job": self.job,
+            "epoch": self.epoch,
+            "params": self.params.hex(),
+            "advertisement": self.advertisement.hex(),
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> Advertised:
+        """The inverse of ``as_value``."""
+        read = _Reader("advertised", value, "job", "epoch", "params", "advertisement")
+        return cls(read.text("job"), read.number("epoch"), read.bytes("params"), read.bytes("advertisement"))
+
+
+@dataclass(frozen=True)
+class SlotUsed:
+    """A term was masked with a slot's secrets: SHA-256 of the masked bytes of each group."""
+
+    job: str
+    epoch: int
+    slot: int
+    sum_id: SumId
+    update: bytes
+    static: bytes
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values; bytes as hexadecimal digits."""
+        return {
+            "entry": "slot_used",
+            "job": self.job,
+            "epoch": self.epoch,
+            "slot": self.slot,
+            "sum_id": self.sum_id.as_value(),
+            "update": self.update.hex(),
+            "static": self.static.hex(),
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> SlotUsed:
+        """The inverse of ``as_value``."""
+        read = _Reader("slot_used", value, "job", "epoch", "slot", "sum_id", "update", "static")
+        return cls(*read.slot(), read.sum_id("sum_id"), read.bytes("update"), read.bytes("static"))
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """This site signed a survivor set that is smaller than the roster."""
+
+    job: str
+    epoch: int
+    slot: int
+    survivors: tuple[str, ...]
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {
+            "entry": "agreed",
+            "job": self.job,
+            "epoch": self.epoch,
+            "slot": self.slot,
+            "survivors": list(self.survivors),
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> Agreed:
+        """The inverse of ``as_value``."""
+        read = _Reader("agreed", value, "job", "epoch", "slot", "survivors")
+        return cls(*read.slot(), read.names("survivors"))
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """This site gave its shares of a slot for a survivor set: of b for its members, of s for the rest."""
+
+    job: str
+    epoch: int
+    slot: int
+    survivors: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {
+            "entry": "revealed",
+            "job": self.job,
+            "epoch": self.epoch,
+            "slot": self.slot,
+            "survivors": list(self.survivors),
+            "groups": list(self.groups),
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> Revealed:
+        """The inverse of ``as_value``."""
+        read = _Reader("revealed", value, "job", "epoch", "slot", "survivors", "groups")
+        return cls(*read.slot(), read.names("survivors"), read.groups("groups"))
+
+
+@dataclass(frozen=True)
+class StaticOpened:
+    """This site gave its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
+
+    dataset: str
+    roster: tuple[str, ...]
+    lineage: str
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {
+            "entry": "static_opened",
+            "dataset": self.dataset,
+            "roster": list(self.roster),
+            "lineage": self.lineage,
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> StaticOpened:
+        """The inverse of ``as_value``."""
+        read = _Reader("static_opened", value, "dataset", "roster", "lineage")
+        return cls(read.text("dataset"), read.names("roster"), read.text("lineage"))
+
+
+@dataclass(frozen=True)
+class CohortAccepted:
+    """A person at this site accepted one other cohort for a data set, knowing what that gives away."""
+
+    dataset: str
+    roster: tuple[str, ...]
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {"entry": "cohort_accepted", "dataset": self.dataset, "roster": list(self.roster)}
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> CohortAccepted:
+        """The inverse of ``as_value``."""
+        read = _Reader("cohort_accepted", value, "dataset", "roster")
+        return cls(read.text("dataset"), read.names("roster"))
+
+
+Entry: TypeAlias = Advertised | SlotUsed | Agreed | Revealed | StaticOpened | CohortAccepted
+
+_ENTRIES: Mapping[object, type[Entry]] = {
+    "advertised": Advertised,
+    "slot_used": SlotUsed,
+    "agreed": Agreed,
+    "revealed": Revealed,
+    "static_opened": StaticOpened,
+    "cohort_accepted": CohortAccepted,
+}
+
+
+def entry_from_value(value: Mapping[str, Value]) -> Entry:
+    """The entry of which ``value`` is the ``as_value``.
+
+    Raises:
+        MessageError: TF-604, if it is none. A journal that cannot be read wholly must not be used,
+            because what is missing from it would be allowed again.
+    """
+    kind = value.get("entry") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str) or kind not in _ENTRIES:
+        raise MessageError("a journal entry", expected=f"one of {list(_ENTRIES)}", found="something else")
+    return _ENTRIES[kind].from_value(value)
+
+
+class History:
+    """What a site's entries forbid: append-only, each check in constant time.
+
+    Args:
+        entries: all entries of this site's journal, oldest first.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._epochs: dict[str, int] = {}
+        self._slots: dict[tuple[str, int], int] = {}
+        self._sums: set[tuple[str, SumId]] = set()
+        self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
+        self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
+        self._cohorts: dict[str, set[tuple[str, ...]]] = {}
+        for entry in entries:
+            self.append(entry)
+
+    def __repr__(self) -> str:
+        return f"History({len(self._epochs)} jobs, {len(self._sums)} sums)"
+
+    def append(self, entry: Entry) -> None:
+        """Take one more entry into account."""
+        match entry:
+            case Advertised():
+                self._epochs[entry.job] = max(entry.epoch, self._epochs.get(entry.job, -1))
+            case SlotUsed():
+                key = (entry.job, entry.epoch)
+                self._slots[key] = max(entry.slot, self._slots.get(key, -1))
+                self._sums.add((entry.job, entry.sum_id))
+            case Agreed():
+                slot = (entry.job, entry.epoch, entry.slot)
+                self._survivors.setdefault(slot, set()).add(entry.survivors)
+            case Revealed():
+                slot = (entry.job, entry.epoch, entry.slot)
+                self._survivors.setdefault(slot, set()).add(entry.survivors)
+                for group in entry.groups:
+                    self._revealed.setdefault((slot, group), set()).add(entry.survivors)
+            case StaticOpened():
+                self._cohorts.setdefault(entry.dataset, set()).add(entry.roster)
+            case CohortAccepted():
+                self._cohorts[entry.dataset] = {entry.roster}
+
+    def check_epoch(self, params: Params) -> None:
+        """Return if this site may take part in the setup of this epoch.
+
+        Epochs of a job only rise. One that was begun is not begun again even with the same
+        parameters, because its keys would be new ones.
+
+        Raises:
+            ReplayError: TF-608.
+        """
+        last = self._epochs.get(params.job)
+        if last is not None and params.epoch <= last:
+            raise ReplayError(
+                f"the epoch of job {params.job}", expected=f"after {last}", found=str(params.epoch)
+            )
+
+    def check_slot(self, job: str, epoch: int, slot: int, sum_id: SumId) -> None:
+        """Return if a slot may be used for a sum: slots of an epoch only rise, a job's sums come once.
+
+        Raises:
+            ReplayError: TF-608.
+        """
+        last = self._slots.get((job, epoch))
+        if last is not None and slot <= last:
+            raise ReplayError(f"the slot of sum {sum_id}", expected=f"after {last}", found=str(slot))
+        if (job, sum_id) in self._sums:
+            raise ReplayError(f"the sum in slot {slot}", expected="a new one", found=f"{sum_id}, used before")
+
+    def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
+        """Return if this site has answered for no other survivor set in this slot.
+
+        Raises:
+            SurvivorsError: TF-611.
+        """
+        for before in self._survivors.get((job, epoch, slot), ()):
+            if before != tuple(survivors):
+                raise SurvivorsError(
+                    f"the survivors of slot {slot}",
+                    expected=f"those answered for before, {list(before)}",
+                    found=str(list(survivors)),
+                )
+
+    def check_kinds(self, job: str, epoch: int, slot: int, survivors: Sequence[str], group: Group) -> None:
+        """Return if no share of the other kind was given for any site in this slot and group.
+
+        One survivor set a slot implies it. It is checked by itself because everything rests on it:
+        with b and s of a site, the server has its vector.
+
+        Raises:
+            SurvivorsError: TF-611.
+        """
+        for before in self._revealed.get(((job, epoch, slot), group), ()):
+            both = sorted(set(before) ^ set(survivors))
+            if both:
+                raise SurvivorsError(
+                    f"the {group} shares of slot {slot}",
+                    expected="of one kind for each site",
+                    found=f"the other kind given before for {both}",
+                )
+
+    def check_static(self, dataset: str, roster: Sequence[str]) -> None:
+        """Return if the static group of a data set was opened for no other cohort.
+
+        Raises:
+            StaticCohortError: TF-612.
+        """
+        for before in sorted(self._cohorts.get(dataset, ())):
+            if before != tuple(roster):
+                raise StaticCohortError(
+                    f"the cohort of the static group of {dataset}",
+                    expected=f"the one that it is open for, {list(before)}",
+                    found=str(list(roster)),
+                )
+
+
+class _Reader:
+    """Reads one entry's plain values, each with its type."""
+
+    def __init__(self, kind: str, value: Mapping[str, Value], *keys: str) -> None:
+        self._kind, self._value = kind, value
+        if set(value) != {"entry", *keys} or value["entry"] != kind:
+            raise self._error(f"the keys {sorted(('entry', *keys))}")
+
+    def _error(self, expected: str) -> MessageError:
+        return MessageError(f"a journal entry {self._kind}", expected=expected, found="something else")
+
+    def text(self, key: str) -> str:
+        value = self._value[key]
+        if not isinstance(value, str):
+            raise self._error(f"{key} as text")
+        return value
+
+    def number(self, key: str) -> int:
+        value = self._value[key]
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self._error(f"{key} as an integer")
+        return value
+
+    def bytes(self, key: str) -> bytes:
+        try:
+            return bytes.fromhex(self.text(key))
+        except ValueError:
+            raise self._error(f"{key} as hexadecimal digits") from None
+
+    def names(self, key: str) -> tuple[str, ...]:
+        value = self._value[key]
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._error(f"{key} as a list of names")
+        return tuple(cast("list[str]", value))
+
+    def groups(self, key: str) -> tuple[Group, ...]:
+        names = self.names(key)
+        if not set(names) <= set(GROUPS):
+            raise self._error(f"{key} of {list(GROUPS)}")
+        return cast("tuple[Group, ...]", names)
+
+    def slot(self) -> Slot:
+        return self.text("job"), self.number("epoch"), self.number("slot")
+
+    def sum_id(self, key: str) -> SumId:
+        match self._value[key]:
+            case [int(number), str(phase), int(attempt)]:
+                return SumId(number, phase, attempt)
+            case _:
+                raise self._error(f"{key} as round, phase, try")

@@ -1,0 +1,359 @@
+"""The server's half of the secure sum: it adds masked terms and takes the masks off their total.
+
+Setup (``Enrolment``, ``Session``) is in ``server_setup``. A ``Sum`` holds one accumulator a group,
+whatever the number of sites; an upload is added as it arrives and forgotten.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.securesum.checks import commitment, group_layout, masked_hash, verify, verify_receipt
+from tightframe.securesum.errors import (
+    InconsistencyError,
+    MessageError,
+    ParametersError,
+    ProtocolError,
+    RecoveryError,
+    ShareError,
+    StateError,
+    SurvivorsError,
+)
+from tightframe.securesum.masks import Accumulator, pair_key, self_key
+from tightframe.securesum.messages import (
+    GROUPS,
+    SALT_BYTES,
+    Agreement,
+    AgreementRequest,
+    Group,
+    Kind,
+    Masked,
+    Receipt,
+    Reveal,
+    RevealRequest,
+    SumId,
+    share_hash,
+    survivors_signed,
+)
+from tightframe.securesum.primitives import KEY_BYTES, Secret, x25519, x25519_public
+from tightframe.securesum.rules import minimum_survivors
+from tightframe.securesum.server_setup import Enrolment, Session, check_name, check_sender
+from tightframe.securesum.shamir import recover_many
+
+__all__ = ["Enrolment", "Opened", "Session", "Sum"]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One sum, opened.
+
+    Attributes:
+        survivors: the sites whose terms are in it, in roster order.
+        groups: group -> its total, integers of the ring, little-endian in schema order; without
+            ``static`` where that stayed shut.
+        blamed: site -> code, for those whose reveal had to be set aside.
+    """
+
+    survivors: tuple[str, ...]
+    groups: Mapping[Group, bytes] = field(repr=False)
+    blamed: Mapping[str, str]
+
+
+class Sum:
+    """One sum in one slot: collect terms, close, agree after a drop-out, reveal, open.
+
+    Whatever an ``add`` refuses leaves the sum as it was, so that the sum goes on without it.
+
+    Args:
+        session: complete.
+        slot: whose one-time secrets are used.
+        sum_id: which sum.
+        schema: name of the schema in the epoch's parameters.
+        broadcast: SHA-256 of the broadcast's canonical tensor bytes.
+    """
+
+    def __init__(self, session: Session, *, slot: int, sum_id: SumId, schema: str, broadcast: bytes) -> None:
+        session.require_complete()
+        params = session.params
+        if not 0 <= slot < params.slots:
+            raise ParametersError("the slot", expected=f"from 0 to {params.slots - 1}", found=str(slot))
+        if schema not in params.schemas:
+            raise ParametersError(
+                "the schema", expected=f"one of {sorted(params.schemas)}", found=repr(schema)
+            )
+        self._session, self._params = session, params
+        self.slot, self.sum_id, self._broadcast = slot, sum_id, broadcast
+        self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
+        self._totals = {group: Accumulator(self._layouts[group]) for group in GROUPS}
+        self._receipts: dict[str, Receipt] = {}
+        self._survivors: tuple[str, ...] | None = None
+        self._agreements: dict[str, bytes] = {}
+        self._reveals: dict[str, Reveal] = {}
+        self._blamed: dict[str, str] = {}
+        self._opened = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the terms of everybody are in."""
+        return len(self._receipts) == len(self._params.roster)
+
+    def add(self, site: str, raw: bytes) -> None:
+        """Check one site's masked term, then add it.
+
+        Raises:
+            StateError: TF-609, after ``close``.
+            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``; nothing was added.
+        """
+        if self._survivors is not None:
+            raise StateError(f"the term of {site}", expected="before the sum was closed", found="a late one")
+        check_sender(site, self._params, self._receipts)
+        try:
+            masked = Masked.from_bytes(raw)
+            self._check_masked(site, masked)
+        except ProtocolError as error:
+            error.blamed = site
+            raise
+        self._totals["update"].add(masked.update)
+        self._totals["static"].add(masked.static)
+        self._receipts[site] = masked.receipt
+
+    def close(self) -> tuple[str, ...]:
+        """Take no more terms; the survivors, in roster order.
+
+        Raises:
+            SurvivorsError: TF-611, if they are too few for any site to reveal anything.
+        """
+        least = minimum_survivors(self._params)
+        if len(self._receipts) < least:
+            raise SurvivorsError(
+                f"the number of terms in sum {self.sum_id}",
+                expected=f"at least {least}",
+                found=str(len(self._receipts)),
+            )
+        self._survivors = tuple(name for name in self._params.roster if name in self._receipts)
+        return self._survivors
+
+    def agreement_request(self) -> AgreementRequest:
+        """What the survivors are to sign, after a drop-out.
+
+        Raises:
+            StateError: TF-609, before ``close`` or if nobody dropped out.
+        """
+        survivors = self._closed()
+        if self.full:
+            raise StateError("the survivors", expected="fewer than the roster", found="everybody")
+        return AgreementRequest(self.slot, tuple(self._receipts[name] for name in survivors))
+
+    def add_agreement(self, site: str, raw: bytes) -> None:
+        """Take one survivor's signature under the survivor set.
+
+        Raises:
+            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``.
+        """
+        survivors = self._closed()
+        check_sender(site, self._params, self._agreements)
+        try:
+            item = Agreement.from_bytes(raw)
+            self._check_answer("an agreement", site, item.name, item.slot)
+            verify(
+                self._session.peers[site].session_key,
+                item.signature,
+                survivors_signed(self._session.session, self.slot, self.sum_id, survivors),
+                owner=site,
+                what="the survivors",
+            )
+        except ProtocolError as error:
+            error.blamed = site
+            raise
+        self._agreements[site] = item.signature
+
+    def reveal_request(self) -> RevealRequest:
+        """What the survivors are to see before they reveal.
+
+        Raises:
+            RecoveryError: TF-613, after a drop-out with fewer than t signatures: nobody would reveal.
+        """
+        survivors, needed = self._closed(), self._params.threshold
+        if not self.full and len(self._agreements) < needed:
+            raise RecoveryError(
+                f"the signatures under the survivors of sum {self.sum_id}",
+                expected=f"at least {needed}",
+                found=str(len(self._agreements)),
+            )
+        receipts = tuple(self._receipts[name] for name in survivors)
+        return RevealRequest(self.slot, receipts, dict(sorted(self._agreements.items())))
+
+    def add_reveal(self, site: str, raw: bytes) -> None:
+        """Take one survivor's shares, each held against the hash that its dealer signed.
+
+        A holder checks its shares when they are dealt, so whoever shows another one later is to
+        blame, and not the dealer.
+
+        Raises:
+            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``. The reveal is set
+                aside, and ``open`` names the site too; the sum can be opened with t good ones.
+        """
+        self._closed()
+        check_sender(site, self._params, self._reveals)
+        try:
+            item = Reveal.from_bytes(raw)
+            self._check_answer("a reveal", site, item.name, item.slot)
+            verify(
+                self._session.peers[site].session_key,
+                item.signature,
+                item.signed(self._session.session),
+                owner=site,
+                what="a reveal",
+            )
+            self._check_shares(item, "update", item.update)
+            if item.static:
+                self._check_shares(item, "static", item.static)
+        except ProtocolError as error:
+            error.blamed = site
+            self._blamed[site] = error.code
+            raise
+        self._reveals[site] = item
+
+    def open(self) -> Opened:
+        """Recover the survivors' b and the others' s, take their masks off the totals.
+
+        Raises:
+            RecoveryError: TF-613, with fewer than t good reveals; or naming the dealer whose secret
+                is not the one that it advertised, though every share is one that it signed.
+            StateError: TF-609, before ``close`` or a second time.
+        """
+        survivors = self._closed()
+        if self._opened:
+            raise StateError(f"sum {self.sum_id}", expected="opened once", found="opened before")
+        with_static = {site: item for site, item in self._reveals.items() if item.static}
+        usable: dict[Group, Mapping[str, Reveal]] = {"update": self._reveals}
+        if self._layouts["static"].nbytes and len(with_static) >= self._params.threshold:
+            usable["static"] = with_static
+        # All secrets are recovered and checked before any mask comes off, so that a refusal leaves
+        # the totals masked and another reveal can still be added.
+        secrets = {group: self._recover(group, reveals) for group, reveals in usable.items()}
+        for group, recovered in secrets.items():
+            self._totals[group].add_streams(*self._streams(group, recovered))
+        self._opened = True
+        groups = {group: self._totals[group].to_bytes() for group in secrets}
+        if not self._layouts["static"].nbytes:
+            groups["static"] = b""
+        return Opened(
+            survivors, MappingProxyType(groups), MappingProxyType(dict(sorted(self._blamed.items())))
+        )
+
+    def _closed(self) -> tuple[str, ...]:
+        if self._survivors is None:
+            raise StateError(f"sum {self.sum_id}", expected="closed", found="open for terms")
+        return self._survivors
+
+    def _check_masked(self, site: str, masked: Masked) -> None:
+        receipt = masked.receipt
+        check_name("a receipt", site, receipt.name)
+        verify_receipt(receipt, self._session.session, self._session.peers[site].session_key)
+        hashes = {"update": masked_hash(masked.update), "static": masked_hash(masked.static)}
+        for what, expected, found in (
+            ("slot", str(self.slot), str(receipt.slot)),
+            ("sum", str(self.sum_id), str(receipt.sum_id)),
+            ("broadcast", self._broadcast.hex(), receipt.broadcast.hex()),
+            ("update group's hash", hashes["update"].hex(), receipt.update.hex()),
+            ("static group's hash", hashes["static"].hex(), receipt.static.hex()),
+        ):
+            if expected != found:
+                raise InconsistencyError(
+                    f"the {what} in the receipt of {site}", expected=expected, found=found
+                )
+        sizes: Mapping[Group, int] = {"update": len(masked.update), "static": len(masked.static)}
+        for group, size in sizes.items():
+            needed = self._layouts[group].nbytes
+            if size != needed:
+                raise MessageError(f"the {group} term of {site}", expected=f"{needed} bytes", found=str(size))
+
+    def _check_answer(self, what: str, site: str, name: str, slot: int) -> None:
+        check_name(what, site, name)
+        if site not in self._receipts:
+            raise SurvivorsError(f"the sender of {what}", expected="a survivor", found=site)
+        if slot != self.slot:
+            raise InconsistencyError(
+                f"the slot in {what} of {site}", expected=str(self.slot), found=str(slot)
+            )
+
+    def _check_shares(self, item: Reveal, group: Group, shares: Mapping[str, bytes]) -> None:
+        session, roster = self._session, self._params.roster
+        if set(shares) != set(roster):
+            raise MessageError(
+                f"the dealers in the {group} shares of {item.name}",
+                expected=f"the roster {list(roster)}",
+                found=str(sorted(shares)),
+            )
+        for dealer, salted in shares.items():
+            kind = self._kind(dealer)
+            found = share_hash(session.session, dealer, item.name, self.slot, group, kind, salted)
+            if found != session.signed_hash(dealer, item.name, self.slot, group, kind):
+                raise ShareError(
+                    f"the {group} share of {dealer} that {item.name} revealed",
+                    expected="the one whose hash its dealer signed",
+                    found="another",
+                )
+
+    def _kind(self, dealer: str) -> Kind:
+        return "self" if dealer in self._receipts else "pair"
+
+    def _recover(self, group: Group, reveals: Mapping[str, Reveal]) -> dict[str, Secret]:
+        """Site -> its secret of this slot, each checked against what the site advertised."""
+        roster, needed = self._params.roster, self._params.threshold
+        holders = [name for name in roster if name in reveals][:needed]
+        if len(holders) < needed:
+            raise RecoveryError(
+                f"the good reveals of sum {self.sum_id}",
+                expected=f"at least {needed}",
+                found=str(len(holders)),
+            )
+        revealed = {name: item.update if group == "update" else item.static for name, item in reveals.items()}
+        joined = b"".join(revealed[holder][dealer][SALT_BYTES:] for holder in holders for dealer in roster)
+        shares: NDArray[np.uint8] = np.frombuffer(joined, np.uint8).reshape(needed, len(roster), KEY_BYTES)
+        found = recover_many([self._params.index(name) for name in holders], shares)
+        secrets = {dealer: Secret(found[place].tobytes()) for place, dealer in enumerate(roster)}
+        for dealer, secret in secrets.items():
+            self._check_secret(dealer, group, secret)
+        return secrets
+
+    def _check_secret(self, dealer: str, group: Group, secret: Secret) -> None:
+        peer = self._session.peers[dealer]
+        if self._kind(dealer) == "self":
+            found, advertised = (
+                commitment(dealer, self.slot, group, secret.expose()),
+                peer.commitment(self.slot, group),
+            )
+        else:
+            found, advertised = x25519_public(secret), peer.slot_key(self.slot, group)
+        if not hmac.compare_digest(found, advertised):
+            raise RecoveryError(
+                f"the {group} secret of {dealer} in slot {self.slot}",
+                expected="the one that it advertised",
+                found="another, from shares that it signed",
+                blamed=dealer,
+            )
+
+    def _streams(self, group: Group, secrets: Mapping[str, Secret]) -> tuple[list[bytes], list[bytes]]:
+        """Keys of the streams to add and to take off: what is left in the total of the survivors' masks."""
+        session, slot = self._session.session, self.slot
+        plus: list[bytes] = []
+        minus: list[bytes] = []
+        for site in self._closed():
+            minus.append(self_key(secrets[site].expose(), session, slot, group, site))
+        for gone in sorted(set(self._params.roster) - set(self._receipts)):
+            for site in self._closed():
+                public = self._session.peers[site].slot_key(slot, group)
+                shared = x25519(secrets[gone], public, owner=site)
+                first, second = sorted((site, gone))  # the roster is sorted
+                key = pair_key(shared, session, slot, group, first, second)
+                # The survivor added this stream if the other site comes after it, else it took it off.
+                (minus if site < gone else plus).append(key)
+        return plus, minus

@@ -1,0 +1,344 @@
+"""A site's half of an epoch's setup: advertise, confirm, and the checks before its first term."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.securesum import journal
+from tightframe.securesum.checks import (
+    Keys,
+    box_bound,
+    box_key,
+    commitment,
+    read_advertisements,
+    verify,
+    verify_advertisement,
+)
+from tightframe.securesum.encoding import RingOverflowError, check_no_wrap
+from tightframe.securesum.errors import (
+    InconsistencyError,
+    ParametersError,
+    RosterError,
+    ShareError,
+    StateError,
+)
+from tightframe.securesum.identity import Signer, Verifier
+from tightframe.securesum.messages import (
+    GROUPS,
+    HASH_BYTES,
+    KINDS,
+    SALT_BYTES,
+    SHARE_BYTES,
+    Advertisement,
+    Advertisements,
+    Confirmation,
+    Dealt,
+    Params,
+    Setup,
+    hashes_digest,
+    hashes_signed,
+    ready_signed,
+    session_id,
+    share_hash,
+)
+from tightframe.securesum.primitives import (
+    KEY_BYTES,
+    NONCE_BYTES,
+    Random,
+    Secret,
+    digest,
+    ed25519_public,
+    ed25519_sign,
+    open_sealed,
+    seal,
+    x25519,
+    x25519_public,
+)
+from tightframe.securesum.rules import Expected, SiteRules, check
+from tightframe.securesum.shamir import split_many
+from tightframe.securesum.site_state import SLOT_SHARES, Advertised, Confirmed, Epoch, Established, Fresh
+
+State = TypeVar("State", Advertised, Confirmed, Established)
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True)
+class Step(Generic[State, Reply]):
+    """What a handler returns.
+
+    Attributes:
+        state: the site's state from now on.
+        reply: the message to send.
+        entries: what must be in the journal, durably, before the state is stored and the reply sent.
+    """
+
+    state: State
+    reply: Reply
+    entries: tuple[journal.Entry, ...] = ()
+
+
+def advertise(
+    params: Params,
+    *,
+    rules: SiteRules,
+    expected: Expected,
+    signer: Signer,
+    history: journal.History,
+    dataset: str,
+    application: bytes,
+    random: Random = os.urandom,
+) -> Step[Advertised, Advertisement]:
+    """Accept an epoch's parameters and advertise fresh keys for it.
+
+    Args:
+        params: what the server proposes.
+        rules: this site's own rules.
+        expected: what this site knows of its job.
+        signer: signs with the provisioned key.
+        history: all that this site's journal holds.
+        dataset: this site's data set.
+        application: bytes that travel with the keys, at most 4096.
+        random: gives random bytes.
+
+    Raises:
+        ParametersError: TF-601.
+        ReplayError: TF-608, if this epoch of the job, or a later one, was begun before.
+        StaticCohortError: TF-612, if the static group is to be opened for another cohort than before.
+    """
+    check(params, rules, expected)
+    _check_rings(params)
+    history.check_epoch(params)
+    if params.static_open and not rules.any_static_cohort:
+        history.check_static(dataset, params.roster)
+    channel, signing = Secret(random(KEY_BYTES)), Secret(random(KEY_BYTES))
+    secrets, public = [], []
+    for slot in range(params.slots):
+        own = b""
+        for group in GROUPS:
+            seed, private = random(KEY_BYTES), random(KEY_BYTES)
+            own += seed + private
+            public += [x25519_public(Secret(private)), commitment(expected.name, slot, group, seed)]
+        secrets.append(Secret(own))
+    unsigned = Advertisement(
+        name=expected.name,
+        certificate=signer.certificate,
+        channel_key=x25519_public(channel),
+        session_key=ed25519_public(signing),
+        slots=b"".join(public),
+        application=application,
+        signature=b"",
+    )
+    agreed = params.digest()
+    reply = replace(unsigned, signature=signer.sign(unsigned.signed(agreed)))
+    epoch = Epoch(params, expected.name, dataset, rules.minimum_cohort, rules.any_static_cohort)
+    raw = reply.to_bytes()
+    entry = journal.Advertised(params.job, params.epoch, agreed, digest("advertised", raw))
+    return Step(Advertised(epoch, raw, channel, signing, tuple(secrets)), reply, (entry,))
+
+
+def confirm(
+    state: Advertised, message: Advertisements, *, verifier: Verifier, random: Random = os.urandom
+) -> Step[Confirmed, Confirmation]:
+    """Verify everybody's advertisement and deal shares of all own secrets.
+
+    Raises:
+        MessageError: TF-604.
+        RosterError: TF-605, if they are not exactly the roster's, or this site's own was changed.
+        IdentityError, SignatureError: TF-602, TF-603, naming the site.
+        KeyAgreementError: TF-606, if a key is of low order or occurs twice.
+        StateError: TF-609, if this site is not in the state Advertised.
+    """
+    require_state(state, Advertised)
+    epoch, params = state.epoch, state.epoch.params
+    shown = read_advertisements(params, message)
+    if message.items[epoch.index] != state.advertisement:
+        raise RosterError(
+            f"the advertisement of {epoch.name}", expected="as this site sent it", found="another"
+        )
+    parameters, keys = params.digest(), Keys(params.slots)
+    for item in shown:
+        # Pins are for peers: a site need not have one for itself.
+        pinned = item.name != epoch.name and verifier.pinned_only
+        verify_advertisement(replace(verifier, pinned_only=pinned), item, parameters)
+        keys.add(item)
+    session = session_id(params, shown)
+    dealt = _deal(state, session, random)
+    hashes = {name: _hashes(session, epoch.name, name, plain) for name, plain in dealt.items()}
+    digests = [hashes_digest(item) for item in hashes.values()]
+    boxes = {
+        item.name: _sealed(state, session, item, dealt[item.name], random)
+        for item in shown
+        if item.name != epoch.name
+    }
+    reply = Confirmation(
+        name=epoch.name,
+        boxes=boxes,
+        hashes=hashes,
+        hashes_signature=ed25519_sign(state.signing, hashes_signed(session, epoch.name, digests)),
+        ready=ed25519_sign(state.signing, ready_signed(session, epoch.name)),
+    )
+    confirmed = Confirmed(
+        epoch,
+        session,
+        message.items,
+        state.channel,
+        state.signing,
+        state.secrets,
+        Secret(dealt[epoch.name]),
+        b"".join(digests),
+    )
+    return Step(confirmed, reply)
+
+
+def establish(state: Confirmed, raw: bytes) -> Established:
+    """Check all that was dealt to this site, and that everybody is ready for this very session.
+
+    Raises:
+        MessageError: TF-604.
+        RosterError: TF-605, if it is not what exactly the roster dealt.
+        SignatureError: TF-603, naming the dealer.
+        ShareError: TF-607, naming the dealer, if a box or a share is not what the dealer signed.
+        InconsistencyError: TF-610, if this site's own part was changed.
+    """
+    epoch, params = state.epoch, state.epoch.params
+    setup = Setup.from_bytes(raw, sites=len(params.roster), slots=params.slots)
+    if set(setup.dealt) != set(params.roster):
+        raise RosterError(
+            "the dealers of the setup",
+            expected=f"the roster {list(params.roster)}",
+            found=str(sorted(setup.dealt)),
+        )
+    boxes = []
+    for dealer in params.roster:
+        dealt = setup.dealt[dealer]
+        _check_signatures(state, dealer, dealt)
+        if dealer == epoch.name:
+            _check_own(state, dealt)
+            boxes.append(state.own_box.expose())
+        else:
+            boxes.append(_opened(state, dealer, dealt))
+    # From one box a dealer to one block a slot, so that each slot's shares can be let go by themselves.
+    by_dealer = np.frombuffer(b"".join(boxes), np.uint8).reshape(len(boxes), params.slots, SLOT_SHARES)
+    slots = tuple(
+        Fresh(secrets, Secret(by_dealer[:, slot].tobytes())) for slot, secrets in enumerate(state.secrets)
+    )
+    return Established(
+        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots
+    )
+
+
+def require_state(state: object, *kinds: type[object]) -> None:
+    """Return if the state is one of ``kinds``.
+
+    Raises:
+        StateError: TF-609.
+    """
+    if not isinstance(state, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise StateError("the state of this site", expected=expected, found=type(state).__name__)
+
+
+def setup_digest(raw: bytes) -> bytes:
+    """What a site remembers of its setup, to refuse another one later."""
+    return digest("setup", raw)
+
+
+def _check_rings(params: Params) -> None:
+    """Refuse a schema in which a sum over the roster could wrap, before any key is spent on it."""
+    for schema, fields in params.schemas.items():
+        for item in fields:
+            try:
+                check_no_wrap(item.ring, item.bits, item.bound, len(params.roster))
+            except (RingOverflowError, ValueError):
+                raise ParametersError(
+                    f"field {item.name} of schema {schema}",
+                    expected=f"one whose sum over {len(params.roster)} sites fits its ring",
+                    found=f"{item.ring} bits for bound {item.bound:g} with {item.bits} fraction bits",
+                ) from None
+
+
+def _deal(state: Advertised, session: bytes, random: Random) -> dict[str, bytes]:
+    """Holder -> salts and shares of all this site's secrets, in the order of ``share_offset``."""
+    params = state.epoch.params
+    holders, parts = len(params.roster), params.slots * len(GROUPS) * len(KINDS)
+    secrets: NDArray[np.uint8] = np.frombuffer(b"".join(item.expose() for item in state.secrets), np.uint8)
+    shares = split_many(
+        secrets.reshape(parts, KEY_BYTES), threshold=params.threshold, holders=holders, random=random
+    )
+    # Salts keep a hash from telling whether a share has some value that a reader guesses.
+    salts = np.frombuffer(random(holders * parts * SALT_BYTES), np.uint8).reshape(holders, parts, SALT_BYTES)
+    salted = np.concatenate([salts, shares], axis=2)
+    return {name: salted[holder].tobytes() for holder, name in enumerate(params.roster)}
+
+
+def _hashes(session: bytes, dealer: str, holder: str, plain: bytes) -> bytes:
+    """The hashes of all shares in a box."""
+    hashes, start = [], 0
+    for slot in range(len(plain) // SLOT_SHARES):
+        for group in GROUPS:
+            for kind in KINDS:
+                salted = plain[start : start + SHARE_BYTES]
+                hashes.append(share_hash(session, dealer, holder, slot, group, kind, salted))
+                start += SHARE_BYTES
+    return b"".join(hashes)
+
+
+def _sealed(state: Advertised, session: bytes, holder: Advertisement, plain: bytes, random: Random) -> bytes:
+    own, nonce = state.epoch.name, random(NONCE_BYTES)
+    shared = x25519(state.channel, holder.channel_key, owner=holder.name)
+    key = box_key(shared, session, own, holder.name)
+    return nonce + seal(key, nonce, plain, box_bound(session, own, holder.name))
+
+
+def _check_signatures(state: Confirmed, dealer: str, dealt: Dealt) -> None:
+    key, session = state.peers[dealer].session_key, state.session
+    digests = [dealt.digests[i : i + HASH_BYTES] for i in range(0, len(dealt.digests), HASH_BYTES)]
+    verify(
+        key,
+        dealt.signature,
+        hashes_signed(session, dealer, digests),
+        owner=dealer,
+        what="the hashes of shares",
+    )
+    if hashes_digest(dealt.hashes) != digests[state.epoch.index]:
+        raise ShareError(
+            f"the hashes of shares from {dealer}",
+            expected="those that it signed",
+            found="others",
+            blamed=dealer,
+        )
+    verify(key, dealt.ready, ready_signed(session, dealer), owner=dealer, what="readiness for this session")
+
+
+def _check_own(state: Confirmed, dealt: Dealt) -> None:
+    """This site's own part must be what it sent: another of its confirmations would deal other shares."""
+    if dealt.digests != state.digests or dealt.box:
+        raise InconsistencyError(
+            f"the confirmation of {state.epoch.name}", expected="as this site sent it", found="another"
+        )
+
+
+def _opened(state: Confirmed, dealer: str, dealt: Dealt) -> bytes:
+    own, session = state.epoch.name, state.session
+    shared = x25519(state.channel, state.peers[dealer].channel_key, owner=dealer)
+    key, nonce = box_key(shared, session, dealer, own), dealt.box[:NONCE_BYTES]
+    try:
+        plain = open_sealed(
+            key, nonce, dealt.box[NONCE_BYTES:], box_bound(session, dealer, own), owner=dealer
+        )
+    except ShareError as error:
+        error.blamed = dealer
+        raise
+    if _hashes(session, dealer, own, plain) != dealt.hashes:
+        raise ShareError(
+            f"the shares from {dealer}",
+            expected="those whose hashes it signed",
+            found="others",
+            blamed=dealer,
+        )
+    return plain

@@ -1,0 +1,365 @@
+"""A site's states: explicit, frozen, each with one form in which it is stored.
+
+    Advertised -> Confirmed -> Established, whose slots go Fresh -> Masked (-> Agreed) -> Revealed
+
+A slot that is passed over or whose sum was given up is Abandoned. A state holds only the secrets
+that later steps still need: a slot's own secrets go when its term is masked, its shares when they
+are revealed or a later slot is used, the channel key when all boxes are open.
+
+The stored form holds secrets. Where a site must store it (the simulator, whose sites are one
+process a task), the caller keeps it readable for its owner alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias, cast
+
+import msgpack
+
+from tightframe.securesum.errors import StateError
+from tightframe.securesum.messages import (
+    GROUPS,
+    KINDS,
+    SHARE_BYTES,
+    Advertisement,
+    Group,
+    Kind,
+    Params,
+    Receipt,
+    SumId,
+)
+from tightframe.securesum.primitives import KEY_BYTES, Secret
+from tightframe.securesum.rules import minimum_survivors
+
+VERSION = 1
+SLOT_SHARES = len(GROUPS) * len(KINDS) * SHARE_BYTES
+"""Bytes of one dealer's shares of one slot."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What a site holds fixed during an epoch.
+
+    Attributes:
+        params: the parameters that it accepted.
+        name: its own name.
+        dataset: its data set, to which the rule of the static group is bound.
+        minimum_cohort: of its own rules.
+        any_static_cohort: of its own rules.
+    """
+
+    params: Params
+    name: str
+    dataset: str
+    minimum_cohort: int
+    any_static_cohort: bool
+
+    @property
+    def index(self) -> int:
+        """This site's place in the roster."""
+        return self.params.index(self.name)
+
+    @property
+    def least(self) -> int:
+        """The smallest survivor set for which this site reveals anything."""
+        return max(minimum_survivors(self.params), self.minimum_cohort)
+
+    def _stored(self) -> list[Any]:
+        return [
+            self.params.to_bytes(),
+            self.name,
+            self.dataset,
+            self.minimum_cohort,
+            self.any_static_cohort,
+        ]
+
+    @classmethod
+    def _restored(cls, value: list[Any]) -> Epoch:
+        return cls(Params.from_bytes(value[0]), *value[1:])
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A slot not used yet: this site's own secrets, and every dealer's shares for this site."""
+
+    secrets: Secret
+    shares: Secret
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A slot whose term was sent: what its receipt says, and the shares."""
+
+    schema: str
+    receipt: Receipt
+    shares: Secret
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A slot for which this site signed a survivor set smaller than the roster."""
+
+    schema: str
+    receipt: Receipt
+    shares: Secret
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """A slot whose shares were given, for these survivors, and are gone from here."""
+
+    survivors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """A slot that was passed over, or whose sum was given up: its secrets and shares are gone."""
+
+
+SlotState: TypeAlias = Fresh | Masked | Agreed | Revealed | Abandoned
+
+
+def slot_secret(secrets: Secret, group: Group, kind: Kind) -> Secret:
+    """One of a slot's own secrets: b (``self``) or the X25519 private key s (``pair``)."""
+    start = (GROUPS.index(group) * len(KINDS) + KINDS.index(kind)) * KEY_BYTES
+    return Secret(secrets.expose()[start : start + KEY_BYTES])
+
+
+def slot_share(shares: Secret, dealer: int, group: Group, kind: Kind) -> bytes:
+    """Salt and share of one dealer, in a slot."""
+    start = dealer * SLOT_SHARES + (GROUPS.index(group) * len(KINDS) + KINDS.index(kind)) * SHARE_BYTES
+    return shares.expose()[start : start + SHARE_BYTES]
+
+
+class _Stored:
+    """The frame of a stored state: version, kind, then its parts."""
+
+    _kind: ClassVar[str]
+
+    def _parts(self) -> list[Any]:
+        raise NotImplementedError
+
+    def to_bytes(self) -> bytes:
+        """The stored form, which holds secrets."""
+        return cast(bytes, msgpack.packb([VERSION, self._kind, *self._parts()], use_bin_type=True))
+
+    @classmethod
+    def _read(cls, raw: bytes) -> list[Any]:
+        expected = f"version {VERSION} of {cls._kind}"
+        try:
+            version, kind, *parts = cast("list[Any]", msgpack.unpackb(raw, raw=False, use_list=True))
+        except Exception:  # msgpack raises many kinds; each means that this is no state
+            raise StateError("a stored state", expected=expected, found=f"{len(raw)} other bytes") from None
+        if version != VERSION or kind != cls._kind:
+            raise StateError("a stored state", expected=expected, found=f"version {version} of {kind}")
+        return parts
+
+
+@dataclass(frozen=True)
+class Advertised(_Stored):
+    """A site whose advertisement is out: its own secrets, and nothing yet of others.
+
+    Attributes:
+        epoch: what it accepted.
+        advertisement: its own advertisement as it travelled.
+        channel, signing: private keys of its boxes and of its signatures in this epoch.
+        secrets: for each slot, for each group: b and s.
+    """
+
+    _kind = "advertised"
+    epoch: Epoch
+    advertisement: bytes
+    channel: Secret
+    signing: Secret
+    secrets: tuple[Secret, ...]
+
+    def _parts(self) -> list[Any]:
+        return [
+            self.epoch._stored(),
+            self.advertisement,
+            self.channel.expose(),
+            self.signing.expose(),
+            _exposed(self.secrets),
+        ]
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Advertised:
+        """Read a stored state.
+
+        Raises:
+            StateError: TF-609, if it is none of this kind and version.
+        """
+        epoch, advertisement, channel, signing, secrets = cls._read(raw)
+        return cls(Epoch._restored(epoch), advertisement, Secret(channel), Secret(signing), _hidden(secrets))
+
+
+class _Peers:
+    """What a site knows of its peers once it has verified all advertisements."""
+
+    epoch: Epoch
+    advertisements: tuple[bytes, ...]
+
+    @cached_property
+    def peers(self) -> Mapping[str, Advertisement]:
+        """Site -> its verified advertisement, in roster order."""
+        slots = self.epoch.params.slots
+        items = [Advertisement.from_bytes(raw, slots=slots) for raw in self.advertisements]
+        return MappingProxyType({item.name: item for item in items})
+
+    @property
+    def applications(self) -> Mapping[str, bytes]:
+        """Site -> the application's bytes in its verified advertisement."""
+        return MappingProxyType({name: item.application for name, item in self.peers.items()})
+
+
+@dataclass(frozen=True)
+class Confirmed(_Stored, _Peers):
+    """A site that has verified all advertisements and dealt its shares.
+
+    Attributes:
+        epoch, channel, signing, secrets: as in ``Advertised``.
+        session: T.
+        advertisements: all advertisements as they travelled, in roster order.
+        own_box: the shares that it keeps of its own secrets, laid out as in a box.
+        digests: ``hashes_digest`` of every holder, joined: what it signed itself.
+    """
+
+    _kind = "confirmed"
+    epoch: Epoch
+    session: bytes
+    advertisements: tuple[bytes, ...]
+    channel: Secret
+    signing: Secret
+    secrets: tuple[Secret, ...]
+    own_box: Secret
+    digests: bytes
+
+    def _parts(self) -> list[Any]:
+        return [
+            self.epoch._stored(),
+            self.session,
+            list(self.advertisements),
+            self.channel.expose(),
+            self.signing.expose(),
+            _exposed(self.secrets),
+            self.own_box.expose(),
+            self.digests,
+        ]
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Confirmed:
+        """Read a stored state.
+
+        Raises:
+            StateError: TF-609, if it is none of this kind and version.
+        """
+        epoch, session, shown, channel, signing, secrets, own_box, digests = cls._read(raw)
+        return cls(
+            Epoch._restored(epoch),
+            session,
+            tuple(shown),
+            Secret(channel),
+            Secret(signing),
+            _hidden(secrets),
+            Secret(own_box),
+            digests,
+        )
+
+
+@dataclass(frozen=True)
+class Established(_Stored, _Peers):
+    """A site that has checked what all dealt to it: it can take part in sums.
+
+    Attributes:
+        epoch, session, advertisements, signing: as in ``Confirmed``.
+        setup: SHA-256 of the setup that it checked.
+        sums: the sums for which it masked a term.
+        slots: the state of each slot.
+    """
+
+    _kind = "established"
+    epoch: Epoch
+    session: bytes
+    advertisements: tuple[bytes, ...]
+    signing: Secret
+    setup: bytes
+    sums: tuple[SumId, ...]
+    slots: tuple[SlotState, ...]
+
+    def with_slot(self, slot: int, state: SlotState) -> Established:
+        """The same with another state of one slot."""
+        return replace(self, slots=(*self.slots[:slot], state, *self.slots[slot + 1 :]))
+
+    def _parts(self) -> list[Any]:
+        return [
+            self.epoch._stored(),
+            self.session,
+            list(self.advertisements),
+            self.signing.expose(),
+            self.setup,
+            [item.as_value() for item in self.sums],
+            [_slot_stored(item) for item in self.slots],
+        ]
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Established:
+        """Read a stored state.
+
+        Raises:
+            StateError: TF-609, if it is none of this kind and version.
+        """
+        epoch, session, shown, signing, setup, sums, slots = cls._read(raw)
+        return cls(
+            Epoch._restored(epoch),
+            session,
+            tuple(shown),
+            Secret(signing),
+            setup,
+            tuple(SumId(*item) for item in sums),
+            tuple(_slot_restored(item) for item in slots),
+        )
+
+
+def _exposed(secrets: Sequence[Secret]) -> list[bytes]:
+    return [item.expose() for item in secrets]
+
+
+def _hidden(values: Sequence[bytes]) -> tuple[Secret, ...]:
+    return tuple(Secret(item) for item in values)
+
+
+def _slot_stored(slot: SlotState) -> list[Any]:
+    match slot:
+        case Fresh(secrets, shares):
+            return ["fresh", secrets.expose(), shares.expose()]
+        case Masked(schema, receipt, shares):
+            return ["masked", schema, receipt.as_value(), shares.expose()]
+        case Agreed(schema, receipt, shares, survivors):
+            return ["agreed", schema, receipt.as_value(), shares.expose(), list(survivors)]
+        case Revealed(survivors):
+            return ["revealed", list(survivors)]
+        case Abandoned():
+            return ["abandoned"]
+
+
+def _slot_restored(value: list[Any]) -> SlotState:
+    match value:
+        case ["fresh", secrets, shares]:
+            return Fresh(Secret(secrets), Secret(shares))
+        case ["masked", schema, receipt, shares]:
+            return Masked(schema, _receipt_restored(receipt), Secret(shares))
+        case ["agreed", schema, receipt, shares, survivors]:
+            return Agreed(schema, _receipt_restored(receipt), Secret(shares), tuple(survivors))
+        case ["revealed", survivors]:
+            return Revealed(tuple(survivors))
+        case _:
+            return Abandoned()
+
+
+def _receipt_restored(value: dict[str, Any]) -> Receipt:
+    return Receipt(**{**value, "sum_id": SumId(*value["sum_id"])})
