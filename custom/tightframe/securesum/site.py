@@ -100,6 +100,7 @@ def mask(
         MessageError: TF-604, if a term has not the schema's size.
         ReplayError: TF-608, if the slot or the sum was used before, or another setup came before.
         StateError: TF-609, if the setup is missing.
+        StaticCohortError: TF-612, if the static group was opened for another cohort meanwhile.
         ProtocolError: as ``establish`` raises with the first request.
     """
     require_state(state, Confirmed, Established)
@@ -108,6 +109,11 @@ def mask(
     if len(broadcast) != HASH_BYTES or not set(term) <= set(GROUPS):
         raise ValueError("Expected a SHA-256 of the broadcast and terms of the two groups only.")
     history.check_slot(params.job, params.epoch, slot, request.sum_id)
+    layouts = {group: group_layout(fields, group) for group in GROUPS}
+    if params.static_open and layouts["static"].nbytes and not state.epoch.any_static_cohort:
+        # Once this term is out, t others can open it without this site, so it is held back here if
+        # another job of this site opened another cohort since this epoch began.
+        history.check_static(state.epoch.dataset, params.roster)
     established = _established(state, request)
     fresh = established.slots[slot]
     if not isinstance(fresh, Fresh):
@@ -117,7 +123,7 @@ def mask(
             f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
         )
     masked = {
-        group: _masked(established, fresh, slot, group, group_layout(fields, group), term.get(group, b""))
+        group: _masked(established, fresh, slot, group, layouts[group], term.get(group, b""))
         for group in GROUPS
     }
     unsigned = Receipt(

@@ -13,7 +13,7 @@ process a task), the caller keeps it readable for its owner alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, cast
@@ -173,7 +173,7 @@ class Advertised(_Stored):
 
     _kind = "advertised"
     epoch: Epoch
-    advertisement: bytes
+    advertisement: bytes = field(repr=False)
     channel: Secret
     signing: Secret
     secrets: tuple[Secret, ...]
@@ -232,7 +232,7 @@ class Confirmed(_Stored, _Peers):
     _kind = "confirmed"
     epoch: Epoch
     session: bytes
-    advertisements: tuple[bytes, ...]
+    advertisements: tuple[bytes, ...] = field(repr=False)
     channel: Secret
     signing: Secret
     secrets: tuple[Secret, ...]
@@ -285,7 +285,7 @@ class Established(_Stored, _Peers):
     _kind = "established"
     epoch: Epoch
     session: bytes
-    advertisements: tuple[bytes, ...]
+    advertisements: tuple[bytes, ...] = field(repr=False)
     signing: Secret
     setup: bytes
     sums: tuple[SumId, ...]

@@ -1,0 +1,159 @@
+"""The journal: every entry comes back as it was, and what is forbidden stays so for ever."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.securesum.protocol import make_params
+
+from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
+from tightframe.securesum.journal import (
+    Advertised,
+    Agreed,
+    CohortAccepted,
+    Entry,
+    History,
+    Revealed,
+    SlotUsed,
+    StaticOpened,
+    entry_from_value,
+)
+from tightframe.securesum.messages import GROUPS, SumId
+
+HASH = bytes(range(32))
+SUM = SumId(3, "train-0", 1)
+ENTRIES: list[Entry] = [
+    Advertised("job", 2, HASH, HASH[::-1]),
+    SlotUsed("job", 2, 5, SUM, HASH, HASH[::-1]),
+    Agreed("job", 2, 5, ("a", "b", "c")),
+    Revealed("job", 2, 5, ("a", "b", "c"), GROUPS),
+    StaticOpened("lesions", ("a", "b", "c"), "first-job"),
+    CohortAccepted("lesions", ("a", "b", "d")),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_every_entry_comes_back_from_json(entry: Entry) -> None:
+    read = entry_from_value(json.loads(json.dumps(entry.as_value())))
+    assert read == entry
+    assert type(read) is type(entry)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_every_part_of_an_entry_is_checked(entry: Entry) -> None:
+    value = dict(entry.as_value())
+    for key in value:
+        for wrong in (None, 1.5, True, {}, ["a", 1]):
+            with pytest.raises(MessageError) as caught:
+                entry_from_value({**value, key: wrong})
+            assert caught.value.code == "TF-604"
+        with pytest.raises(MessageError):
+            entry_from_value({name: part for name, part in value.items() if name != key})
+    with pytest.raises(MessageError):
+        entry_from_value({**value, "more": 1})
+
+
+@pytest.mark.parametrize(
+    ("entry", "key", "wrong"),
+    [
+        (ENTRIES[0], "params", "no digits"),
+        (ENTRIES[0], "entry", "agreed"),
+        (ENTRIES[3], "groups", ["update", "other"]),
+        (ENTRIES[0], "entry", "unheard of"),
+    ],
+)
+def test_values_of_the_right_type_but_no_meaning(entry: Entry, key: str, wrong: Any) -> None:
+    with pytest.raises(MessageError):
+        entry_from_value({**entry.as_value(), key: wrong})
+
+
+@pytest.mark.parametrize("value", [None, [], "advertised", {}])
+def test_what_is_no_entry_at_all(value: Any) -> None:
+    with pytest.raises(MessageError, match="a journal entry"):
+        entry_from_value(value)
+
+
+def test_an_entry_is_never_read_as_another_kind() -> None:
+    with pytest.raises(MessageError):
+        Advertised.from_value(ENTRIES[1].as_value())
+
+
+def test_epochs_of_a_job_only_rise() -> None:
+    history = History(Advertised("job-1", epoch, HASH, HASH) for epoch in (4, 2))
+    for epoch in (0, 2, 4):
+        with pytest.raises(ReplayError, match="after 4"):
+            history.check_epoch(make_params(3, epoch=epoch))
+    history.check_epoch(make_params(3, epoch=5))
+    history.check_epoch(make_params(3, epoch=0, job="another"))
+
+
+def test_slots_of_an_epoch_rise_and_sums_of_a_job_come_once() -> None:
+    history = History(SlotUsed("job", 0, slot, SumId(slot, "train-0"), HASH, HASH) for slot in (5, 3))
+    for slot in (0, 4, 5):
+        with pytest.raises(ReplayError, match="after 5"):
+            history.check_slot("job", 0, slot, SUM)
+    history.check_slot("job", 0, 6, SUM)
+    history.check_slot("job", 1, 0, SUM)
+    for epoch, slot in ((0, 6), (1, 0)):
+        with pytest.raises(ReplayError, match="used before"):
+            history.check_slot("job", epoch, slot, SumId(3, "train-0"))
+    history.check_slot("another", 0, 0, SumId(3, "train-0"))
+    history.check_slot("job", 1, 0, SumId(3, "train-0", 1))
+
+
+@pytest.mark.parametrize(
+    "entry", [Agreed("job", 0, 1, ("a", "b", "c")), Revealed("job", 0, 1, ("a", "b", "c"), GROUPS)]
+)
+def test_one_survivor_set_a_slot(entry: Entry) -> None:
+    history = History([entry])
+    history.check_survivors("job", 0, 1, ["a", "b", "c"])
+    for other in (("job", 0, 2), ("job", 1, 1), ("another", 0, 1)):
+        history.check_survivors(*other, ["a", "b", "d"])
+    for survivors in (["a", "b"], ["a", "b", "c", "d"], ["a", "b", "d"]):
+        with pytest.raises(SurvivorsError, match=r"'a', 'b', 'c'"):
+            history.check_survivors("job", 0, 1, survivors)
+
+
+def test_a_journal_that_holds_two_sets_allows_none() -> None:
+    history = History([Agreed("job", 0, 1, ("a", "b", "c")), Agreed("job", 0, 1, ("a", "b", "d"))])
+    for survivors in (["a", "b", "c"], ["a", "b", "d"]):
+        with pytest.raises(SurvivorsError):
+            history.check_survivors("job", 0, 1, survivors)
+
+
+def test_never_both_kinds_of_share_for_one_site_and_group() -> None:
+    history = History([Revealed("job", 0, 1, ("a", "b", "c"), ("update",))])
+    history.check_kinds("job", 0, 1, ("a", "b", "c"), "update")
+    history.check_kinds("job", 0, 1, ("a", "b", "c", "d"), "static")
+    history.check_kinds("job", 0, 2, ("a", "b", "c", "d"), "update")
+    with pytest.raises(SurvivorsError, match=r"given before for \['c', 'd'\]"):
+        history.check_kinds("job", 0, 1, ("a", "b", "d"), "update")
+
+
+def test_a_static_group_has_one_cohort_until_a_person_accepts_another() -> None:
+    history = History()
+    history.check_static("lesions", ("a", "b", "c"))
+    history.append(StaticOpened("lesions", ("a", "b", "c"), "job"))
+    history.append(StaticOpened("lesions", ("a", "b", "c"), "next job"))
+    history.check_static("lesions", ["a", "b", "c"])
+    history.check_static("other records", ["a", "b", "d"])
+    with pytest.raises(StaticCohortError, match="lesions") as caught:
+        history.check_static("lesions", ["a", "b", "d"])
+    assert caught.value.code == "TF-612"
+    history.append(CohortAccepted("lesions", ("a", "b", "d")))
+    history.check_static("lesions", ["a", "b", "d"])
+    with pytest.raises(StaticCohortError):
+        history.check_static("lesions", ["a", "b", "c"])
+
+
+def test_cohorts_opened_under_a_lax_rule_count_all() -> None:
+    history = History([StaticOpened("lesions", ("a", "b", letter), "job") for letter in "cd"])
+    for letter in "cd":
+        with pytest.raises(StaticCohortError):
+            history.check_static("lesions", ["a", "b", letter])
+
+
+def test_repr_counts() -> None:
+    assert repr(History(ENTRIES)) == "History(1 jobs, 1 sums)"
