@@ -1,0 +1,208 @@
+"""Masks, and the one vector that terms and masks are added into.
+
+A site's term of one group is::
+
+    y_i = enc(x_i) + PRG(b_i) + sum_{j after i} PRG(m_ij) - sum_{j before i} PRG(m_ij)
+
+element by element, modulo each element's ring (Bonawitz et al., Practical Secure Aggregation for
+Privacy-Preserving Machine Learning, CCS 2017, section 4). PRG(key) is AES-256 in counter mode, the
+counter starting from zero, which is safe because every key is derived for one slot, group and
+pair, and encrypts nothing else. A key gives *one* string of bytes for all fields of its group:
+were it started anew for each field or ring, two fields would carry the same mask, and their
+difference would show.
+
+Keystream is made in blocks that stay in the processor's second-level cache, and every stream is
+added to a block before the next block is touched; so the work is bound by AES and not by memory,
+and the memory needed is one vector and two blocks however many sites there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+from tightframe.securesum.encoding import RingArray
+from tightframe.securesum.errors import MessageError
+from tightframe.securesum.messages import FieldSpec
+from tightframe.securesum.primitives import KEY_BYTES, derive
+
+BLOCK = 256 * 1024
+"""Bytes of keystream that are made at a time; a multiple of every ring's element size."""
+
+_ZEROS = bytes(BLOCK)
+_MODE = CTR(bytes(16))
+_TYPES: dict[int, np.dtype[np.unsignedinteger[Any]]] = {32: np.dtype(np.uint32), 64: np.dtype(np.uint64)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the elements of one group follow each other in a term's bytes.
+
+    Attributes:
+        runs: (ring, number of elements), in the order of the fields; neighbouring fields of one
+            ring are one run, because their elements are added alike.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        for ring, count in self.runs:
+            if ring not in _TYPES or count < 1:
+                raise ValueError(
+                    "Expected each run to be (32 or 64, a number of elements from 1), "
+                    f"but got {(ring, count)}."
+                )
+
+    @classmethod
+    def of(cls, fields: Sequence[FieldSpec]) -> Layout:
+        """The layout of fields that follow each other; empty ones take no place.
+
+        >>> shapes = {"weight": (2, 3), "bias": (2,)}
+        >>> Layout.of([FieldSpec(name, shape, 32, 8, 1.0, "update") for name, shape in shapes.items()])
+        Layout(runs=((32, 8),))
+        """
+        runs: list[tuple[int, int]] = []
+        for item in fields:
+            if runs and runs[-1][0] == item.ring:
+                runs[-1] = (item.ring, runs[-1][1] + item.size)
+            elif item.size:
+                runs.append((item.ring, item.size))
+        return cls(tuple(runs))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a term."""
+        return sum(ring // 8 * count for ring, count in self.runs)
+
+
+class Accumulator:
+    """The sum of terms and masks so far, from zero: one vector, whatever the number of terms.
+
+    It holds one array for each run, so that elements of the 64-bit ring are aligned also where
+    they lie behind an odd number of 32-bit ones in the bytes.
+
+    Args:
+        layout: how the elements lie.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._runs: list[RingArray] = [np.zeros(count, _TYPES[ring]) for ring, count in layout.runs]
+
+    def __repr__(self) -> str:
+        # The content may be a site's own vector.
+        return f"Accumulator({self.layout!r})"
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Add a term as it travels: little-endian, run after run.
+
+        Raises:
+            MessageError: TF-604, if it has another length than the layout's; nothing is added then.
+        """
+        term = memoryview(data).cast("B")
+        if term.nbytes != self.layout.nbytes:
+            raise MessageError("a term", expected=f"{self.layout.nbytes} bytes", found=f"{term.nbytes} bytes")
+        start = 0
+        for run in self._runs:
+            # numpy adds what is unaligned or in another byte order piece by piece, without a whole copy.
+            np.add(run, np.frombuffer(term, _wire(run), run.size, start), out=run)
+            start += run.nbytes
+
+    def add_streams(self, plus: Sequence[bytes], minus: Sequence[bytes]) -> None:
+        """Add the streams of some keys and subtract those of others.
+
+        Args:
+            plus: AES-256 keys, 32 bytes each.
+            minus: the same.
+
+        Raises:
+            ValueError: if a key has another length, which would be another cipher.
+            RuntimeError: if the zeros to encrypt are shorter than a block.
+        """
+        streams: list[tuple[np.ufunc, CipherContext]] = [(np.add, _stream(key)) for key in plus]
+        streams += [(np.subtract, _stream(key)) for key in minus]
+        if len(_ZEROS) < BLOCK:
+            raise RuntimeError(f"Expected at least {BLOCK} zero bytes, but found {len(_ZEROS)}.")
+        zeros = memoryview(_ZEROS)
+        buffer = np.empty(min(BLOCK, self.layout.nbytes), np.uint8)
+        for part in self._blocks():
+            made = buffer[: part.nbytes]
+            stream, plain, elements = made.data, zeros[: part.nbytes], made.view(_wire(part))
+            for operation, encryptor in streams:
+                # A cipher given too few zeros leaves the last stream's bytes in the buffer, and the
+                # mask of one site would cover another's without anybody seeing it.
+                written = encryptor.update_into(plain, stream)
+                if written != part.nbytes:
+                    raise RuntimeError(f"Expected {part.nbytes} bytes of keystream, but found {written}.")
+                operation(part, elements, out=part)
+
+    def to_bytes(self) -> bytes:
+        """The sum in the form of a term."""
+        return b"".join(run.astype(_wire(run), copy=False).data for run in self._runs)
+
+    def _blocks(self) -> Iterator[RingArray]:
+        """Parts of the runs in order, each of one block at the most."""
+        for run in self._runs:
+            size = BLOCK // run.itemsize
+            for start in range(0, run.size, size):
+                yield run[start : start + size]
+
+
+def keystream(key: bytes, count: int) -> bytes:
+    """The first ``count`` bytes of a key's stream: the plain definition of PRG.
+
+    Raises:
+        ValueError: if the key is not 32 bytes.
+    """
+    return _stream(key).update(bytes(count))
+
+
+def pair_key(shared: bytes, session: bytes, slot: int, group: str, first: str, second: str) -> bytes:
+    """The key m_ij of the mask between two sites: 32 bytes.
+
+    Args:
+        shared: X25519 of one's private and the other's public key of this slot and group.
+        session: T.
+        slot: the slot.
+        group: the group.
+        first: the site that comes first in the roster; it adds the stream.
+        second: the other; it subtracts.
+
+    Raises:
+        ValueError: if the names are not in the roster's order, in which case the two sites would
+            derive different keys and the masks would stay in the sum.
+    """
+    if not first < second:
+        raise ValueError(f"Expected two sites in the roster's order, but got {first!r} and {second!r}.")
+    return derive(shared, salt=session, tag="pair mask", fields=(slot, group, first, second))
+
+
+def self_key(seed: bytes, session: bytes, slot: int, group: str, name: str) -> bytes:
+    """The key of a site's self mask: 32 bytes.
+
+    Args:
+        seed: b of this slot and group.
+        session: T.
+        slot: the slot.
+        group: the group.
+        name: the site.
+    """
+    return derive(seed, salt=session, tag="self mask", fields=(slot, group, name))
+
+
+def _stream(key: bytes) -> CipherContext:
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"Expected a key of {KEY_BYTES} bytes, but got {len(key)}.")
+    return Cipher(AES256(key), _MODE).encryptor()
+
+
+def _wire(run: NDArray[Any]) -> np.dtype[Any]:
+    """The type of a run's elements as they travel."""
+    return run.dtype.newbyteorder("<")
