@@ -165,6 +165,18 @@ def _critical() -> bytes:
     return issue(ROOT, "site-1", extensions=[*leaf_extensions(), (unknown, True)]).certificate
 
 
+def _unused_bits() -> bytes:
+    """The signature's last bit declared unused: the same certificate in other bytes."""
+    while True:
+        good = issue(ROOT, "site-1")
+        signature = good.x509.signature
+        if signature[-1] & 1 == 0:  # an unused bit must be 0, so half of them will do
+            assert good.certificate.endswith(b"\x00" + signature)
+            bad = good.certificate[: -len(signature) - 1] + b"\x01" + signature
+            assert x509.load_der_x509_certificate(bad).signature == signature
+            return bad
+
+
 def _duplicate_extension() -> bytes:
     """The builder makes none, so one OID is written over another of the same length."""
     first, second = (x509.ObjectIdentifier(f"1.3.6.1.4.1.99999.{last}") for last in (1, 2))
@@ -260,6 +272,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: issue(Issued(make_key("rsa"), ROOT.certificate), "site-1").certificate,
         "a signature by another key",
     ),
+    "with its signature in other bytes": (_unused_bits, "a well-formed X.509 certificate"),
     "with an extension twice": (_duplicate_extension, "a well-formed X.509 certificate"),
     "empty": (lambda: b"", "a well-formed X.509 certificate"),
     "in PEM": (
@@ -294,6 +307,14 @@ def test_signed_by_ec_where_the_root_is_rsa_is_refused() -> None:
         check(site.certificate, anchor=root.anchor())
 
 
+@pytest.mark.parametrize("rsa_padding", [None, padding.PSS(padding.MGF1(hashes.SHA256()), 32)])
+def test_another_rsa_ca_of_the_same_name_is_refused(rsa_padding: Any) -> None:
+    root = make_root("project", key="rsa")
+    other = Issued(make_key("rsa", "another CA"), root.certificate)
+    with pytest.raises(IdentityError, match="a signature by another key"):
+        check(issue(other, "site-1", rsa_padding=rsa_padding).certificate, anchor=root.anchor())
+
+
 def test_the_servers_certificate_is_no_sites_even_if_the_roster_has_its_name() -> None:
     anchor = ROOT.anchor(missing_role=True, not_sites=frozenset({"server.example.org"}))
     server = issue(ROOT, "server.example.org", role=None)
@@ -303,15 +324,17 @@ def test_the_servers_certificate_is_no_sites_even_if_the_roster_has_its_name() -
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-def test_every_altered_bit_is_noticed() -> None:
-    good = issue(ROOT, "site-1").certificate
-    check(good)
+@pytest.mark.parametrize("root_kind", ["ec", "rsa"])
+def test_every_altered_bit_is_noticed(root_kind: Any) -> None:
+    root = make_root("project", key=root_kind)
+    good, anchor = issue(root, "site-1").certificate, root.anchor()
+    check(good, anchor=anchor)
     for place in range(len(good)):
         for bit in (0x01, 0x80):
             bad = bytearray(good)
             bad[place] ^= bit
             with pytest.raises(IdentityError):
-                check(bytes(bad))
+                check(bytes(bad), anchor=anchor)
 
 
 @given(st.binary(max_size=400))

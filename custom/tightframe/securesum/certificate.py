@@ -63,6 +63,10 @@ class Certificate:
         """
         try:
             certificate = x509.load_der_x509_certificate(der)
+            # The signature is the last part, a BIT STRING. A count of unused bits other than 0 would be
+            # one more encoding of the same certificate, which the parser lets pass.
+            if not der.endswith(b"\x00" + certificate.signature):
+                raise ValueError("the signature is no whole number of bytes")
             return cls(
                 public_key=certificate.public_key(),
                 subject=certificate.subject,
