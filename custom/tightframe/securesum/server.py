@@ -88,7 +88,7 @@ class Sum:
                 "the schema", expected=f"one of {sorted(params.schemas)}", found=repr(schema)
             )
         self._session, self._params = session, params
-        self.slot, self.sum_id, self._broadcast = slot, sum_id, broadcast
+        self.slot, self.sum_id, self.schema, self.broadcast = slot, sum_id, schema, broadcast
         self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
         self._totals = {group: Accumulator(self._layouts[group]) for group in GROUPS}
         self._receipts: dict[str, Receipt] = {}
@@ -97,6 +97,31 @@ class Sum:
         self._reveals: dict[str, Reveal] = {}
         self._blamed: dict[str, str] = {}
         self._opened = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch whose slot it uses."""
+        return self._params.epoch
+
+    @property
+    def receipts(self) -> tuple[Receipt, ...]:
+        """Of the terms that are in, in roster order."""
+        return tuple(self._receipts[name] for name in self._params.roster if name in self._receipts)
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The survivor set; empty before ``close``."""
+        return self._survivors or ()
+
+    @property
+    def agreements(self) -> Mapping[str, bytes]:
+        """Site -> its signature under the survivor set, so far."""
+        return MappingProxyType(dict(sorted(self._agreements.items())))
+
+    @property
+    def revealers(self) -> tuple[str, ...]:
+        """The sites whose good reveals are in, in roster order."""
+        return tuple(name for name in self._params.roster if name in self._reveals)
 
     @property
     def full(self) -> bool:
@@ -261,7 +286,7 @@ class Sum:
         for what, expected, found in (
             ("slot", str(self.slot), str(receipt.slot)),
             ("sum", str(self.sum_id), str(receipt.sum_id)),
-            ("broadcast", self._broadcast.hex(), receipt.broadcast.hex()),
+            ("broadcast", self.broadcast.hex(), receipt.broadcast.hex()),
             ("update group's hash", hashes["update"].hex(), receipt.update.hex()),
             ("static group's hash", hashes["static"].hex(), receipt.static.hex()),
         ):

@@ -105,6 +105,11 @@ class Session:
         """The sites of the roster that have not confirmed, in its order."""
         return [name for name in self.params.roster if name not in self._confirmed]
 
+    @property
+    def ready(self) -> Mapping[str, bytes]:
+        """Site -> its signature under this session, so far."""
+        return MappingProxyType({name: item.ready for name, item in sorted(self._confirmed.items())})
+
     def add(self, site: str, raw: bytes) -> None:
         """Take one site's confirmation.
 
