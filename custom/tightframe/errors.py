@@ -46,6 +46,22 @@ class SiteConfigError(TightframeError):
     code = "TF-202"
 
 
+class PolicyError(TightframeError):
+    """A job asks for less than a site's policy requires (TF-614); every rule is listed."""
+
+    code = "TF-614"
+
+
+class SecureSumError(TightframeError):
+    """The secure sum refused something; the code is that of ``securesum.errors``."""
+
+    code = "TF-600"
+
+    def __init__(self, message: str, *, code: str | None = None, blamed: str | None = None) -> None:
+        self.blamed = blamed
+        super().__init__(message, code=code)
+
+
 class DataError(TightframeError):
     """A site's records cannot be read as the site's configuration says.
 
@@ -97,6 +113,21 @@ REASONS: Mapping[str, str] = {
     "TF-505": "job or version differs from the server's",
     "TF-508": "nothing to compare a baseline with",
     "TF-509": "refused to enrol",
+    "TF-601": "the server's parameters are not accepted",
+    "TF-602": "an identity is not proved",
+    "TF-603": "a signature is wrong",
+    "TF-604": "a message is malformed",
+    "TF-605": "silos were shown different rosters",
+    "TF-606": "a key is of low order or used twice",
+    "TF-607": "a share is not the one that was signed",
+    "TF-608": "used before",
+    "TF-609": "out of order, or the session's secrets are gone",
+    "TF-610": "silos were shown different models",
+    "TF-611": "survivors not accepted",
+    "TF-612": "counts were opened for another cohort before",
+    "TF-613": "too few valid shares to open the sum",
+    "TF-614": "below the site's policy",
+    "TF-615": "no usable identity",
 }
 """What a code means, in a few words; ``docs/errors.md`` says what to do."""
 

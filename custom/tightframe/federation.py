@@ -7,8 +7,10 @@ through NVFlare bit for bit (same seeds, same thread setting).
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from tightframe.phases import Method
 from tightframe.rounds import outcome
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Accept, Coordinator, Message, Result
+from tightframe.rounds.identity import simulated_anchor, simulated_identity
+from tightframe.rounds.secure.server import ServerIdentity
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import SiloSession, failure_code
 
@@ -55,7 +59,7 @@ def run(
     *,
     dataset: str,
     model: str = "small_cnn",
-    summation: str = "plain",
+    summation: str = "secure",
     min_sites: int | None = None,
     folder: Path | None = None,
     on_round: Callable[[outcome.Row], None] | None = None,
@@ -76,7 +80,7 @@ def run(
         rounds: training rounds.
         dataset: a registered data set: class names, input shape, and the twin.
         model: a registered backbone.
-        summation: how contributions are summed.
+        summation: ``secure`` (three silos or more), or ``plain``.
         min_sites: fewer contributions end the run; all by default.
         folder: where results go; a temporary folder by default, removed afterwards.
         on_round: called with each finished exchange.
@@ -147,13 +151,26 @@ def run_job(
     setup = prepare(job)
     set_threads(job.threads)
     log = logging.getLogger("tightframe.run")
+    job_id = f"in-process-{secrets.token_hex(8)}"  # so that no run takes another's journal for its own
     sessions = {
         site: SiloSession(
             SiloContext(
-                site, job, (entries or {}).get(site), run_dir=folder / site, records=(data or {}).get(site)
+                site,
+                job,
+                (entries or {}).get(site),
+                run_dir=folder / site,
+                records=(data or {}).get(site),
+                job_id=job_id,
+                identity=partial(simulated_identity, job_id, site, production=False),
             )
         )
         for site in job.roster
     }
-    coordinator = Coordinator(setup, folder / "server", initial_model=initial_model, on_round=on_round)
+    coordinator = Coordinator(
+        setup,
+        folder / "server",
+        identity=ServerIdentity(job_id, simulated_anchor(job_id, production=False), simulated=True),
+        initial_model=initial_model,
+        on_round=on_round,
+    )
     return coordinator.run(LocalTransport(sessions, log))

@@ -7,7 +7,8 @@ Rescaling to a norm, weighting and encoding happen elsewhere, once for every met
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
@@ -31,6 +32,17 @@ def build_template(setting: Setting) -> nn.Module:
     """An untrained model, for names and shapes only; torch's random streams are left untouched."""
     with torch.random.fork_rng(devices=[]):
         return setting.build_model()
+
+
+def shared_template(setting: Setting) -> nn.Module:
+    """An untrained model for names and shapes, built once and never to be trained or changed."""
+    return _shared_template(setting.build_model)
+
+
+@functools.lru_cache(maxsize=4)
+def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        return build_model()
 
 
 def initial_model(setting: Setting, seed: int) -> dict[str, torch.Tensor]:
@@ -63,7 +75,7 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
         setting: gives the norm, the bound and, if there is no template, the model.
         template: a model already built, to save building another.
     """
-    model = build_template(setting) if template is None else template
+    model = shared_template(setting) if template is None else template
     updates = [
         Field(
             UPDATE + name,

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
 """Tensors by name."""
+CLASS_COUNTS = "statistics/class_counts"
+"""In ``ServerState.extra``: pooled training records of each class (C,); 0 where that is not known."""
+FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
+"""In ``ServerState.extra``: pooled moments of the inputs (D,)."""
+Statistic = Literal["class_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
@@ -230,7 +235,12 @@ class SiloView(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """One exchange with every silo, ending in one sum."""
+    """One exchange with every silo, ending in one sum.
+
+    ``update`` gets the totals that were opened. After a drop-out a secure sum opens the *update*
+    group only: static fields (counts, class sums) are then missing from the totals, and what they
+    would have changed keeps its value.
+    """
 
     name: str
     schema: Schema
@@ -251,6 +261,7 @@ class Method:
         init_server: makes the state before round 1 from a seed.
         plan: the phases of one training round.
         predict: class logits (B, C) of a batch from a model.
+        statistics: pooled statistics that it needs in its state before round 1.
         before, after: phases outside the training rounds.
         personalise: optional local training after the last round; its result stays at the silo.
     """
@@ -262,6 +273,7 @@ class Method:
     init_server: Callable[[Setting, int], ServerState]
     plan: Callable[[Setting, int, int], tuple[Phase, ...]]
     predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+    statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], Tensors] | None = None

@@ -25,7 +25,7 @@ from tightframe.rounds import checkpoint, codec, evaluation
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.contribution import Contributor
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.summation import server_summation
+from tightframe.rounds.summation import PlainServer
 from tightframe_app import recipes
 
 
@@ -88,24 +88,36 @@ def test_the_rehearsal_needs_no_monai() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_light_task_needs_no_torch() -> None:
-    """Enrolment runs in a process of its own in the simulator; importing torch there costs seconds."""
+@pytest.mark.parametrize("summation", ["plain", "secure"])
+def test_a_light_task_needs_no_torch(tmp_path: Path, summation: str) -> None:
+    """Enrolment and shares have processes of their own in the simulator; importing torch there costs seconds."""
     import subprocess
     import sys
 
-    code = (
-        "import sys, json\nfrom pathlib import Path\nimport tightframe.flare.executor\n"
-        "from tightframe import __version__\n"
-        "from tightframe.config.job import parse_job\nfrom tightframe.rounds.context import SiloContext\n"
-        "from tightframe.rounds.silo import SiloSession\n"
-        "job = parse_job(json.loads(sys.argv[1]))\n"
-        "answer = SiloSession(SiloContext('site-5', job, None, run_dir=Path('.'))).handle(\n"
-        "    'enroll', {'job_sha256': job.sha256(), 'version': __version__})\n"
-        "assert answer['weight'] > 0 and answer['synthetic'] is True\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    job = json.dumps(recipes.get("fedmr_isic").job().model_dump(mode="json"))
-    assert subprocess.run([sys.executable, "-c", code, job], check=False).returncode == 0
+    code = """
+import sys, json
+from pathlib import Path
+import tightframe.flare.executor
+from tightframe import __version__
+from tightframe.config.job import parse_job
+from tightframe.errors import SecureSumError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.silo import SiloSession
+
+job = parse_job(json.loads(sys.argv[1]))
+session = SiloSession(SiloContext('site-5', job, None, run_dir=Path(sys.argv[2])))
+message = {'job_sha256': job.sha256(), 'version': __version__, 'secure': b''}
+try:
+    answer = session.handle('enroll', message)
+    assert b'weight' in answer['declaration']
+except SecureSumError as error:
+    assert error.code == 'TF-604'  # an empty message, refused by the protocol
+    assert job.summation == 'secure'
+sys.exit('torch' in sys.modules)
+"""
+    values = recipes.get("fedmr_isic").job(changes={"summation": summation}).model_dump(mode="json")
+    command = [sys.executable, "-c", code, json.dumps(values), str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == 0
 
 
 class FirstRecords:
@@ -171,16 +183,15 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
         "phase": 0,
         "attempt": 0,
         "evaluate": True,
-        "weights": dict.fromkeys(setup.job.roster, 4.0),
         "opened": {},
         "broadcast": checkpoint.tensor_bytes(received),
     }
     context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
-    term = Contributor(context).contribute(message)["term"]
+    term = Contributor(context).contribute(message, dict.fromkeys(setup.job.roster, 4.0)).term
     schema = setup.schema(phase, evaluated=True)
-    sums = server_summation(setup.job.summation, schema)
+    sums = PlainServer(schema)
     sums.add(site, term)
-    totals = codec.decode(schema, sums.open([site]), parties=len(setup.job.roster))
+    totals = codec.decode(schema, sums.open(), parties=len(setup.job.roster))
 
     assert all(np.isfinite(total).all() for total in totals.values())
     model = setup.setting.build_model()

@@ -35,7 +35,7 @@ def _sum(shares: list[float], order: list[int]) -> dict[str, np.ndarray]:
     server = PlainServer(SCHEMA)
     for k in order:
         server.add(f"s{k}", codec.encode(SCHEMA, _tensors(k), share=shares[k], parties=len(shares)))
-    return dict(codec.decode(SCHEMA, server.open([f"s{k}" for k in order]), parties=len(shares)))
+    return dict(codec.decode(SCHEMA, server.open(), parties=len(shares)))
 
 
 def test_sum_is_the_weighted_sum() -> None:
@@ -67,7 +67,7 @@ def test_norm_rescales_the_whole_group_and_never_refuses() -> None:
     big = {"u0": torch.full((100,), 1e20), "u1": torch.full((100,), -2e20), "other": torch.tensor([7.0])}
     server = PlainServer(schema)
     server.add("s", codec.encode(schema, big, share=1.0, parties=6))
-    totals = codec.decode(schema, server.open(["s"]), parties=6)
+    totals = codec.decode(schema, server.open(), parties=6)
     joint = np.concatenate([totals["u0"], totals["u1"]])
     assert np.linalg.norm(joint) == pytest.approx(1.5, rel=1e-6)
     np.testing.assert_allclose(totals["u1"], -2 * totals["u0"], rtol=1e-6)
@@ -79,7 +79,7 @@ def test_norm_leaves_a_short_update_alone() -> None:
     values = torch.tensor([1.0, -2.0, 0.5, 0.0])
     server = PlainServer(schema)
     server.add("s", codec.encode(schema, {"u": values}, share=1.0, parties=3))
-    assert codec.decode(schema, server.open(["s"]), parties=3)["u"].tolist() == values.tolist()
+    assert codec.decode(schema, server.open(), parties=3)["u"].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_term_of_the_wrong_size_changes_nothing() -> None:
         server.add("a", good)
     alone = PlainServer(SCHEMA)
     alone.add("a", good)
-    for name, total in server.open(["a"]).items():
+    for name, total in server.open().items():
         np.testing.assert_array_equal(total, alone.open(["a"])[name])
 
 

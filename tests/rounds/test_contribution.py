@@ -14,11 +14,11 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.errors import RunError, TrainingError
 from tightframe.methods import fedmr
-from tightframe.rounds import checkpoint, codec
+from tightframe.rounds import checkpoint, classes, codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.contribution import Contributor, LocalSilo, choose_device, guarded, seeded
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.summation import server_summation
+from tightframe.rounds.summation import PlainServer
 
 CPU = torch.device("cpu")
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -242,11 +242,12 @@ def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Any]:
         "phase": 0,
         "attempt": 0,
         "evaluate": False,
-        "weights": {site: 1.0},
         "opened": {},
-        "broadcast": checkpoint.tensor_bytes(phase.broadcast(setup.initial_state())),
+        "broadcast": checkpoint.tensor_bytes(
+            {**phase.broadcast(setup.initial_state()), classes.OFFERED: torch.ones(8, dtype=torch.uint8)}
+        ),
     }
-    return message, phase.schema
+    return message, setup.schema(phase, evaluated=False)
 
 
 @pytest.mark.parametrize(
@@ -266,11 +267,12 @@ def test_a_site_or_the_job_keeps_prototypes_at_home(
     message, schema = _message(job, "site-2")
     context = _context(job, tmp_path, offer_prototypes=by_site)
     assert LocalSilo(context, prepare(job), CPU, 1).offers_prototypes is offered
-    term = Contributor(context).contribute(message)["term"]
-    sums = server_summation(job.summation, schema)
+    term = Contributor(context).contribute(message, {"site-2": 1.0}).term
+    sums = PlainServer(schema)
     sums.add("site-2", term)
-    totals = codec.decode(schema, sums.open(["site-2"]), parties=1)
+    totals = codec.decode(schema, sums.open(), parties=1)
     counts = np.bincount(context.data.labels("train"), minlength=8)
     assert totals[fedmr.COUNTS].tolist() == (counts.tolist() if offered else [0] * 8)
     assert totals[fedmr.SUMS].any() == offered
+    assert totals[classes.HOLDERS].tolist() == [float(offered and count > 0) for count in counts]
     assert any(totals[name].any() for name in totals if name.startswith("update/")), "it trains all the same"

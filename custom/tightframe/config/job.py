@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightframe.errors import JobError
+from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 PlainValue = str | int | float | bool | None
 Options = dict[str, PlainValue | list[PlainValue]]
@@ -77,7 +78,13 @@ class JobConfig(Strict):
         rounds: training rounds; a closing phase that evaluates the last model comes after.
         seed: of every random stream.
         training, evaluation: see there.
-        summation: how contributions are summed.
+        summation: ``secure``, so that the server sees sums only, or ``plain``, in which it sees
+            each silo's contribution; for research, and refused by sites that require secure sums.
+        server_trust: what secure sums assume of the server: ``malicious``, or ``semi_honest``,
+            which keeps to the protocol and needs fewer silos.
+        colluders: silos that are assumed to collude; ``max(1, floor(n / 10))`` by default.
+        class_rules: ``off`` uses class sums of any class, however few silos hold it; only where
+            every site's policy allows it.
         weights: how exactly a silo's public weight tells its number of training records.
         update_norm: L2 norm to which model updates are rescaled; None leaves them.
         update_bound: largest coordinate of an update while no norm is set.
@@ -101,7 +108,10 @@ class JobConfig(Strict):
     seed: int = Field(default=0, ge=0, lt=2**31)
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
-    summation: Literal["plain"] = "plain"
+    summation: Literal["secure", "plain"] = "secure"
+    server_trust: Trust = "malicious"
+    colluders: int | None = Field(default=None, ge=1, le=MAX_SITES - 2)
+    class_rules: Literal["on", "off"] = "on"
     weights: Literal["exact", "power_of_two", "uniform"] = "exact"
     update_norm: float | None = Field(default=None, gt=0)
     update_bound: float = Field(default=8.0, gt=0, le=1e6)
@@ -121,6 +131,10 @@ class JobConfig(Strict):
                 "dictionary with such a key"
             )
         return options
+
+    def assumed_colluders(self, sites: int) -> int:
+        """Silos assumed to collude in a roster of so many."""
+        return default_colluders(sites) if self.colluders is None else self.colluders
 
     @property
     def roster(self) -> tuple[str, ...]:
@@ -144,7 +158,24 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems.append(f"min_sites: Expected at most the number of sites ({len(sites)}), but got {least}")
     if isinstance(chosen, list) and (strangers := sorted({str(site) for site in chosen} - set(sites))):
         problems.append(f"prototype_sites: {strangers} are not in `sites`")
+    if values.get("summation", "secure") == "secure":
+        problems += _secure_problems(values, len(sites))
     return problems
+
+
+def _secure_problems(values: dict[str, Any], sites: int) -> list[str]:
+    if sites < MIN_SITES:
+        return [
+            f"sites: secure sums need at least {MIN_SITES} silos, but got {sites}: with two, a sum minus "
+            'one\'s own term is the other\'s. Ask for "summation": "plain" by name if the server may see '
+            "every term"
+        ]
+    colluders, trust = values.get("colluders"), values.get("server_trust", "malicious")
+    if isinstance(colluders, int) and trust in ("malicious", "semi_honest"):
+        most = max(c for c in range(sites - 1) if c + 2 <= sites and threshold(sites, c, trust) <= sites)
+        if colluders > most:
+            return [f"colluders: Expected at most {most} with {sites} silos, but got {colluders}"]
+    return []
 
 
 def config_hash(values: Any) -> str:

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe import data
-from tightframe.config.job import JobConfig, listed
+from tightframe.config.job import JobConfig, config_hash, listed
+from tightframe.config.policy import PolicyBlock
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
 
@@ -36,6 +37,9 @@ class SiteEntry(BaseModel):
         loader_workers: processes that read records; 0 reads in the training process.
         offer_prototypes: False keeps this site's class prototypes at home.
         state_dir: folder for what must outlive a job; required in production.
+        dataset_id: the site's own name for its records, under which it remembers for which silos
+            their counts were opened; data set and place by default.
+        policy: the site's rules; see ``config.policy``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -45,6 +49,14 @@ class SiteEntry(BaseModel):
     loader_workers: int = Field(default=0, ge=0, le=64)
     offer_prototypes: bool = True
     state_dir: AbsolutePath | None = None
+    dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
+    policy: PolicyBlock = PolicyBlock()
+
+    def records_id(self, dataset: str) -> str:
+        """Under which name the site remembers what was told of its records of a data set."""
+        if self.dataset_id is not None:
+            return self.dataset_id
+        return f"{dataset}:{config_hash(self.data.get(dataset, {}))[:16]}"
 
 
 class ServerEntry(BaseModel):
@@ -52,11 +64,14 @@ class ServerEntry(BaseModel):
 
     Attributes:
         initial_model: safetensors file of a pretrained start; its hash is recorded.
+        central_provisioning: accept certificates without the role attribute, which only central
+            provisioning makes; for tests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     initial_model: AbsolutePath | None = None
+    central_provisioning: bool = False
 
 
 class SiteFile(BaseModel):

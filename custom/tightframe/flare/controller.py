@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
@@ -56,14 +57,33 @@ class FederationController(Controller):
         )
         try:
             entry = server_entry(Path(workspace.get_site_config_dir()))
-            Coordinator(self._setup, run_dir, initial_model=entry.initial_model, log=self.logger).run(
-                transport
+            coordinator = Coordinator(
+                self._setup,
+                run_dir,
+                identity=self._identity(fl_ctx, workspace, entry.central_provisioning),
+                initial_model=entry.initial_model,
+                log=self.logger,
             )
+            coordinator.run(transport)
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
         except Exception as error:
             self.logger.exception("the run stopped on an error of its own")
             self.system_panic(f"TF-500: the server failed with {type(error).__name__}", fl_ctx)
+
+    def _identity(self, fl_ctx: FLContext, workspace: Any, central: bool) -> Any:
+        """What secure sums need of this run; None for plain ones."""
+        from tightframe.flare.identity import server_anchor
+        from tightframe.rounds.secure.server import ServerIdentity
+
+        if self._setup.job.summation == "plain":
+            return None
+        production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
+        job_id = fl_ctx.get_job_id()
+        anchor = server_anchor(
+            Path(workspace.get_startup_kit_dir()), job=job_id, production=production, missing_role=central
+        )
+        return ServerIdentity(job_id, anchor, simulated=not production)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nothing is held open."""

@@ -21,8 +21,9 @@ from nvflare.fuel.utils.log_utils import ConciseLogFilter
 from tightframe.config.job import parse_job
 from tightframe.config.site import site_entry
 from tightframe.errors import TightframeError
+from tightframe.flare.identity import site_identity
 from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.context import SiloContext, lasting_journal
 from tightframe.rounds.silo import SiloSession, failure_code
 
 
@@ -67,7 +68,10 @@ class SiloExecutor(Executor):
         job = parse_job(self._values)
         local = Path(workspace.get_site_config_dir())
         entry = site_entry(local, name, production=production, alone=len(job.sites) == 1)
-        outliving = None if entry is None or entry.state_dir is None else Path(entry.state_dir)
+        # In the simulator everything lasts one run, and every task may be a process of its own.
+        outliving = Path(entry.state_dir) if production and entry is not None and entry.state_dir else None
+        startup = Path(workspace.get_startup_kit_dir())
+        central = entry is not None and entry.policy.resolve(production=production).central_provisioning
         return SiloSession(
             SiloContext(
                 name,
@@ -75,6 +79,13 @@ class SiloExecutor(Executor):
                 entry,
                 run_dir=Path(workspace.get_run_dir(job_id)),
                 state_dir=None if outliving is None else outliving / job_id / name,
+                job_id=job_id,
+                production=production,
+                memory_only=production,
+                journal_dir=None if outliving is None else lasting_journal(outliving, name),
+                identity=lambda: site_identity(
+                    startup, name, job=job_id, production=production, missing_role=central
+                ),
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,
             )

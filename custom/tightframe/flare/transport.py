@@ -4,7 +4,7 @@ One task per silo (``send`` to one target): a silo's request is its own. A silo'
 when it fetches its task. Silos that have not fetched share one clock, which runs only while no
 silo is at work and starts anew at every sign of progress, so that a simulation which runs silos
 one after the other times out nobody who is waiting for its turn. A silo that did not even fetch
-its task in the last exchange is asked again, but waited for only a short grace beyond the others.
+its task when it was last asked is asked again, but waited for only a short grace beyond the others.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class FlareTransport:
             for waiting in state.waiting.values():
                 if not waiting.done:
                     waiting.finish(LATE)  # a result that arrives from now on is not accepted
-            self._absent = {site for site, waiting in state.waiting.items() if waiting.fetched is None}
+            # Who was not asked (only survivors are asked for shares) stays what it was.
+            self._absent -= state.waiting.keys()
+            self._absent |= {site for site, waiting in state.waiting.items() if waiting.fetched is None}
             return {site: waiting.code for site, waiting in state.waiting.items() if waiting.code is not None}
 
     def _make_task(self, name: str, site: str, request: Message, state: _Exchange) -> Task:

@@ -297,7 +297,7 @@ def class_feature_sums(
 
 def init_server(setting: Setting, seed: int) -> ServerState:
     """The model that ``seed`` gives, and no prototypes yet."""
-    width = feature_width(model_update.build_template(setting))
+    width = feature_width(model_update.shared_template(setting))
     return ServerState(
         model=model_update.initial_model(setting, seed),
         extra={
@@ -309,7 +309,7 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     """One phase: train with both terms, then sum updates, class feature sums and class counts."""
-    template = model_update.build_template(setting)
+    template = model_update.shared_template(setting)
     classes = setting.num_classes
     shared = {"ring": 64, "static": True, "per_class": True}
     schema = phases.Schema(
@@ -371,7 +371,12 @@ def _reshaping_terms(silo: SiloView, prototypes: torch.Tensor, valid: torch.Tens
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid."""
+    """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid.
+
+    Where the class sums were not opened (a silo dropped out), all prototypes keep their values.
+    """
+    if SUMS not in totals:
+        return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
     prototypes, seen = update_prototypes(
         state.extra[PROTOTYPES], torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
     )

@@ -19,32 +19,11 @@ from safetensors.torch import load_file, save
 
 from tightframe.errors import RunError
 from tightframe.phases import ServerState, Tensors
-from tightframe.rounds.summation import SumId
+from tightframe.rounds.files import write_atomically
+from tightframe.securesum.messages import SumId
 
 CHECKPOINT = "checkpoint.safetensors"
 DESCRIPTION = "tightframe"
-
-
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace ``path`` by ``data``: temporary file, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
-    """Plain values as indented JSON, atomically."""
-    text = json.dumps(values, indent=2, sort_keys=False, allow_nan=False)
-    write_atomically(path, (text + "\n").encode(), mode=mode)
 
 
 def tensor_bytes(tensors: Tensors) -> bytes:

@@ -17,11 +17,20 @@ from tightframe.errors import ContributionError
 from tightframe.phases import Field, Group, Schema, Tensors, Totals
 from tightframe.rounds.summation import IntegerTotals, pack
 from tightframe.securesum import encoding
+from tightframe.securesum.messages import FieldSpec
 
 
 def bits_of(item: Field, parties: int) -> int:
     """Fraction bits of a field's fixed-point encoding for a sum over ``parties`` silos."""
     return encoding.fraction_bits(item.ring, item.effective_bound, parties)
+
+
+def specs(schema: Schema, parties: int) -> tuple[FieldSpec, ...]:
+    """The fields as the secure sum knows them."""
+    return tuple(
+        FieldSpec(item.name, item.shape, item.ring, bits_of(item, parties), item.effective_bound, item.group)
+        for item in schema.fields
+    )
 
 
 def check_schema(schema: Schema, parties: int) -> None:
@@ -72,10 +81,11 @@ def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> d
 
 
 def decode(schema: Schema, totals: IntegerTotals, *, parties: int) -> Totals:
-    """The sums in float64, by field name, in each field's shape."""
+    """The sums that were opened, in float64, by field name, in each field's shape."""
     return {
         item.name: encoding.decode(totals[item.name], ring=item.ring, bits=bits_of(item, parties))
         for item in schema.fields
+        if item.name in totals
     }
 
 

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.config.job import JobConfig
+from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
+from tightframe.securesum.identity import Anchor, Signer
 
+JOURNAL = "journal.jsonl"
 Message = dict[str, Any]
 """What travels: plain values and bytes."""
+
+
+def lasting_journal(state_dir: Path, site: str) -> Path:
+    """Folder of a site's journal in production: of all its jobs, outside of any."""
+    return state_dir / "secure_sum" / site
 
 
 @dataclass
@@ -27,6 +35,12 @@ class SiloContext:
         run_dir: the run's folder at this silo: final model, report.
         state_dir: folder of the silo's own state, this run's alone; in ``run_dir`` by default.
         records: the silo's records, if the caller has opened them already.
+        job_id: the run's id, as engine and silos know it.
+        production: whether the engine runs in secure mode, with provisioned identities.
+        memory_only: keep the secrets of the secure sum in memory. False only in the simulator, whose
+            silos are one process a task.
+        journal_dir: folder of the secure sum's journal, which outlives runs in production.
+        identity: gives the silo's signer and what it trusts; asked for when secure sums need it.
         stopped: tells that the run was aborted.
         log: the silo's own log.
     """
@@ -37,6 +51,11 @@ class SiloContext:
     run_dir: Path
     state_dir: Path | None = None
     records: SiloData | None = None
+    job_id: str = ""
+    production: bool = False
+    memory_only: bool = True
+    journal_dir: Path | None = None
+    identity: Callable[[], tuple[Signer, Anchor]] | None = None
     stopped: Callable[[], bool] = lambda: False
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("tightframe.silo"))
 
@@ -57,6 +76,26 @@ class SiloContext:
         return self.entry or SiteEntry()
 
     @property
+    def policy(self) -> Policy:
+        """The site's rules."""
+        return self.site.policy.resolve(production=self.production)
+
+    @property
     def state_folder(self) -> Path:
         """Where the silo's own state lies."""
         return (self.state_dir or self.run_dir) / "silo_state"
+
+    @property
+    def secure_folder(self) -> Path:
+        """Where this run's part of the secure sum lies: the transcript, and the simulator's secrets."""
+        return (self.state_dir or self.run_dir) / "secure_sum"
+
+    @property
+    def transcript(self) -> Path:
+        """This silo's own view of the run's secure sums; in production it outlives the run's folder."""
+        return (self.state_dir or self.run_dir) / "transcript.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        """The secure sum's journal."""
+        return (self.journal_dir or self.secure_folder) / JOURNAL

@@ -18,12 +18,14 @@ from tightframe import training
 from tightframe.data.base import class_counts
 from tightframe.errors import RunError, TrainingError
 from tightframe.model_update import build_template, received_model
-from tightframe.phases import Fold, Phase, Schema, Setting, Tensors, stream_seed
-from tightframe.rounds import codec, evaluation
-from tightframe.rounds.checkpoint import SiloStateStore, save_tensors, write_json
+from tightframe.phases import Fold, Phase, Setting, Tensors, stream_seed
+from tightframe.rounds import classes, codec, evaluation, statistics
+from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.files import write_json
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
-from tightframe.rounds.summation import SumId, site_summation
+from tightframe.rounds.summation import Encoded
+from tightframe.securesum.messages import SumId
 
 REPORT = "local_report.json"
 START = "start.safetensors"
@@ -117,8 +119,13 @@ class Contributor:
         self._device = choose_device(context.site.device)
         self._store = SiloStateStore(context.state_folder, context.name)
 
-    def contribute(self, message: Message) -> Message:
-        """Answer one broadcast with a term of its sum."""
+    def contribute(self, message: Message, weights: Mapping[str, float]) -> Encoded:
+        """Answer one broadcast with a term of its sum.
+
+        Args:
+            message: of the task ``contribute``.
+            weights: the public weights of all silos enrolled.
+        """
         sum_id = SumId.of(message["kind"], message["round"], message["phase"], message["attempt"])
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
@@ -128,26 +135,44 @@ class Contributor:
         tensors: dict[str, torch.Tensor] = {}
         with seeded(silo.stream("torch"), self._device):
             phase = self._phase(message)
-            schema = phase.schema if phase is not None else Schema(())
+            if phase is None:
+                schema = self._setup.evaluation_schema()
+            else:
+                schema = self._setup.schema(phase, evaluated=message["evaluate"])
             if message["evaluate"]:
-                schema = schema + self._setup.evaluation_schema()
                 tensors |= self._evaluate(silo, received)
             if phase is not None:
-                # `fit` names what would fit by itself; this is for passes of a method beside it.
-                with memory_named("training.batch_size", self._context.job.training.batch_size, self._device):
-                    contribution = phase.contribute(silo, received, self._store.committed())
-                tensors |= contribution.tensors
-                self._store.propose(sum_id, contribution.proposed_state)
+                tensors |= self._contribution(silo, phase, received, sum_id)
             else:
                 self._close(silo, received, tensors)
-        weights: Mapping[str, float] = message["weights"]
+        parties = len(weights)
         term = codec.encode(
-            schema,
-            tensors,
-            share=weights[silo.name] / max(weights.values()),
-            parties=len(weights),
+            schema, tensors, share=weights[silo.name] / max(weights.values()), parties=parties
         )
-        return {"term": dict(site_summation(self._context.job.summation).conceal(sum_id, term))}
+        return Encoded(sum_id, codec.specs(schema, parties), term)
+
+    def _contribution(
+        self, silo: LocalSilo, phase: Phase, received: dict[str, torch.Tensor], sum_id: SumId
+    ) -> Tensors:
+        """What the method proposes, under the class rules."""
+        classes_count = self._setup.dataset.num_classes
+        flagged = bool(self._setup.class_flags(phase).fields)
+        offer = classes.received_offer(received, classes_count) if flagged else None
+        seen = {name: item for name, item in received.items() if name != classes.OFFERED}
+        # `fit` names what would fit by itself; this is for passes of a method beside it.
+        with memory_named("training.batch_size", self._context.job.training.batch_size, self._device):
+            contribution = phase.contribute(silo, seen, self._store.committed())
+        self._store.propose(sum_id, contribution.proposed_state)
+        if offer is None:
+            return contribution.tensors
+        return classes.withhold(
+            phase.schema,
+            contribution.tensors,
+            offer=offer,
+            counts=silo.class_counts("train"),
+            least=self._context.policy.class_count(synthetic=self._context.data.synthetic),
+            speaks=silo.offers_prototypes,
+        )
 
     def _phase(self, message: Message) -> Phase | None:
         """The phase that a message asks for; None for the closing."""
@@ -155,6 +180,7 @@ class Contributor:
         if kind == "closing":
             return None
         phases = {
+            statistics.KIND: self._setup.statistics_phases,
             "before": self._setup.before_phases,
             "train": lambda: self._setup.training_phases(message["round"]),
             "after": self._setup.after_phases,

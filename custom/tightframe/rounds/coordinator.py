@@ -12,34 +12,33 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tightframe import __version__
-from tightframe.errors import REASONS, ContributionError, RunError, TightframeError
+from tightframe.errors import REASONS, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals
-from tightframe.rounds import checkpoint, codec, evaluation, outcome
+from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, statistics
 from tightframe.rounds.context import Message
+from tightframe.rounds.secure.record import ServerRecord
+from tightframe.rounds.secure.server import SecureSums, ServerIdentity
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.summation import SumId, server_summation
+from tightframe.rounds.summation import (
+    Accept,
+    Collected,
+    PlainSums,
+    Sums,
+    TooFewError,
+    Transport,
+    named_codes,
+)
+from tightframe.securesum.messages import SumId
 
-TOO_FEW = "TF-501"
-Accept = Callable[[str, Message], None]
-
-
-class Transport(Protocol):
-    """Carries one task to every silo and brings the answers back."""
-
-    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
-        """Send each silo its request and hand each answer to ``accept`` as it arrives.
-
-        Returns:
-            Silo -> code for every silo without an accepted answer. ``accept`` may raise a
-            named error, which makes that silo's answer a failure of the same code.
-        """
+__all__ = ["Accept", "Coordinator", "Message", "Result", "Transport"]
 
 
 @dataclass
@@ -56,6 +55,7 @@ class Coordinator:
     Args:
         setup: the validated job.
         folder: where the results go.
+        identity: what secure sums need of this run; plain sums need none.
         initial_model: safetensors file of a pretrained start, from the server's own site.
     """
 
@@ -64,6 +64,7 @@ class Coordinator:
         setup: JobSetup,
         folder: Path,
         *,
+        identity: ServerIdentity | None = None,
         initial_model: str | None = None,
         log: logging.Logger | None = None,
         on_round: Callable[[outcome.Row], None] | None = None,
@@ -78,6 +79,18 @@ class Coordinator:
         self._opened: list[tuple[str, list[str]]] = []
         self._told: dict[str, int] = {}
         self._on_round = on_round
+        self._holders: NDArray[np.float64] | None = None  # of each class, in the last opened sum
+        self._transcript: ServerRecord | None = None
+        self._sums = self._choose_sums(identity)
+
+    def _choose_sums(self, identity: ServerIdentity | None) -> Sums:
+        job = self.setup.job
+        if job.summation == "plain":
+            return PlainSums(job.min_sites)
+        if identity is None:
+            raise RunError("secure sums were asked for without an identity of the run.", code="TF-615")
+        self._transcript = ServerRecord(self.folder, identity.job_id)
+        return SecureSums(self.setup, identity, self._transcript, self.log)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -94,21 +107,29 @@ class Coordinator:
         try:
             state = self._train(transport)
         except TightframeError as error:
-            self.record.finish(str(error))
+            self._finish(str(error))
             raise
         except Exception as error:
-            self.record.finish(f"TF-500: the server failed with {type(error).__name__}")
+            self._finish(f"TF-500: the server failed with {type(error).__name__}")
             raise
-        result = Result(state, self.record.finish(None))
+        result = Result(state, self._finish(None))
         if self.setup.job.local_baseline_epochs:
             self._baseline(transport)
         return result
+
+    def _finish(self, reason: str | None) -> outcome.Outcome:
+        self.record.sums = self._sums.describe()
+        if self._transcript is not None:
+            self._transcript.end(reason)
+        return self.record.finish(reason)
 
     def _train(self, transport: Transport) -> ServerState:
         job = self.setup.job
         self._announce()
         state = self._initial_state()
         self._enroll(transport)
+        for index, phase in enumerate(self.setup.statistics_phases()):
+            state = self._phase(transport, state, phase, statistics.KIND, 0, index, evaluate=False)
         for index, phase in enumerate(self.setup.before_phases()):
             state = self._phase(transport, state, phase, "before", 0, index, evaluate=False)
         for number in range(1, job.rounds + 1):
@@ -156,38 +177,15 @@ class Coordinator:
     def _enroll(self, transport: Transport) -> None:
         job, started = self.setup.job, time.monotonic()
         request = {"job_sha256": job.sha256(), "version": __version__, "roster": list(job.roster)}
-        synthetic: dict[str, bool] = {}
-
-        def accept(site: str, answer: Message) -> None:
-            weight, made_up = answer.get("weight"), answer.get("synthetic")
-            if not isinstance(weight, float) or not 0 < weight < 2**40 or not isinstance(made_up, bool):
-                raise ContributionError(f"{site} answered enrolment with {sorted(answer)}, not a weight.")
-            self.weights[site] = weight
-            synthetic[site] = made_up
-
-        failed = transport.exchange("enroll", {site: dict(request) for site in job.roster}, accept)
-        refused = {site: code for site, code in failed.items() if code != "TF-502"}
-        if refused:
-            raise RunError(
-                "before any training, "
-                + "; ".join(
-                    f"{site} refused: {code} ({REASONS.get(code, 'see docs/errors.md')})"
-                    for site, code in sorted(refused.items())
-                )
-                + ". The details are in each silo's own log; "
-                + "mend them, or export the job without those silos.",
-                code="TF-509",
-            )
-        if len(self.weights) < job.min_sites:
-            raise self._too_few("enrolment", failed, len(self.weights))
-        self.record.absent = dict(failed)
+        enrolled = self._sums.enroll(transport, request, job.roster)
+        self.record.enrolled(enrolled)
+        synthetic = {site: item.synthetic for site, item in enrolled.declared.items()}
         if len(set(synthetic.values())) > 1:
             made_up = sorted(site for site, value in synthetic.items() if value)
             raise RunError(
                 f"synthetic and real records are never mixed, but {made_up} have synthetic ones.",
                 code="TF-506",
             )
-        self.record.synthetic = any(synthetic.values())
         if self.record.synthetic:
             self.log.warning("%s", BANNER.format(dataset=self.setup.dataset.title))
         self.log.info(
@@ -197,8 +195,11 @@ class Coordinator:
             time.monotonic() - started,
             WEIGHTS[job.weights],
             ", ".join(f"{site} {weight:g}" for site, weight in sorted(self.weights.items())),
-            "".join(f"; without {site} ({code})" for site, code in sorted(failed.items())),
+            "".join(f"; without {site} ({code})" for site, code in sorted(enrolled.absent.items())),
         )
+        self.log.info("sums: %s", self._sums.describe())
+        for line in self.record.rules():
+            self.log.info("rules: %s", line)
 
     def _phase(
         self,
@@ -212,29 +213,47 @@ class Coordinator:
         evaluate: bool,
     ) -> ServerState:
         """One phase: broadcast, collect, open, update."""
-        broadcast = phase.broadcast(state)
+        setup, flagged = self.setup, bool(self.setup.class_flags(phase).fields)
+        offer = classes.offered(self._holders, setup.dataset.num_classes)
+        broadcast = dict(phase.broadcast(state))
         evaluate = evaluate and any(name.startswith("model/") for name in broadcast)
-        schema = self.setup.schema(phase, evaluated=evaluate)
-        row, totals = self._collect(transport, schema, broadcast, kind, number, index, evaluate=evaluate)
+        schema = setup.schema(phase, evaluated=evaluate)
+        sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
+        row, totals = self._collect(transport, schema, sent, kind, number, index, evaluate=evaluate)
+        if row.shut and kind == statistics.KIND:
+            row, totals = self._again(transport, schema, sent, row, index, evaluate=False)
+            if row.shut:
+                raise RunError(
+                    "statistics that the method needs could not be opened, because silos dropped out twice: "
+                    f"{named_codes(row.dropped)}.",
+                    code="TF-510",
+                )
         own, others = evaluation.split_totals(totals)
+        if flagged:
+            others, holders = classes.admit(phase.schema, others, offer)
+            self._holders = self._holders if holders is None else holders
         cohort = Cohort(number, {site: self.weights[site] for site in row.silos}, max(self.weights.values()))
-        state = phase.update(state, others, cohort)
+        if others:
+            state = phase.update(state, others, cohort)
         row.training = {
             name.removeprefix("training/"): float(value) / cohort.total_weight
             for name, value in others.items()
             if name.startswith("training/")
         }
-        self._add(row, own if evaluate else None, broadcast)
+        self._add(row, own if evaluate and own else None, broadcast)
         return state
 
     def _close(self, transport: Transport, state: ServerState) -> None:
-        """Evaluate the last model everywhere and leave it at the silos."""
+        """Evaluate the last model everywhere and leave it at the silos.
+
+        Counts are opened for the whole roster only: if a silo drops out just here, all are asked once more.
+        """
         schema = self.setup.evaluation_schema()
-        broadcast = broadcast_model(state.model)
-        row, totals = self._collect(
-            transport, schema, broadcast, "closing", self.setup.job.rounds, 0, evaluate=True
-        )
-        self._add(row, totals, broadcast)
+        broadcast, rounds = broadcast_model(state.model), self.setup.job.rounds
+        row, totals = self._collect(transport, schema, broadcast, "closing", rounds, 0, evaluate=True)
+        if row.shut:
+            row, totals = self._again(transport, schema, broadcast, row, 0, evaluate=True)
+        self._add(row, totals or None, broadcast)
 
     def _baseline(self, transport: Transport) -> None:
         """Let every silo train its local-only baseline; nothing of it comes back.
@@ -252,6 +271,26 @@ class Coordinator:
             self.log.warning("%s has no local-only baseline: %s (%s)", site, code, REASONS.get(code, ""))
         self.log.info("local-only baselines: %d of %d silos", len(requests) - len(failed), len(requests))
 
+    def _again(
+        self,
+        transport: Transport,
+        schema: Schema,
+        broadcast: Mapping[str, torch.Tensor],
+        row: outcome.Row,
+        index: int,
+        *,
+        evaluate: bool,
+    ) -> tuple[outcome.Row, Totals]:
+        """Ask all once more for a sum of counts that stayed shut because a silo had dropped out."""
+        self.log.warning(
+            "%s: counts are opened for all silos only, but %s; asking all once more",
+            row.kind,
+            named_codes(row.dropped),
+        )
+        return self._collect(
+            transport, schema, broadcast, row.kind, row.round, index, evaluate=evaluate, attempt=1
+        )
+
     def _collect(
         self,
         transport: Transport,
@@ -262,50 +301,44 @@ class Coordinator:
         index: int,
         *,
         evaluate: bool,
+        attempt: int = 0,
     ) -> tuple[outcome.Row, Totals]:
         """Send a broadcast, add the terms as they arrive, open the sum."""
-        job, started = self.setup.job, time.monotonic()
-        sum_id = SumId.of(kind, number, index, 0)
-        data = checkpoint.tensor_bytes(broadcast)
+        started = time.monotonic()
+        sum_id = SumId.of(kind, number, index, attempt)
         request = {
             "kind": kind,
             "round": number,
             "phase": index,
-            "attempt": sum_id.attempt,
+            "attempt": attempt,
             "evaluate": evaluate,
-            "weights": dict(self.weights),
-            "broadcast": data,
+            "broadcast": checkpoint.tensor_bytes(broadcast),
         }
         untold = {site: dict(self._opened[self._told.get(site, 0) :]) for site in self.weights}
         requests = {site: {**request, "opened": opened} for site, opened in untold.items()}
-        sums = server_summation(job.summation, schema)
-        received = {"bytes": 0}
-        cohort: list[str] = []
 
-        def accept(site: str, answer: Message) -> None:
-            term = answer.get("term")
-            if not isinstance(term, dict) or not all(isinstance(part, bytes) for part in term.values()):
-                raise ContributionError(f"{site} answered with {sorted(answer)}, not with a term.")
-            sums.add(site, term)
-            received["bytes"] += sum(len(part) for part in term.values())
-            cohort.append(site)
+        def accepted(site: str) -> None:
             self._told[site] = len(self._opened)
 
-        failed = dict(transport.exchange("contribute", requests, accept))
-        if len(cohort) < job.min_sites:
-            self.record.dropped(kind, number, sorted(cohort), failed)
-            raise self._too_few(f"round {number}" if kind == "train" else kind, failed, len(cohort))
-        cohort.sort()
-        totals = codec.decode(schema, sums.open(cohort), parties=len(self.weights))
-        self._opened.append((str(sum_id), cohort))
+        try:
+            found: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)
+        except TooFewError as error:
+            self.record.dropped(kind, number, error.cohort, error.failed)
+            raise
+        self.record.weights = dict(self._sums.weights)
+        totals = codec.decode(schema, found.totals, parties=len(self.weights))
+        if found.totals:
+            self._opened.append((str(sum_id), found.cohort))
+        seconds = time.monotonic() - started
         row = outcome.Row(
             number,
             kind,
-            cohort,
-            failed,
-            time.monotonic() - started,
-            len(data) * len(self.weights),
-            received["bytes"],
+            found.cohort,
+            found.failed,
+            seconds,
+            found.bytes_down,
+            found.bytes_up,
+            shut=found.shut,
         )
         return row, totals
 
@@ -313,17 +346,6 @@ class Coordinator:
         self.record.add(row, counted, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)
-
-    def _too_few(self, where: str, failed: Mapping[str, str], got: int) -> RunError:
-        named = ", ".join(
-            f"{site}: {code} ({REASONS.get(code, 'see docs/errors.md')})"
-            for site, code in sorted(failed.items())
-        )
-        return RunError(
-            f"too few silos in {where}: expected at least {self.setup.job.min_sites}, "
-            f"but got {got}; {named}.",
-            code=TOO_FEW,
-        )
 
 
 WEIGHTS: Mapping[str, str] = {

@@ -18,7 +18,11 @@ from tightframe.data.base import DatasetSpec
 from tightframe.errors import REASONS
 from tightframe.phases import Method, Tensors, Totals
 from tightframe.rounds import evaluation
-from tightframe.rounds.checkpoint import save_tensors, write_atomically, write_json
+from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.classes import MIN_HOLDERS
+from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.files import write_atomically, write_json
+from tightframe.rounds.summation import Enrolled
 
 
 @dataclass
@@ -26,7 +30,8 @@ class Row:
     """One exchange with the silos and the model that it made (``after_round``).
 
     ``evaluation`` belongs to that model, so it is counted by the *next* exchange, by the silos
-    in ``evaluated_by``, which need not be those that trained it.
+    in ``evaluated_by``, which need not be those that trained it. ``shut``: counts and class sums of
+    this exchange stayed masked, because a silo had dropped out.
     """
 
     round: int
@@ -39,6 +44,7 @@ class Row:
     training: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
     evaluated_by: list[str] = field(default_factory=list)
+    shut: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, metrics of the test fold on top where people look for them."""
@@ -59,6 +65,7 @@ class Row:
             "bytes_up": self.bytes_up,
             "evaluation": self.evaluation,
             "evaluated_by": self.evaluated_by,
+            "static_opened": not self.shut,
         }
 
 
@@ -75,6 +82,7 @@ class Outcome:
     rows: list[Row]
     data: str
     summation: str
+    rules: list[str]
     folder: Path
     best_round: int | None = None
     reason: str | None = None
@@ -103,6 +111,7 @@ class Outcome:
             ]
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.summation}")
+        lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]
         lines += self._silo_lines()
         lines += self._metric_lines()
         lines += self._file_lines()
@@ -131,7 +140,9 @@ class Outcome:
     def _metric_lines(self) -> list[str]:
         final = self.final()
         if final is None or final.evaluation is None:
-            return [" Test metrics: missing (the last model was not evaluated)"]
+            shut = any(row.shut for row in self.rows if row.kind == "closing")
+            why = "counts stay shut after a drop-out" if shut else "the last model was not evaluated"
+            return [f" Test metrics: missing ({why})"]
         test = final.evaluation["test"]
         everybody = sorted(final.evaluated_by) == sorted(self.roster)
         whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
@@ -184,6 +195,8 @@ class RunRecord:
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
         self.trained = False
+        self.sums = job.summation
+        self.declared: dict[str, Declaration] = {}
         self.best: tuple[float, int] | None = None
         self._judges: frozenset[str] = frozenset()  # who counted the best model
         self._others: frozenset[str] | None = None  # who counted the latest model, where that differs
@@ -201,6 +214,32 @@ class RunRecord:
         if self.synthetic:
             return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
         return f"{title}, the sites' own records"
+
+    def enrolled(self, enrolled: Enrolled) -> None:
+        """Put on record who takes part, and what each says of itself."""
+        self.declared, self.absent = dict(enrolled.declared), dict(enrolled.absent)
+        self.weights = {site: item.weight for site, item in sorted(enrolled.declared.items())}
+        self.synthetic = any(item.synthetic for item in enrolled.declared.values())
+
+    def rules(self) -> list[str]:
+        """Which privacy rules held, and which were off; one line each."""
+        lines = []
+        if self.job.class_rules == "off":
+            lines.append("CLASS RULES OFF, as the job asks: a class sum may be one silo's")
+        profiles = sorted({item.profile for item in self.declared.values()})
+        counts = sorted({item.min_class_count for item in self.declared.values()})
+        if self.declared:
+            of_records = (
+                f"; a class counts from {counts[0]} local records on"
+                if len(counts) == 1
+                else (f"; a class counts from {counts[0]} to {counts[-1]} local records on")
+            )
+            shown = "" if self.job.class_rules == "off" else f"{of_records} and with {MIN_HOLDERS} holders"
+            lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
+        if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
+            lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
+        lines.append("no differential privacy: a total itself is exact")
+        return lines
 
     def add(self, row: Row, counted: Totals | None, received: Tensors) -> None:
         """Put an exchange on record, and its evaluation to the model that it is of.
@@ -262,7 +301,8 @@ class RunRecord:
             roster=list(job.roster),
             rows=self.rows,
             data=self.data_line,
-            summation=SUMMATIONS[job.summation],
+            summation=self.sums,
+            rules=self.rules(),
             folder=self.folder,
             best_round=self.best[1] if self.best else None,
             reason=reason,
@@ -284,6 +324,8 @@ class RunRecord:
             "roster": result.roster,
             "synthetic": self.synthetic,
             "summation": job.summation,
+            "sums": self.sums,
+            "rules": result.rules,
             "best_round_by_validation": result.best_round,
             "dropped": dropped,
             "evaluation": final.evaluation if final else None,
@@ -318,10 +360,14 @@ class RunRecord:
             save_tensors(self.folder / "best_model.safetensors", received)
 
 
-SUMMATIONS: Mapping[str, str] = {"plain": "plain (the server sees each silo's contribution)"}
-"""How a job's ``summation`` is told to people."""
-
-_FILES = ("model.safetensors", "best_model.safetensors", "model.json", "metrics.jsonl", "outcome.json")
+_FILES = (
+    "model.safetensors",
+    "best_model.safetensors",
+    "model.json",
+    "metrics.jsonl",
+    "outcome.json",
+    "transcript.jsonl",
+)
 
 
 def shown(value: float | None, digits: int = 3) -> str:
@@ -354,6 +400,8 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
     if row.dropped:
         dropped = "; without " + ", ".join(f"{name} ({code})" for name, code in sorted(row.dropped.items()))
     parts.append(f"{len(row.silos)} of {len(roster)} silos{dropped}")
+    if row.shut:
+        parts.append("counts and class sums stay shut, so the evaluation is missing")
     parts.append(f"{row.seconds:.0f} s, {(row.bytes_down + row.bytes_up) / 1e6:.1f} MB")
     head = f"round {row.round} of {rounds}" if row.kind == "train" else _exchange_name(row)
     return f"{head}: " + " | ".join(parts)

@@ -6,6 +6,7 @@ registries; nothing a job says is imported.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from tightframe.config.job import JobConfig, check_job, listed
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError
 from tightframe.phases import Method, Phase, Schema, ServerState, Setting, stream_seed
-from tightframe.rounds import codec, evaluation
+from tightframe.rounds import classes, codec, evaluation, statistics
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class JobSetup:
         """The phases of one training round (1-based)."""
         return self.method.plan(self.setting, round_number, self.job.rounds)
 
+    def statistics_phases(self) -> tuple[Phase, ...]:
+        """The sums of pooled statistics that the method needs, before anything else."""
+        names = self.method.statistics(self.setting) if self.method.statistics else ()
+        return statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
+
     def before_phases(self) -> tuple[Phase, ...]:
         """Phases before round 1."""
         return self.method.before(self.setting) if self.method.before else ()
@@ -46,8 +52,29 @@ class JobSetup:
         return self.method.after(self.setting) if self.method.after else ()
 
     def schema(self, phase: Phase, *, evaluated: bool) -> Schema:
-        """A phase's fields, with those of the evaluation where it is part of the exchange."""
-        return phase.schema + self.evaluation_schema() if evaluated else phase.schema
+        """A phase's fields, the flags of the class rules, and the evaluation where it is part of it."""
+        whole = phase.schema + self.class_flags(phase)
+        return whole + self.evaluation_schema() if evaluated else whole
+
+    def class_flags(self, phase: Phase) -> Schema:
+        """The flags that the class rules add to a phase; none where they are off or do not apply."""
+        if self.job.class_rules == "off":
+            return Schema(())
+        return classes.fields(phase.schema, self.dataset.num_classes)
+
+    def sums(self) -> Iterator[tuple[str, int, int, Schema]]:
+        """Every sum of a whole run: kind, round, index, schema."""
+        for kind, number, phases in self._phases():
+            for index, phase in enumerate(phases):
+                yield kind, number, index, self.schema(phase, evaluated=kind == "train" and index == 0)
+        yield "closing", self.job.rounds, 0, self.evaluation_schema()
+
+    def _phases(self) -> Iterator[tuple[str, int, tuple[Phase, ...]]]:
+        yield statistics.KIND, 0, self.statistics_phases()
+        yield "before", 0, self.before_phases()
+        for number in range(1, self.job.rounds + 1):
+            yield "train", number, self.training_phases(number)
+        yield "after", self.job.rounds, self.after_phases()
 
     def evaluation_schema(self) -> Schema:
         """The fields of the evaluation of the model received."""
@@ -93,7 +120,12 @@ def set_threads(threads: int) -> None:
 
 def _check_sums(setup: JobSetup) -> None:
     try:
-        phases = (*setup.before_phases(), *setup.training_phases(1), *setup.after_phases())
+        phases = (
+            *setup.statistics_phases(),
+            *setup.before_phases(),
+            *setup.training_phases(1),
+            *setup.after_phases(),
+        )
         for phase in phases:
             codec.check_schema(setup.schema(phase, evaluated=True), len(setup.job.sites))
     except ContributionError as error:

@@ -7,6 +7,7 @@ the details stay in the silo's own log. Torch is imported by the tasks that trai
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
@@ -14,11 +15,15 @@ from tightframe.config.site import dataset_of
 from tightframe.data.base import class_counts, count_table
 from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.declaration import Declaration, public_weight
+from tightframe.rounds.files import write_atomically
+from tightframe.rounds.secure.site import SECURE, SecureSite
 
 if TYPE_CHECKING:
     from tightframe.rounds.contribution import Contributor
 
-TASKS = ("enroll", "contribute", "baseline")
+DECLARATION = "declaration.json"
+TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
 
 
 class SiloSession:
@@ -36,6 +41,7 @@ class SiloSession:
             raise JobError([f"this silo is {context.name}, but the job is for {list(context.job.roster)}"])
         self.context = context
         self._contributor: Contributor | None = None
+        self._secure = SecureSite(context) if context.job.summation == "secure" else None
 
     def handle(self, task: str, message: Message) -> Message:
         """Answer one task.
@@ -46,17 +52,36 @@ class SiloSession:
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":
-            return self._training().contribute(message)
+            return self._contribute(message)
         if task == "baseline":
             return self._training().baseline()
+        if self._secure is not None and task in ("confirm", "agree", "reveal"):
+            return {SECURE: getattr(self._secure, task)(message.get(SECURE))}
         raise RunError(f"Expected a task of {list(TASKS)}, but got {task!r}.", code="TF-505")
 
     def _enroll(self, message: Message) -> Message:
-        """Check job, configuration and every record; answer with the public weight."""
+        """Check job, policy, configuration and every record; declare the public weight."""
         self._check_job(message)
+        self.context.policy.check(self.context.job)
+        if self._secure is None:
+            return {"declaration": self._declare(again=False).to_bytes()}
+        # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.
+        return {SECURE: self._secure.enroll(message.get(SECURE), self._declare)}
+
+    def _declare(self, *, again: bool) -> Declaration:
+        """What this silo makes public of itself; the records are read through once a run."""
         context = self.context
+        kept = context.state_folder / DECLARATION
+        if again and kept.is_file():
+            return Declaration.from_bytes(kept.read_bytes(), context.name)
         if context.state_folder.exists():
             shutil.rmtree(context.state_folder)  # a run begins with no state of its own
+        declared = self._read_records()
+        write_atomically(kept, declared.to_bytes(), mode=0o600)
+        return declared
+
+    def _read_records(self) -> Declaration:
+        context = self.context
         if context.site.device not in ("auto", "cpu"):
             # Only a site that asks for a certain GPU pays for importing torch at enrolment.
             from tightframe.rounds.contribution import choose_device
@@ -68,6 +93,7 @@ class SiloSession:
         spec, _ = dataset_of(context.job)
         labels = data.labels("train")
         counts = class_counts(labels, spec.num_classes)
+        policy = context.policy
         log.info(
             "%s: %d training, %d validation and %d test records of %s (training: %s)",
             name,
@@ -77,7 +103,26 @@ class SiloSession:
             data.source,
             count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
         )
-        return {"weight": public_weight(len(labels), context.job.weights), "synthetic": data.synthetic}
+        log.info("%s: policy %s", name, policy.describe())
+        return Declaration(
+            weight=public_weight(len(labels), context.job.weights),
+            synthetic=data.synthetic,
+            profile=policy.profile,
+            min_class_count=policy.class_count(synthetic=data.synthetic),
+            any_static_cohort=policy.static_cohort == "any",
+        )
+
+    def _contribute(self, message: Message) -> Message:
+        if self._secure is None:
+            weights: Mapping[str, float] = message["weights"]
+            return {"term": dict(self._training().contribute(message, weights).term)}
+        return {
+            SECURE: self._secure.contribute(
+                message.get(SECURE),
+                message["broadcast"],
+                lambda weights: self._training().contribute(message, weights),
+            )
+        }
 
     def _training(self) -> Contributor:
         if self._contributor is None:
@@ -101,19 +146,6 @@ class SiloSession:
                 "install the same version everywhere.",
                 code="TF-505",
             )
-
-
-def public_weight(records: int, how: str) -> float:
-    """The weight that the silo makes public: exact count, power-of-two bucket, or uniform.
-
-    >>> public_weight(300, "exact"), public_weight(300, "power_of_two"), public_weight(300, "uniform")
-    (300.0, 256.0, 1.0)
-    """
-    if how == "uniform":
-        return 1.0
-    if how == "power_of_two":
-        return float(2 ** (max(records, 1).bit_length() - 1))
-    return float(records)
 
 
 def failure_code(error: BaseException) -> str:

@@ -1,65 +1,153 @@
-"""The one interface behind which contributions are summed.
+"""How terms are summed: what both kinds of sums share, and plain sums.
 
-A *term* is what a silo sends for one sum: for each group of fields (``update``, ``static``) one
-byte string, the integers of all its fields in schema order. The server adds terms as they
-arrive and opens the sum when the cohort is known; no other code ever touches a term. Plain
-summation sends the integers as they are.
+A term is the integers of a contribution, as two byte strings: the *update* group (what training
+changes) and the *static* group (counts, evaluation). Plain sums send them as they are; secure sums
+(``rounds.secure``) mask them. Both end in the same integers, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.errors import ContributionError
+from tightframe.errors import REASONS, ContributionError, RunError
 from tightframe.phases import RING_DTYPE, Group, Schema
+from tightframe.rounds.context import Message
+from tightframe.rounds.declaration import Declaration
 from tightframe.securesum.encoding import add_into
+from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 
 Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
+Accept = Callable[[str, Message], None]
+LATE = "TF-502"
+
+
+class Transport(Protocol):
+    """Carries one task to every silo and brings the answers back."""
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Send each silo its request and hand each answer to ``accept`` as it arrives.
+
+        Returns:
+            Silo -> code for every silo without an accepted answer. ``accept`` may raise a
+            named error, which makes that silo's answer a failure of the same code.
+        """
 
 
 @dataclass(frozen=True)
-class SumId:
-    """Names one sum: the round, the phase (its kind and place, as ``train-0``), and the try."""
+class Encoded:
+    """A silo's contribution as integers: of which sum, the fields, the bytes of each group."""
 
-    round: int
-    phase: str
-    attempt: int = 0
-
-    @classmethod
-    def of(cls, kind: str, round_number: int, index: int, attempt: int) -> SumId:
-        """The id of phase ``index`` among those of its kind in a round."""
-        return cls(round_number, f"{kind}-{index}", attempt)
-
-    def __str__(self) -> str:
-        """``round/phase/try``."""
-        return f"{self.round}/{self.phase}/{self.attempt}"
+    sum_id: SumId
+    fields: tuple[FieldSpec, ...]
+    term: Term = field(repr=False)
 
 
-class SiteSummation(Protocol):
-    """The silo's side of a sum."""
+@dataclass
+class Enrolled:
+    """Who takes part: each silo's declaration, and who does not, with codes."""
 
-    def conceal(self, sum_id: SumId, term: Term) -> Term:
-        """Turn encoded integers into what may leave the silo."""
+    declared: dict[str, Declaration]
+    absent: dict[str, str] = field(default_factory=dict)
 
 
-class ServerSummation(Protocol):
-    """The server's side of one sum."""
+@dataclass
+class Collected:
+    """One sum, opened.
 
-    def add(self, site: str, term: Term) -> None:
-        """Add one silo's term and forget it.
+    Attributes:
+        cohort: the silos whose terms are in it, sorted.
+        failed: silo -> code for the others.
+        totals: the integer total of every field that was opened.
+        shut: whether the static group stayed shut, because the cohort is not the enrolled one.
+        bytes_down, bytes_up: what travelled in terms and their requests.
+    """
+
+    cohort: list[str]
+    failed: dict[str, str]
+    totals: IntegerTotals
+    shut: bool
+    bytes_down: int
+    bytes_up: int
+
+
+class TooFewError(RunError):
+    """Too few silos in a sum: nothing was opened. ``cohort`` and ``failed`` say who was there."""
+
+    code = "TF-501"
+
+    def __init__(
+        self, where: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
+    ) -> None:
+        self.cohort, self.failed = sorted(cohort), dict(failed)
+        super().__init__(
+            f"too few silos in {where}: expected at least {least}, but got {len(self.cohort)}"
+            f"{detail}; {named_codes(failed)}."
+        )
+
+
+class Sums(Protocol):
+    """The server's side of a run's sums."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The public weights of the silos enrolled."""
+
+    def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
+        """Agree with the silos on who takes part."""
+
+    def collect(
+        self,
+        transport: Transport,
+        sum_id: SumId,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """Ask every silo for its term, add the terms as they arrive, open the sum.
 
         Raises:
-            ContributionError: TF-403 if the term does not have the schema's size.
+            TooFewError: TF-501; nothing was opened.
         """
 
-    def open(self, cohort: Sequence[str]) -> IntegerTotals:
-        """The integer total of every field over the cohort."""
+    def minimum(self, sites: int) -> int:
+        """The smallest number of silos in a sum."""
+
+    def describe(self) -> str:
+        """What the sums protect, for people."""
+
+
+def named_codes(failed: Mapping[str, str]) -> str:
+    """``site-2: TF-502 (late), ...``."""
+    return ", ".join(
+        f"{site}: {code} ({REASONS.get(code, 'see docs/errors.md')})" for site, code in sorted(failed.items())
+    )
+
+
+def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
+    """The silent ones of those who failed to enrol, with codes.
+
+    Raises:
+        RunError: TF-509 if a silo refused: what it says is to be mended, not trained around.
+    """
+    refused = {site: code for site, code in failed.items() if code != LATE}
+    if refused:
+        raise RunError(
+            "before any training, "
+            + "; ".join(
+                f"{site} refused: {code} ({REASONS.get(code, 'see docs/errors.md')})"
+                for site, code in sorted(refused.items())
+            )
+            + ". The details are in each silo's own log; "
+            + "mend them, or export the job without those silos.",
+            code="TF-509",
+        )
+    return dict(failed)
 
 
 def pack(schema: Schema, group: Group, arrays: Mapping[str, NDArray[np.unsignedinteger]]) -> bytes:
@@ -91,16 +179,8 @@ def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.un
     return arrays
 
 
-class PlainSite:
-    """Plain summation at the silo: the integers leave as they are."""
-
-    def conceal(self, sum_id: SumId, term: Term) -> Term:
-        """Return the term unchanged."""
-        return term
-
-
 class PlainServer:
-    """Plain summation at the server: one accumulator, whatever the number of silos."""
+    """One plain sum: one accumulator, whatever the number of silos."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -110,39 +190,93 @@ class PlainServer:
         self._added: set[str] = set()
 
     def add(self, site: str, term: Term) -> None:
-        """Add one silo's term; the whole term is checked before any of it is added."""
+        """Add one silo's term; the whole term is checked before any of it is added.
+
+        Raises:
+            ContributionError: TF-403 if the term does not have the schema's size, or is a second one.
+        """
         if site in self._added:
             raise ContributionError(f"Expected one term from {site}, but got a second one.")
-        groups: dict[Group, bytes] = {
-            "update": term.get("update", b""),
-            "static": term.get("static", b""),
-        }
-        arrays = [unpack(self._schema, group, data) for group, data in groups.items()]
+        arrays = [unpack(self._schema, group, term.get(group, b"")) for group in GROUPS]
         for part in arrays:
             for name, values in part.items():
                 add_into(self._totals[name], values)
         self._added.add(site)
 
-    def open(self, cohort: Sequence[str]) -> IntegerTotals:
-        """The totals; plain summation adds a term only when it is final, so cohort = added."""
-        if set(cohort) != self._added:
-            raise ContributionError(
-                f"Expected the cohort to be the silos added ({sorted(self._added)}), "
-                f"but got {sorted(cohort)}."
-            )
+    def open(self) -> IntegerTotals:
+        """The totals over all that were added."""
         shapes = {item.name: item.shape for item in self._schema.fields}
         return {name: total.reshape(shapes[name]) for name, total in self._totals.items()}
 
 
-def site_summation(mode: str) -> SiteSummation:
-    """The silo's side of a job's ``summation``."""
-    if mode == "plain":
-        return PlainSite()
-    raise ContributionError(f"Expected `summation` to be 'plain', but got {mode!r}.")
+class PlainSums:
+    """Plain sums at the server, which sees every silo's term.
+
+    Args:
+        min_sites: fewer terms end the run.
+    """
+
+    def __init__(self, min_sites: int) -> None:
+        self._min_sites = min_sites
+        self._weights: dict[str, float] = {}
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The public weights of the silos enrolled."""
+        return self._weights
+
+    def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
+        """One exchange: each silo declares itself."""
+        enrolled = Enrolled({})
+
+        def accept(site: str, answer: Message) -> None:
+            enrolled.declared[site] = Declaration.from_bytes(answer.get("declaration"), site)
+
+        failed = transport.exchange("enroll", {site: dict(request) for site in sites}, accept)
+        enrolled.absent = split_refusals(failed)
+        if len(enrolled.declared) < self._min_sites:
+            raise TooFewError("enrolment", self._min_sites, list(enrolled.declared), enrolled.absent)
+        self._weights = {site: item.weight for site, item in sorted(enrolled.declared.items())}
+        return enrolled
+
+    def collect(
+        self,
+        transport: Transport,
+        sum_id: SumId,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """One exchange; what arrives is added and forgotten."""
+        total, cohort, up = PlainServer(schema), [], 0
+
+        def accept(site: str, answer: Message) -> None:
+            nonlocal up
+            term = answer.get("term")
+            if not isinstance(term, dict) or not all(isinstance(part, bytes) for part in term.values()):
+                raise ContributionError(f"{site} answered with {sorted(answer)}, not with a term.")
+            total.add(site, term)
+            up += sum(len(part) for part in term.values())
+            cohort.append(site)
+            accepted(site)
+
+        asked = {site: {**request, "weights": self._weights} for site, request in requests.items()}
+        failed = dict(transport.exchange("contribute", asked, accept))
+        if len(cohort) < self._min_sites:
+            raise TooFewError(where(sum_id), self._min_sites, cohort, failed)
+        down = sum(len(request["broadcast"]) for request in requests.values())
+        return Collected(sorted(cohort), failed, total.open(), False, down, up)
+
+    def minimum(self, sites: int) -> int:
+        """The job's own."""
+        return self._min_sites
+
+    def describe(self) -> str:
+        """What the sums protect, for people."""
+        return "plain, as the job asks by name (the server sees each silo's contribution)"
 
 
-def server_summation(mode: str, schema: Schema) -> ServerSummation:
-    """The server's side of a job's ``summation`` for one sum."""
-    if mode == "plain":
-        return PlainServer(schema)
-    raise ContributionError(f"Expected `summation` to be 'plain', but got {mode!r}.")
+def where(sum_id: SumId) -> str:
+    """How people call a sum."""
+    kind = sum_id.phase.rpartition("-")[0]
+    return f"round {sum_id.round}" if kind == "train" else kind

@@ -1,0 +1,110 @@
+"""``tightframe site``: what a hospital does at its own site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(help="At a hospital's own site.", no_args_is_help=True)
+cohort = typer.Typer(
+    help="For which silos this site's counts may be opened (class counts, class sums, evaluation).",
+    no_args_is_help=True,
+)
+app.add_typer(cohort, name="cohort")
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+LEAK = """\
+What this gives away: a site's counts hardly change from job to job. The total over
+  {before}
+was opened already. Once the total over
+  {after}
+is opened too, whoever has both can subtract them and so learns, exactly,
+  {difference}
+Secure sums do not prevent it; only noise (differential privacy) would."""
+
+Config = Annotated[
+    Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
+]
+Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")]
+
+
+@cohort.command("show")
+def cohort_show(config: Config, site: Site) -> None:
+    """Show for which silos this site's counts were opened, for each data set."""
+    from tightframe.rounds.secure.vault import read_journal
+    from tightframe.securesum.journal import CohortAccepted, StaticOpened
+
+    entries = read_journal(_journal(config, site))
+    cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, StaticOpened | CohortAccepted)}
+    if not cohorts:
+        out.print(f"{site} has not opened counts of any data set yet: the first cohort will be the one")
+    for dataset, entry in sorted(cohorts.items()):
+        how = "accepted by hand" if isinstance(entry, CohortAccepted) else f"opened in job {entry.lineage}"
+        out.print(f"{dataset}: {', '.join(entry.roster)} ({how})")
+
+
+@cohort.command("accept")
+def cohort_accept(
+    config: Config,
+    site: Site,
+    dataset: Annotated[str, typer.Option(help="As `tightframe site cohort show` names it.")],
+    silos: Annotated[str, typer.Option(help="The new cohort: all silos, separated by commas.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Let this site's counts be opened for another cohort from now on; says what that gives away."""
+    from tightframe.rounds.secure.vault import append_entries, read_journal
+    from tightframe.securesum.journal import CohortAccepted, StaticOpened
+    from tightframe.securesum.rules import MAX_SITES, MIN_SITES
+
+    roster = tuple(sorted({part.strip() for part in silos.split(",") if part.strip()}))
+    if site not in roster or not MIN_SITES <= len(roster) <= MAX_SITES:
+        raise typer.BadParameter(
+            f"expected {MIN_SITES} to {MAX_SITES} silos with this one, {site}, but got {list(roster)}",
+            param_hint="--silos",
+        )
+    path = _journal(config, site)
+    known = [
+        entry
+        for entry in read_journal(path)
+        if isinstance(entry, StaticOpened | CohortAccepted) and entry.dataset == dataset
+    ]
+    if not known:
+        raise typer.BadParameter(
+            f"{site} has opened no counts of {dataset!r}; see `tightframe site cohort show`",
+            param_hint="--dataset",
+        )
+    before = known[-1].roster
+    if before == roster:
+        out.print(f"{dataset} is open for {', '.join(roster)} already")
+        return
+    gone, new = sorted(set(before) - set(roster)), sorted(set(roster) - set(before))
+    parts = [f"the counts of {', '.join(names)} together" for names in (gone, new) if names]
+    difference = "\n  minus ".join(parts)
+    out.print(LEAK.format(before=", ".join(before), after=", ".join(roster), difference=difference))
+    if not yes and not typer.confirm("Accept it at this site?"):
+        out.print("nothing was changed")
+        raise typer.Exit(1)
+    append_entries(path, [CohortAccepted(dataset, roster)])
+    out.print(f"{dataset}: this site's counts may now be opened for {', '.join(roster)}")
+
+
+def _journal(config: Path, site: str) -> Path:
+    """The journal of a site.
+
+    Raises:
+        FileNotFoundError: if there is no such configuration.
+        SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong.
+    """
+    from tightframe.config.site import parse_single, read_object
+    from tightframe.errors import SiteConfigError
+    from tightframe.rounds.context import JOURNAL, lasting_journal
+
+    if not config.is_file():
+        raise FileNotFoundError(f"Expected the site's configuration at {config}: there is no such file.")
+    entry, _ = parse_single(read_object(config), str(config))
+    if entry.state_dir is None:
+        raise SiteConfigError(f"Expected `state_dir` in {config}: the journal lies there.", code="TF-201")
+    return lasting_journal(Path(entry.state_dir), site) / JOURNAL

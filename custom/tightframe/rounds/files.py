@@ -1,0 +1,40 @@
+"""Files that a reader finds whole at every moment, old or new; importable without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace ``path`` by ``data``: temporary file, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
+    """Plain values as indented JSON, atomically."""
+    text = json.dumps(values, indent=2, sort_keys=False, allow_nan=False)
+    write_atomically(path, (text + "\n").encode(), mode=mode)
+
+
+def append_durably(path: Path, lines: bytes, *, mode: int = 0o600) -> None:
+    """Append whole lines and return when they are on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
+    with os.fdopen(descriptor, "ab") as stream:
+        stream.write(lines)
+        stream.flush()
+        os.fsync(stream.fileno())

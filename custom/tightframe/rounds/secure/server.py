@@ -1,0 +1,341 @@
+"""The server's half of secure sums: it relays, adds and opens, and never sees a single silo's term."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tightframe import __version__
+from tightframe.errors import SecureSumError, TightframeError
+from tightframe.phases import Schema
+from tightframe.rounds import codec
+from tightframe.rounds.context import Message
+from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.secure.common import SECURE, named
+from tightframe.rounds.secure.record import ServerRecord
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.summation import (
+    Collected,
+    Enrolled,
+    IntegerTotals,
+    TooFewError,
+    Transport,
+    split_refusals,
+    unpack,
+    where,
+)
+from tightframe.securesum import messages, rules, server
+from tightframe.securesum.errors import RecoveryError, SurvivorsError
+from tightframe.securesum.identity import Anchor, Verifier
+
+RETRIES = 2
+"""Slots beyond those that a run needs when nothing fails."""
+
+
+@dataclass(frozen=True)
+class ServerIdentity:
+    """What the server needs to take part in secure sums.
+
+    Attributes:
+        job_id: the run's id, as engine and silos know it.
+        anchor: what the silos' certificates are held against.
+        simulated: whether identities are simulated, and prove nothing.
+    """
+
+    job_id: str
+    anchor: Anchor
+    simulated: bool
+
+
+class SecureSums:
+    """Secure sums at the server.
+
+    Args:
+        setup: the validated job.
+        identity: of this run.
+        record: the transcript.
+        log: for who is left out or to blame.
+    """
+
+    def __init__(
+        self, setup: JobSetup, identity: ServerIdentity, record: ServerRecord, log: logging.Logger
+    ) -> None:
+        self._setup = setup
+        self._identity = identity
+        self._record = record
+        self._log = log
+        self._epoch = 0
+        self._slot = 0
+        self._opened_static = False
+        self._session: server.Session | None = None
+        self._informed: set[str] = set()  # silos that have had this epoch's setup
+        self._request: Message = {}
+        self._weights: dict[str, float] = {}
+        self._any_cohort = False  # whether every silo opens counts for any cohort (research)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The public weights of the silos enrolled, as they signed them."""
+        return self._weights
+
+    @property
+    def params(self) -> messages.Params:
+        """Of the epoch that is set up."""
+        return self._ready().params
+
+    def minimum(self, sites: int) -> int:
+        """The smallest number of silos in a sum: the threshold, the job's minimum, and what c asks for."""
+        job = self._setup.job
+        colluders = job.assumed_colluders(sites)
+        needed = rules.threshold(sites, colluders, job.server_trust)
+        return max(job.min_sites, needed, rules.MIN_SURVIVORS, colluders + 2)
+
+    def describe(self) -> str:
+        """What the sums protect, for people."""
+        if self._session is None:
+            return "secure"
+        params = self.params
+        text = (
+            f"secure (the server sees totals of at least {rules.minimum_survivors(params)} of "
+            f"{len(params.roster)} silos; threshold {params.threshold}, {params.colluders} colluding assumed"
+        )
+        if params.trust == "semi_honest":
+            text += ", a semi-honest server assumed"
+        return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
+
+    def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
+        """Two exchanges; again with a smaller roster while silos are silent."""
+        self._request = dict(request)
+        return self._set_up(transport, sites)
+
+    def collect(
+        self,
+        transport: Transport,
+        sum_id: messages.SumId,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """Two exchanges where nobody drops out: terms, then shares; three after a drop-out."""
+        if self._slot >= self.params.slots:
+            self._epoch += 1
+            self._log.info("all %d slots are used: setting up the next epoch", self.params.slots)
+            self._set_up(transport, self.params.roster)
+        total = self._sum(sum_id, schema, requests)
+        asked, up = 0, 0
+
+        def add(site: str, answer: Message) -> None:
+            nonlocal up
+            with named():
+                total.add(site, _message(answer, site))
+            up += len(answer[SECURE])
+            self._informed.add(site)
+            accepted(site)
+
+        to_all = {}
+        for site in self.params.roster:
+            shown = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
+            term = messages.TermRequest(total.slot, sum_id, _schema_name(sum_id, schema, self.params), shown)
+            to_all[site] = {**requests[site], SECURE: term.to_bytes()}
+            asked += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
+        failed = dict(transport.exchange("contribute", to_all, add))
+        try:
+            return self._open(transport, total, sum_id, schema, failed, asked, up)
+        except TooFewError as error:
+            self._record.failed(total, error.code)
+            raise
+
+    def _sum(self, sum_id: messages.SumId, schema: Schema, requests: Mapping[str, Message]) -> server.Sum:
+        broadcast = next(iter(requests.values()))["broadcast"]
+        slot, self._slot = self._slot, self._slot + 1
+        return server.Sum(
+            self._ready(),
+            slot=slot,
+            sum_id=sum_id,
+            schema=_schema_name(sum_id, schema, self.params),
+            broadcast=hashlib.sha256(broadcast).digest(),
+        )
+
+    def _open(
+        self,
+        transport: Transport,
+        total: server.Sum,
+        sum_id: messages.SumId,
+        schema: Schema,
+        failed: dict[str, str],
+        down: int,
+        up: int,
+    ) -> Collected:
+        least, place = rules.minimum_survivors(self.params), where(sum_id)
+        try:
+            cohort = list(total.close())
+        except SurvivorsError:
+            raise TooFewError(place, least, [item.name for item in total.receipts], failed) from None
+        if not total.full and not schema.group("update") and not self._any_cohort:
+            # Only counts, and those stay shut after a drop-out: there is nothing to reveal.
+            self._record.failed(total, "TF-612")
+            return Collected(cohort, failed, {}, True, down, up)
+        if not total.full:
+            request = total.agreement_request().to_bytes()
+            lost = self._ask(transport, "agree", request, cohort, total.add_agreement)
+            if len(total.agreements) < self.params.threshold:
+                raise TooFewError(
+                    place, self.params.threshold, list(total.agreements), lost, " that agreed on who is left"
+                )
+            failed_agree = lost
+        else:
+            failed_agree = {}
+        request = total.reveal_request().to_bytes()
+        lost = self._ask(transport, "reveal", request, cohort, total.add_reveal)
+        try:
+            opened = total.open()
+        except RecoveryError as error:
+            self._log.error("%s: nothing was opened: %s", place, error)
+            raise TooFewError(
+                place,
+                self.params.threshold,
+                total.revealers,
+                {**failed_agree, **lost},
+                f" with valid shares; nothing was opened{_blame(error.blamed)}",
+            ) from None
+        for site, why in opened.blamed.items():
+            self._log.error("%s is to blame: %s", site, why)
+        for site, code in {**failed_agree, **lost}.items():
+            self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
+        self._record.opened(total, opened)
+        shut = "static" not in opened.groups and bool(schema.group("static"))
+        self._opened_static |= "static" in opened.groups
+        return Collected(cohort, failed, _totals(schema, opened), shut, down, up)
+
+    def _ask(
+        self,
+        transport: Transport,
+        task: str,
+        request: bytes,
+        cohort: Sequence[str],
+        take: Callable[[str, bytes], None],
+    ) -> dict[str, str]:
+        def accept(site: str, answer: Message) -> None:
+            with named():
+                take(site, _message(answer, site))
+
+        return dict(transport.exchange(task, {site: {SECURE: request} for site in cohort}, accept))
+
+    def _set_up(self, transport: Transport, sites: Sequence[str]) -> Enrolled:
+        absent: dict[str, str] = {}
+        roster = sorted(sites)
+        while True:
+            least = self.minimum(len(roster)) if len(roster) >= rules.MIN_SITES else rules.MIN_SITES
+            if len(roster) < least:
+                raise TooFewError("enrolment", least, roster, absent)
+            session, lost = self._try(transport, roster)
+            if session is not None:
+                break
+            absent |= lost
+            roster = [site for site in roster if site not in lost]
+            self._epoch += 1
+        self._session, self._slot, self._informed = session, 0, set()
+        self._record.session(session)
+        declared = {
+            name: Declaration.from_bytes(item.application, name) for name, item in session.peers.items()
+        }
+        self._weights = {site: item.weight for site, item in sorted(declared.items())}
+        self._any_cohort = all(item.any_static_cohort for item in declared.values())
+        return Enrolled(declared, absent)
+
+    def _try(
+        self, transport: Transport, roster: Sequence[str]
+    ) -> tuple[server.Session | None, dict[str, str]]:
+        """Both exchanges of a setup: the session, or who was silent."""
+        params = self._params(roster)
+        verifier = Verifier(self._identity.anchor, {}, False, datetime.now(UTC))
+        enrolment = server.Enrolment(params, verifier=verifier)
+
+        def advertised(site: str, answer: Message) -> None:
+            raw = _message(answer, site)
+            with named():
+                enrolment.add(site, raw)
+
+        request = {**self._request, "roster": list(roster), SECURE: params.to_bytes()}
+        failed = transport.exchange("enroll", {site: dict(request) for site in roster}, advertised)
+        if failed:
+            return None, split_refusals(failed)
+        relay = enrolment.relay()
+        session = server.Session(params, relay)
+
+        def confirmed(site: str, answer: Message) -> None:
+            raw = _message(answer, site)
+            with named():
+                session.add(site, raw)
+
+        shown = relay.to_bytes()
+        failed = transport.exchange("confirm", {site: {SECURE: shown} for site in roster}, confirmed)
+        return (None, split_refusals(failed)) if failed else (session, {})
+
+    def _params(self, roster: Sequence[str]) -> messages.Params:
+        job = self._setup.job
+        sites, colluders = len(roster), job.assumed_colluders(len(roster))
+        schemas: dict[str, tuple[messages.FieldSpec, ...]] = {}
+        needed = RETRIES
+        for kind, _, index, schema in self._setup.sums():
+            needed += 1
+            fields = codec.specs(schema, sites)
+            schemas[schema_name(f"{kind}-{index}", fields)] = fields
+        known = self._session.params.roster if self._session else tuple(roster)
+        return messages.Params(
+            job=self._identity.job_id,
+            lineage=self._identity.job_id,
+            epoch=self._epoch,
+            roster=tuple(roster),
+            threshold=rules.threshold(sites, colluders, job.server_trust),
+            colluders=colluders,
+            slots=min(needed, rules.MAX_SLOTS),
+            schemas=schemas,
+            weights=job.weights,
+            trust=job.server_trust,
+            min_sites=self.minimum(sites),
+            # Counts were opened for the first roster; for another one they stay shut.
+            static_open=not self._opened_static or tuple(roster) == known,
+            config_sha256=bytes.fromhex(job.sha256()),
+            version=__version__,
+        )
+
+    def _ready(self) -> server.Session:
+        if self._session is None:
+            raise TightframeError("secure sums were asked for before enrolment.")
+        return self._session
+
+
+def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
+    """A schema's name in the parameters: its phase and the start of its hash."""
+    found = messages.digest("schema", [item.as_value() for item in fields])
+    return f"{phase}/{found.hex()[:16]}"
+
+
+def _schema_name(sum_id: messages.SumId, schema: Schema, params: messages.Params) -> str:
+    return schema_name(sum_id.phase, codec.specs(schema, len(params.roster)))
+
+
+def _totals(schema: Schema, opened: server.Opened) -> IntegerTotals:
+    shapes = {item.name: item.shape for item in schema.fields}
+    return {
+        name: total.reshape(shapes[name])
+        for group, data in opened.groups.items()
+        for name, total in unpack(schema, group, data).items()
+    }
+
+
+def _message(answer: Message, site: str) -> bytes:
+    raw = answer.get(SECURE)
+    if not isinstance(raw, bytes):
+        raise SecureSumError(
+            f"Expected a protocol message from {site}, but got {sorted(answer)}.", code="TF-604"
+        )
+    return raw
+
+
+def _blame(blamed: str | None) -> str:
+    return f"; {blamed} is to blame" if blamed else ""

@@ -1,0 +1,208 @@
+"""The silo's half of secure sums: answers protocol messages from a journal and a state of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from tightframe import __version__
+from tightframe.errors import SecureSumError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.secure.common import SECURE, named
+from tightframe.rounds.secure.record import SiteRecord
+from tightframe.rounds.secure.vault import Vault
+from tightframe.rounds.summation import Encoded
+from tightframe.securesum import messages, rules, site
+from tightframe.securesum.errors import InconsistencyError, StateError
+from tightframe.securesum.identity import Verifier
+from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Established, Masked
+
+__all__ = ["SECURE", "SecureSite"]
+
+
+class _Declare(Protocol):
+    def __call__(self, *, again: bool) -> Declaration: ...
+
+
+class SecureSite:
+    """One silo's side of a run's secure sums.
+
+    Args:
+        context: of the silo.
+    """
+
+    def __init__(self, context: SiloContext) -> None:
+        self._context = context
+        self._vault = Vault(context.secure_folder, context.journal, on_disk=not context.memory_only)
+        self._record = SiteRecord(context)
+
+    def enroll(self, raw: Any, declare: _Declare) -> bytes:
+        """Hold the server's parameters against this site's rules; advertise keys.
+
+        Args:
+            raw: ``Params``.
+            declare: gives what this silo makes public, from the records, or again without them.
+        """
+
+        def make() -> bytes:
+            params = messages.Params.from_bytes(raw)
+            expected = self._expected()
+            rules.check(params, self._rules, expected)  # before the records are read
+            application = declare(again=params.epoch > 0).to_bytes()
+            signer, _ = self._identity()
+            with self._vault.locked() as history:
+                step = site.advertise(
+                    params,
+                    rules=self._rules,
+                    expected=expected,
+                    signer=signer,
+                    history=history,
+                    dataset=self._context.site.records_id(self._context.job.dataset),
+                    application=application,
+                )
+                return self._commit("enroll", raw, step)
+
+        return self._once("enroll", raw, b"", make)
+
+    def confirm(self, raw: Any) -> bytes:
+        """Verify every silo's advertisement; deal shares; say that this silo is ready."""
+
+        def make() -> bytes:
+            with self._vault.locked():
+                _, anchor = self._identity()
+                verifier = Verifier(anchor, self._rules.pins, self._rules.pinned_only, datetime.now(UTC))
+                state = self._vault.state()
+                if not isinstance(state, Advertised):
+                    raise _out_of_order("advertised")
+                step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
+                return self._commit("confirm", raw, step)
+
+        return self._once("confirm", raw, b"", make)
+
+    def contribute(
+        self, raw: Any, broadcast: bytes, train: Callable[[Mapping[str, float]], Encoded]
+    ) -> bytes:
+        """Train, mask, sign.
+
+        Args:
+            raw: ``TermRequest``.
+            broadcast: the canonical tensor bytes that were received.
+            train: makes the term from the public weights of all silos.
+        """
+        received = hashlib.sha256(broadcast).digest()
+
+        def make() -> bytes:
+            request = messages.TermRequest.from_bytes(raw)
+            weights = {
+                name: Declaration.from_bytes(data, name).weight
+                for name, data in self._ready().applications.items()
+            }
+            encoded = train(weights)
+            if encoded.sum_id != request.sum_id:
+                raise InconsistencyError(
+                    "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
+                )
+            with self._vault.locked() as history:
+                step = site.mask(
+                    self._ready(),
+                    request,
+                    fields=encoded.fields,
+                    broadcast=received,
+                    term=encoded.term,
+                    history=history,
+                )
+                reply = self._commit("contribute", raw + received, step)
+            if request.setup:
+                self._record.session(step.state, request)
+            return reply
+
+        return self._once("contribute", raw, received, make)
+
+    def agree(self, raw: Any) -> bytes:
+        """Sign the survivors of a sum, once for ever."""
+
+        def make() -> bytes:
+            request = messages.AgreementRequest.from_bytes(raw)
+            with self._vault.locked() as history:
+                step = site.agree(self._established(), request, history=history)
+                return self._commit("agree", raw, step)
+
+        return self._once("agree", raw, b"", make)
+
+    def reveal(self, raw: Any) -> bytes:
+        """Reveal shares of what masks the survivors' sum, and forget the slot."""
+
+        def make() -> bytes:
+            request = messages.RevealRequest.from_bytes(raw)
+            with self._vault.locked() as history:
+                state = self._established()
+                step = site.reveal(state, request, history=history)
+                reply = self._commit("reveal", raw, step)
+            slot = state.slots[request.slot]
+            assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
+            self._record.sum(state.epoch.params, slot, request, step.reply)
+            return reply
+
+        return self._once("reveal", raw, b"", make)
+
+    def _ready(self) -> Confirmed | Established:
+        state = self._vault.state()
+        if isinstance(state, Advertised):
+            raise _out_of_order("confirmed")
+        return state
+
+    def _established(self) -> Established:
+        state = self._vault.state()
+        if not isinstance(state, Established):
+            raise _out_of_order("established by a first term")
+        return state
+
+    @property
+    def _rules(self) -> rules.SiteRules:
+        return self._context.policy.site_rules()
+
+    def _expected(self) -> rules.Expected:
+        job = self._context.job
+        return rules.Expected(
+            name=self._context.name,
+            job=self._context.job_id,
+            sites=frozenset(job.sites),
+            min_sites=job.min_sites,
+            weights=job.weights,
+            config_sha256=bytes.fromhex(job.sha256()),
+            version=__version__,
+        )
+
+    def _identity(self) -> Any:
+        if self._context.identity is None:
+            raise SecureSumError("this silo was given no identity to sign with.", code="TF-615")
+        return self._context.identity()
+
+    def _once(self, task: str, raw: Any, also: bytes, make: Callable[[], bytes]) -> bytes:
+        """Answer a request that was answered before with the identical bytes."""
+        if not isinstance(raw, bytes):
+            raise SecureSumError(
+                f"Expected a protocol message with the task {task}, but got none.", code="TF-604"
+            )
+        key = hashlib.sha256(raw + also).digest()
+        with named():
+            kept = self._vault.recall(f"reply-{task}")
+            if kept is not None and kept[: len(key)] == key:
+                self._context.log.info(
+                    "%s: %s was asked again; answered with the same bytes", self._context.name, task
+                )
+                return kept[len(key) :]
+            return make()
+
+    def _commit(self, task: str, raw: bytes, step: Any) -> bytes:
+        reply: bytes = step.reply.to_bytes()
+        key = hashlib.sha256(raw).digest()
+        self._vault.commit(step.entries, step.state, {f"reply-{task}": key + reply})
+        return reply
+
+
+def _out_of_order(expected: str) -> StateError:
+    return StateError("this site's session", expected=expected, found="in another state")

@@ -1,0 +1,311 @@
+"""Whole runs with secure sums: equal to plain ones, with drop-outs, and what the server ever sees."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rounds.secure.runs import FOUR, Wire, contexts, coordinator, in_round, job, run
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.site import SiteEntry
+from tightframe.errors import RunError, SecureSumError
+from tightframe.methods import fedmr
+from tightframe.rounds import codec
+from tightframe.rounds.secure import server
+from tightframe.rounds.silo import SiloSession
+from tightframe.securesum import messages
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return all(torch.equal(a.model[name], b.model[name]) for name in a.model) and all(
+        torch.equal(a.extra[name], b.extra[name]) for name in a.extra
+    )
+
+
+def test_a_secure_run_is_the_plain_run_bit_for_bit(tmp_path: Path) -> None:
+    secure, _ = run(job(rounds=3), tmp_path / "secure")
+    plain, _ = run(job(rounds=3, summation="plain"), tmp_path / "plain")
+    assert _equal(secure.state, plain.state)
+    for ours, theirs in zip(secure.outcome.rows, plain.outcome.rows, strict=True):
+        assert ours.evaluation == theirs.evaluation and ours.training == theirs.training
+    assert secure.state.extra[fedmr.VALID].any(), "class sums were used"
+    assert not secure.outcome.rows[1].shut
+
+
+def test_class_sums_begin_when_it_is_known_who_holds_what(tmp_path: Path) -> None:
+    result, line = run(job(rounds=2), tmp_path)
+    first, second = (
+        [m for task, _, m, _ in line.seen if task == "contribute" and in_round(m, number)]
+        for number in (1, 2)
+    )
+    assert len(first) == len(second) == 4
+    one_round, _ = run(job(rounds=1), tmp_path / "one")
+    assert not one_round.state.extra[fedmr.VALID].any()
+    assert result.state.extra[fedmr.VALID].any()
+
+
+def test_without_the_class_rules_they_begin_at_once_and_the_outcome_says_so(tmp_path: Path) -> None:
+    result, _ = run(job(rounds=1, class_rules="off"), tmp_path)
+    assert result.state.extra[fedmr.VALID].any()
+    assert "CLASS RULES OFF" in result.outcome.screen()
+    assert any("CLASS RULES OFF" in line for line in json.loads(_read(tmp_path, "outcome.json"))["rules"])
+
+
+def _read(folder: Path, name: str) -> str:
+    return (folder / "server" / name).read_text()
+
+
+def test_two_setup_tasks_and_two_a_phase_when_nobody_drops_out(tmp_path: Path) -> None:
+    _, line = run(job(rounds=2), tmp_path)
+    order = [task for task, site, _, _ in line.seen if site == "site-1"]
+    assert order == ["enroll", "confirm", *["contribute", "reveal"] * 3]
+
+
+@pytest.mark.parametrize("lost", ["site-1", "site-3"])
+def test_a_round_with_a_drop_out_keeps_prototypes_and_marks_its_evaluation(tmp_path: Path, lost: str) -> None:
+    def silent(task: str, site: str, request: Any) -> bool:
+        return task == "contribute" and site == lost and in_round(request, 2)
+
+    result, line = run(job(rounds=3), tmp_path, silent=silent)
+    rows = {(row.kind, row.round): row for row in result.outcome.rows}
+    second = rows["train", 2]
+    assert second.shut and second.dropped == {lost: "TF-502"} and lost not in second.silos
+    assert rows["train", 1].evaluation is None, "the model of round 1 was to be counted in round 2"
+    assert rows["train", 2].evaluation is not None and not rows["train", 3].shut
+    tasks = [task for task, site, message, _ in line.seen if site == "site-2"]
+    assert tasks.count("agree") == 1
+    # Only update fields were opened in round 2: the same as the plain mean over three silos.
+    valid_after = result.state.extra[fedmr.VALID]
+    assert valid_after.any(), "round 3 opened the class sums again"
+    other, _ = run(job(rounds=2), tmp_path / "short", silent=silent)
+    assert not other.state.extra[fedmr.VALID].any(), "and round 2 did not"
+
+
+def test_a_silo_lost_after_its_term_stays_in_the_sum(tmp_path: Path) -> None:
+    def silent(task: str, site: str, request: Any) -> bool:
+        return task == "reveal" and site == "site-4"
+
+    result, _ = run(job(), tmp_path, silent=silent)
+    plain, _ = run(job(summation="plain"), tmp_path / "plain")
+    assert _equal(result.state, plain.state)
+    assert all(row.silos == FOUR for row in result.outcome.rows if row.kind == "train")
+
+
+def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
+    def silent(task: str, site: str, request: Any) -> bool:
+        return task == "reveal" and site in ("site-1", "site-4")
+
+    with pytest.raises(RunError, match=r"nothing was opened.*site-1: TF-502") as caught:
+        run(job(), tmp_path, silent=silent)
+    assert caught.value.code == "TF-501"
+    assert not (tmp_path / "server" / "checkpoint.safetensors").exists()
+    assert '"failure"' in _read(tmp_path, "transcript.jsonl")
+    assert json.loads(_read(tmp_path, "outcome.json"))["trained"] is False
+
+
+@pytest.mark.parametrize("task", ["enroll", "confirm"])
+def test_a_silo_missing_at_setup_makes_a_smaller_roster(tmp_path: Path, task: str) -> None:
+    result, line = run(job(), tmp_path, silent=lambda t, site, _: t == task and site == "site-2")
+    assert result.outcome.absent == {"site-2": "TF-502"}
+    assert all(row.silos == ["site-1", "site-3", "site-4"] for row in result.outcome.rows if row.silos)
+    epochs = [
+        messages.Params.from_bytes(message["secure"])
+        for t, site, message, _ in line.seen
+        if t == "enroll" and site == "site-1"
+    ]
+    assert [(item.epoch, len(item.roster), item.threshold) for item in epochs] == [(0, 4, 3), (1, 3, 3)]
+
+
+def test_a_silo_missing_at_setup_ends_the_run_where_the_rest_is_too_few(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="too few silos in enrolment") as caught:
+        run(job(min_sites=4), tmp_path, silent=lambda task, site, _: task == "enroll" and site == "site-2")
+    assert caught.value.code == "TF-501"
+
+
+def test_the_server_never_holds_a_silos_plaintext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terms: list[dict[str, bytes]] = []
+    encode = codec.encode
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        terms.append(dict(encode(*args, **kwargs)))
+        return terms[-1]
+
+    monkeypatch.setattr(codec, "encode", spy)
+    _, line = run(job(), tmp_path)
+    uploads = [answer["secure"] for task, _, _, answer in line.seen if task == "contribute"]
+    assert len(uploads) == len(terms) == 12
+    everything = b"".join(
+        part for _, _, _, answer in line.seen for part in answer.values() if isinstance(part, bytes)
+    )
+    for upload, term in zip(uploads, terms, strict=True):
+        masked = messages.Masked.from_bytes(upload)
+        for group in messages.GROUPS:
+            plain, sent = term[group], getattr(masked, group)
+            assert len(plain) == len(sent)
+            if len(plain) < 1000:
+                continue
+            integers, seen = np.frombuffer(plain, np.uint32), np.frombuffer(sent, np.uint32)
+            assert (integers == seen).sum() <= 1, "a masked element equals its own by chance at most"
+            counts = np.bincount(np.frombuffer(sent, np.uint8), minlength=256)
+            expected = len(sent) / 256
+            chi_square = float(((counts - expected) ** 2 / expected).sum())
+            assert chi_square < 360, "255 degrees of freedom: p < 1e-5 beyond"
+            for start in range(0, len(plain) - 16, max(16, len(plain) // 200)):
+                window = plain[start : start + 16]
+                if len(set(window)) > 8:  # zeros and small counts occur everywhere
+                    assert window not in everything
+
+
+def test_one_process_a_task_gives_the_same_model_and_its_secrets_are_the_owners_alone(tmp_path: Path) -> None:
+    of, folder = job(), tmp_path / "apart"
+
+    def fresh(site: str) -> SiloSession:
+        return SiloSession(contexts(of, folder, memory_only=False)[site])
+
+    line = Wire({}, fresh=fresh)
+    result = coordinator(of, folder).run(line)
+    together, _ = run(of, tmp_path / "together")
+    assert _equal(result.state, together.state)
+    kept = list((folder / "site-1" / "secure_sum").iterdir())
+    assert kept and all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in kept)
+    # In memory nothing but the journal is on the disk.
+    alone = {path.name for path in (tmp_path / "together" / "site-1" / "secure_sum").iterdir()}
+    assert alone <= {"journal.jsonl", "journal.lock"}
+
+
+def test_a_request_that_comes_again_gets_the_identical_bytes(tmp_path: Path) -> None:
+    of = job(rounds=1)
+    again: list[tuple[bytes, bytes]] = []
+
+    class Twice(Wire):
+        def exchange(self, task: str, requests: Any, accept: Any) -> Any:
+            def both(site: str, answer: Any) -> None:
+                repeated = self.sessions[site].handle(task, requests[site])
+                again.append((answer["secure"], repeated["secure"]))
+                accept(site, answer)
+
+            return super().exchange(task, requests, both)
+
+    sessions = {site: SiloSession(context) for site, context in contexts(of, tmp_path).items()}
+    coordinator(of, tmp_path).run(Twice(sessions))
+    assert len(again) == 4 * 6 and all(one == other for one, other in again)
+
+
+def test_a_slot_is_never_used_for_something_else(tmp_path: Path) -> None:
+    of = job(rounds=1)
+    _, line = run(of, tmp_path)
+    task, site, request, _ = next(item for item in line.seen if item[0] == "contribute")
+    with pytest.raises(SecureSumError) as caught:
+        line.sessions[site].handle(task, {**request, "broadcast": request["broadcast"] + b" "})
+    assert caught.value.code in ("TF-608", "TF-609")
+
+
+def test_all_slots_used_up_begin_a_new_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.rules, "MAX_SLOTS", 2)
+    result, line = run(job(rounds=3), tmp_path / "secure")
+    plain, _ = run(job(rounds=3, summation="plain"), tmp_path / "plain")
+    assert _equal(result.state, plain.state)
+    assert [task for task, site, _, _ in line.seen if site == "site-1"].count("confirm") == 2
+    assert result.outcome.rows[-1].silos == FOUR and not any(row.shut for row in result.outcome.rows)
+
+
+def test_after_a_permanent_loss_counts_stay_shut_and_the_model_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.rules, "MAX_SLOTS", 2)
+    gone = {"now": False}
+
+    def silent(task: str, site: str, request: Any) -> bool:
+        gone["now"] |= task == "contribute" and in_round(request, 2)
+        return site == "site-4" and gone["now"]
+
+    result, line = run(job(rounds=3), tmp_path, silent=silent)
+    assert result.outcome.trained and result.outcome.final() is None
+    assert "stay shut after a drop-out" in result.outcome.screen()
+    last = messages.Params.from_bytes(
+        [m for task, site, m, _ in line.seen if task == "enroll" and site == "site-1"][-1]["secure"]
+    )
+    assert last.roster == ("site-1", "site-2", "site-3") and not last.static_open
+
+
+def test_a_plain_job_is_refused_by_a_site_that_requires_secure_sums(tmp_path: Path) -> None:
+    of = job(summation="plain")
+    strict = SiteEntry(policy=PolicyBlock(require_secure_sum=True))
+    entries = {"site-2": strict}
+    from tightframe.config.site import open_data
+
+    data = {site: open_data(of, site, None) for site in of.roster}
+    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries, data=data).items()}
+    with pytest.raises(RunError, match="site-2 refused: TF-614") as caught:
+        coordinator(of, tmp_path).run(Wire(sessions))
+    assert caught.value.code == "TF-509"
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [
+        ({"minimum_cohort": 5}, "TF-601"),
+        ({"colluders": 2}, "TF-601"),
+        ({"pinned_only": True}, "TF-602"),
+        ({"pins": {"site-3": ["00" * 32]}}, "TF-602"),
+    ],
+)
+def test_what_the_server_proposes_is_held_against_the_sites_own_policy(
+    tmp_path: Path, policy: dict[str, Any], code: str
+) -> None:
+    of = job()
+    from tightframe.config.site import open_data
+
+    data = {site: open_data(of, site, None) for site in of.roster}
+    entries = {"site-1": SiteEntry(policy=PolicyBlock.model_validate(policy))}
+    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries, data=data).items()}
+    with pytest.raises(RunError, match=f"site-1 refused: {code}"):
+        coordinator(of, tmp_path).run(Wire(sessions))
+
+
+def test_a_lying_server_cannot_give_a_silo_other_settings(tmp_path: Path) -> None:
+    def change(task: str, site: str, request: Any) -> Any:
+        if task == "enroll" and site == "site-2":
+            params = messages.Params.from_bytes(request["secure"])
+            request["secure"] = messages.Params(**{**vars(params), "config_sha256": bytes(32)}).to_bytes()
+        return request
+
+    with pytest.raises(RunError, match="site-2 refused: TF-601"):
+        run(job(), tmp_path, change=change)
+
+
+def test_a_silo_that_was_sent_another_model_is_left_out(tmp_path: Path) -> None:
+    def change(task: str, site: str, request: Any) -> Any:
+        if task == "contribute" and site == "site-2" and in_round(request, 1):
+            import safetensors.torch
+
+            tensors = safetensors.torch.load(request["broadcast"])
+            name = next(name for name in tensors if name.startswith("model/"))
+            tensors[name] = tensors[name] + 1
+            request["broadcast"] = safetensors.torch.save(dict(sorted(tensors.items())))
+        return request
+
+    result, _ = run(job(rounds=1), tmp_path, change=change)
+    assert result.outcome.rows[1].dropped == {"site-2": "TF-610"} and result.outcome.rows[1].shut
+
+
+def test_and_where_the_server_itself_does_it_the_other_silos_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not mind: it takes the term made from the other model; the silos do mind."""
+
+    def change(task: str, site: str, request: Any) -> Any:
+        if task == "contribute" and site == "site-2" and in_round(request, 1):
+            request["broadcast"] = request["broadcast"][:-4] + bytes(4)
+        return request
+
+    monkeypatch.setattr(server.server.Sum, "_check_masked", lambda self, site, masked: None)
+    with pytest.raises(RunError, match="nothing was opened") as caught:
+        run(job(rounds=1), tmp_path, change=change)
+    assert "TF-610" in str(caught.value)
