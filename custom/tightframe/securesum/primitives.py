@@ -45,6 +45,9 @@ class Secret:
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            # bytes(32) would be a secret of 32 zeros.
+            raise TypeError(f"Expected the bytes of a secret, but got {type(value).__name__}.")
         self._value = bytes(value)
 
     def expose(self) -> bytes:
@@ -98,10 +101,16 @@ def x25519(private: Secret, public: bytes, *, owner: str) -> bytes:
     """The shared secret of RFC 7748, 32 bytes.
 
     Raises:
-        KeyAgreementError: TF-606 if the result is all zero, that is for points of low order.
+        KeyAgreementError: TF-606 if the result is all zero, that is for points of low order, or if
+            the public key is not 32 bytes.
+        ValueError: if the private key is not 32 bytes, for which its owner's peer is not to blame.
     """
+    own = X25519PrivateKey.from_private_bytes(private.expose())
+    if len(public) != KEY_BYTES:
+        raise KeyAgreementError(
+            f"an X25519 key of {owner}", expected=f"{KEY_BYTES} bytes", found=f"{len(public)} bytes"
+        )
     try:
-        own = X25519PrivateKey.from_private_bytes(private.expose())
         return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise KeyAgreementError(
@@ -134,8 +143,14 @@ def ed25519_verify(public: bytes, signature: bytes, message: bytes, *, owner: st
 
 
 def seal(key: bytes, nonce: bytes, plain: bytes, bound: bytes) -> bytes:
-    """AES-256-GCM; ``bound`` is authenticated with it."""
-    return AESGCM(key).encrypt(nonce, plain, bound)
+    """AES-256-GCM; ``bound`` is authenticated with it.
+
+    Raises:
+        ValueError: if the key is not 32 bytes or the nonce not 12, which the library would also take.
+    """
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"Expected a nonce of {NONCE_BYTES} bytes, but got {len(nonce)}.")
+    return _aes_256_gcm(key).encrypt(nonce, plain, bound)
 
 
 def open_sealed(key: bytes, nonce: bytes, sealed: bytes, bound: bytes, *, owner: str) -> bytes:
@@ -143,13 +158,24 @@ def open_sealed(key: bytes, nonce: bytes, sealed: bytes, bound: bytes, *, owner:
 
     Raises:
         ShareError: TF-607 if anything of it was altered.
+        ValueError: if the key, which is never the sender's word, is not 32 bytes.
     """
+    cipher = _aes_256_gcm(key)
     try:
-        return AESGCM(key).decrypt(nonce, sealed, bound)
-    except (InvalidTag, ValueError):
+        if len(nonce) != NONCE_BYTES:
+            raise InvalidTag
+        return cipher.decrypt(nonce, sealed, bound)
+    except InvalidTag:
         raise ShareError(
             f"the box from {owner}", expected="sealed for this site in this session", found="something else"
         ) from None
+
+
+def _aes_256_gcm(key: bytes) -> AESGCM:
+    # A shorter key would make it AES-128 or AES-192 without anybody asking for that.
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"Expected a key of {KEY_BYTES} bytes, but got {len(key)}.")
+    return AESGCM(key)
 
 
 def _sized(kind: bytes, data: bytes) -> bytes:
