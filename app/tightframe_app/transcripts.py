@@ -1,0 +1,276 @@
+"""``tightframe transcript``: check what a run has recorded of its secure sums."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from tightframe.securesum.identity import Anchor
+    from tightframe.securesum.transcript import Report
+
+WIDTH = 100
+
+app = typer.Typer(help="Check the record of a run's secure sums.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep ``verify`` a command of its own name although it is the only one."""
+
+
+@app.command("verify")
+def transcript_verify(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True, dir_okay=False, readable=True, help="A transcript.jsonl, of the server or of a site."
+        ),
+    ],
+    root: Annotated[
+        Path,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="The project's root certificate: rootCA.pem of a startup kit.",
+        ),
+    ],
+    missing_role: Annotated[
+        bool,
+        typer.Option(
+            "--missing-role",
+            help="Accept certificates without a role; only test provisioning makes such.",
+        ),
+    ] = False,
+    any_static_cohort: Annotated[
+        bool,
+        typer.Option(
+            "--any-static-cohort",
+            help="Accept that static fields (counts) were opened for more than one set of sites, "
+            "as a site's policy or its owner can permit.",
+        ),
+    ] = False,
+) -> None:
+    """Check every signature and rule in a transcript, and say what that proves.
+
+    Needs the project's root certificate and nothing else: no key, no network, no running job. The
+    root must come from somebody you trust, not from whoever gave you the transcript.
+
+    Exit code 0: valid. 1: invalid; the line and the reason are printed (TF-616). 2: a file cannot be
+    used at all.
+    """
+    from tightframe.securesum.identity import Anchor
+    from tightframe.securesum.transcript import TranscriptError, verify
+
+    anchor = Anchor(_root_certificate(root), missing_role=missing_role)
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    try:
+        report = verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
+    except TranscriptError as error:
+        err = Console(highlight=False, markup=False, emoji=False, width=width, stderr=True)
+        shown = f" {_shown(str(file))}: {error.code}: {_shown(str(error))}"
+        err.print(Text.assemble(("invalid:", "bold red"), shown))
+        raise typer.Exit(1) from None
+    out = Console(highlight=False, markup=False, emoji=False, width=width)
+    out.print(Text.assemble(("valid:", "bold green"), f" {_shown(str(file))}"))
+    _print_summary(out, report)
+    _print_list(out, "What this proves", proves(report))
+    _print_list(out, "What this does not prove", does_not_prove(report, anchor))
+
+
+def proves(report: Report) -> list[str]:
+    """What a valid transcript proves, in plain words."""
+    if not report.epochs:
+        return ["Nothing: no session was set up, so nothing in it is signed."]
+    said = [
+        "These sites, with these keys, certified by this root, took part: in every epoch all of them signed "
+        "the same settings and the same set of keys.",
+    ]
+    if report.opened:
+        said += [
+            "For every sum that was opened, each site not listed as missing signed that it sent a masked "
+            "term, and all were made from the same broadcast (the same model).",
+            "The sites agreed on who was in: where one was missing, at least as many as the threshold says "
+            "signed who was left.",
+            "As far as the record shows, nothing was opened below the threshold or the smallest number of "
+            "sites, and no slot or sum was used twice.",
+        ]
+    return said
+
+
+def does_not_prove(report: Report, anchor: Anchor) -> list[str]:
+    """What it does not prove, the weightiest first."""
+    said = []
+    if report.simulated:
+        said.append(
+            "Who took part: the identities are SIMULATED, made by the program itself. The signatures only "
+            "show that the record is consistent."
+        )
+    else:
+        said.append(
+            "Who stands behind a key, if the root's own key was misused: compare the keys above with those "
+            "that the sites tell you."
+        )
+    if anchor.missing_role:
+        said.append("That a certificate was made for a site: certificates without a role were accepted.")
+    said += [
+        "That the published total is the one that was opened. Sites cannot verify it; hashes of totals are "
+        "the server's word alone.",
+        "That no line is missing at the end, or that whoever keeps the file left no sum out: the chain of "
+        "hashes is signed by nobody. Compare it with the transcripts of the other parties.",
+        "That records or training were honest: a masked term is a sum's part, whatever was in it.",
+        "Times, names of schemas, which groups were opened, who was blamed, and why a sum failed or the run "
+        "ended: the writer's word.",
+    ]
+    return said
+
+
+def _print_summary(out: Console, report: Report) -> None:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    writer = "the server" if report.view == "server" else f"site {report.view}"
+    missing = [item for item in report.sums if item.missing]
+    rows = [
+        ("job", report.job),
+        ("written by", f"{writer}, Tightframe {report.version}"),
+        ("started", report.started.strftime("%Y-%m-%d %H:%M:%S UTC")),
+        (
+            "identities",
+            "SIMULATED: they prove nothing about who took part" if report.simulated else "provisioned",
+        ),
+        ("sites", f"{len(report.sites)}: {', '.join(report.sites)}"),
+        (
+            "sums",
+            f"{len(report.opened)} opened, {len(report.failed)} failed, {len(missing)} with missing sites",
+        ),
+        ("complete", _completeness(report)),
+        ("last line", f"SHA-256 {report.head}"),
+    ]
+    if report.skipped:
+        places = ", ".join(f"{epoch}/{slot}" for epoch, slot in report.skipped)
+        rows.append(("no line for", f"epoch/slot {places}: not used, or left out"))
+    for name, value in rows:
+        facts.add_row(name, _shown(value))
+    out.print(facts)
+    if report.epochs:
+        _print_epochs(out, report)
+    if any(item.missing or item.failure or item.blamed for item in report.sums):
+        _print_troubled(out, report)
+
+
+def _completeness(report: Report) -> str:
+    if not report.complete:
+        why = "the run goes on, was cut off, or lines were removed"
+        at_site = (
+            "" if report.view == "server" else "; a site's own view has none, as it never learns of the end"
+        )
+        return f"NO: there is no end line ({why}{at_site})"
+    return "yes" if report.reason is None else f"yes; the run ended early: {report.reason}"
+
+
+def _print_epochs(out: Console, report: Report) -> None:
+    from tightframe.securesum.rules import minimum_survivors
+
+    table = _table(
+        "epoch", "sites", "threshold", "at least", "colluders", "server", "weights", "static", "slots"
+    )
+    for epoch in report.epochs:
+        params = epoch.params
+        table.add_row(
+            str(params.epoch),
+            str(len(params.roster)),
+            str(params.threshold),
+            str(minimum_survivors(params)),
+            str(params.colluders),
+            "malicious" if params.trust == "malicious" else "semi-honest",
+            _shown(params.weights),
+            "may open" if params.static_open else "shut",
+            str(params.slots),
+        )
+    _print_table(out, "Rules that every site signed", table)
+    keys = _table("site", "SHA-256 of its public key (what a pin is)", "epochs")
+    found: dict[tuple[str, str], list[str]] = {}
+    for epoch in report.epochs:
+        for site, key in epoch.keys.items():
+            found.setdefault((site, key), []).append(str(epoch.params.epoch))
+    for (site, key), epochs in sorted(found.items()):
+        keys.add_row(_shown(site), key, ", ".join(epochs))
+    _print_table(out, "Keys", keys)
+
+
+def _print_troubled(out: Console, report: Report) -> None:
+    table = _table("sum (round/phase/try)", "epoch", "missing", "result", "blamed")
+    for item in report.sums:
+        if item.missing or item.failure or item.blamed:
+            table.add_row(
+                _shown(str(item.sum_id)),
+                str(item.epoch),
+                _shown(", ".join(item.missing) or "-"),
+                f"failed, {item.failure}" if item.failure else f"opened: {', '.join(item.groups)}",
+                _shown("; ".join(f"{site}: {why}" for site, why in sorted(item.blamed.items())) or "-"),
+            )
+    _print_table(out, "Sums with missing sites, failed, or with somebody to blame", table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _print_table(out: Console, title: str, table: Table) -> None:
+    out.print()
+    out.print(Text(title, style="bold"))
+    out.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _print_list(out: Console, title: str, said: Sequence[str]) -> None:
+    out.print()
+    out.print(Text(title, style="bold"))
+    points = Table.grid(padding=(0, 1))
+    for text in said:
+        points.add_row("-", text)
+    out.print(Padding(points, (0, 0, 0, 2)))
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    from tightframe.securesum.transcript import MAX_LINE
+
+    with file.open("rb") as stream:
+        # One byte more than a line may have, so that an endless one is refused and not read to its end.
+        yield from iter(partial(stream.readline, MAX_LINE + 2), b"")
+
+
+def _root_certificate(path: Path) -> bytes:
+    """The one certificate in a PEM file, DER; it must be a CA's, lest a site's be taken by mistake."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    try:
+        (certificate,) = x509.load_pem_x509_certificates(path.read_bytes())
+        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (ValueError, x509.ExtensionNotFound):
+        basic = None
+    if basic is None or not basic.ca:
+        raise typer.BadParameter(
+            f"expected one root certificate in PEM, but {_shown(str(path))} holds something else",
+            param_hint="--root",
+        )
+    return certificate.public_bytes(Encoding.DER)
+
+
+def _shown(text: str) -> str:
+    """Text of a file, in which nothing can steer a terminal."""
+    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
