@@ -12,11 +12,12 @@ process a task), the caller keeps it readable for its owner alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import msgpack
 
@@ -136,28 +137,37 @@ def slot_share(shares: Secret, dealer: int, group: Group, kind: Kind) -> bytes:
     return shares.expose()[start : start + SHARE_BYTES]
 
 
-class _Stored:
+class _Stored(ABC):
     """The frame of a stored state: version, kind, then its parts."""
 
     _kind: ClassVar[str]
-
-    def _parts(self) -> list[Any]:
-        raise NotImplementedError
 
     def to_bytes(self) -> bytes:
         """The stored form, which holds secrets."""
         return cast(bytes, msgpack.packb([VERSION, self._kind, *self._parts()], use_bin_type=True))
 
     @classmethod
-    def _read(cls, raw: bytes) -> list[Any]:
+    def from_bytes(cls, raw: bytes) -> Self:
+        """Read a stored state.
+
+        Raises:
+            StateError: TF-609, if it is none of this kind and version.
+        """
         expected = f"version {VERSION} of {cls._kind}"
         try:
             version, kind, *parts = cast("list[Any]", msgpack.unpackb(raw, raw=False, use_list=True))
-        except Exception:  # msgpack raises many kinds; each means that this is no state
-            raise StateError("a stored state", expected=expected, found=f"{len(raw)} other bytes") from None
-        if version != VERSION or kind != cls._kind:
-            raise StateError("a stored state", expected=expected, found=f"version {version} of {kind}")
-        return parts
+            if (version, kind) == (VERSION, cls._kind):
+                return cls._restored(parts)
+        except Exception:  # whatever goes wrong in it, this is no such state; and it holds secrets
+            raise StateError("a stored state", expected=expected, found="something else") from None
+        raise StateError("a stored state", expected=expected, found="another version or kind")
+
+    @abstractmethod
+    def _parts(self) -> list[Any]: ...
+
+    @classmethod
+    @abstractmethod
+    def _restored(cls, parts: list[Any]) -> Self: ...
 
 
 @dataclass(frozen=True)
@@ -188,14 +198,11 @@ class Advertised(_Stored):
         ]
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Advertised:
-        """Read a stored state.
-
-        Raises:
-            StateError: TF-609, if it is none of this kind and version.
-        """
-        epoch, advertisement, channel, signing, secrets = cls._read(raw)
-        return cls(Epoch._restored(epoch), advertisement, Secret(channel), Secret(signing), _hidden(secrets))
+    def _restored(cls, parts: list[Any]) -> Self:
+        epoch, advertisement, channel, signing, secrets = parts
+        return cls(
+            Epoch._restored(epoch), advertisement, _secret(channel), _secret(signing), _hidden(secrets)
+        )
 
 
 class _Peers:
@@ -252,21 +259,16 @@ class Confirmed(_Stored, _Peers):
         ]
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Confirmed:
-        """Read a stored state.
-
-        Raises:
-            StateError: TF-609, if it is none of this kind and version.
-        """
-        epoch, session, shown, channel, signing, secrets, own_box, digests = cls._read(raw)
+    def _restored(cls, parts: list[Any]) -> Self:
+        epoch, session, shown, channel, signing, secrets, own_box, digests = parts
         return cls(
             Epoch._restored(epoch),
             session,
             tuple(shown),
-            Secret(channel),
-            Secret(signing),
+            _secret(channel),
+            _secret(signing),
             _hidden(secrets),
-            Secret(own_box),
+            _secret(own_box),
             digests,
         )
 
@@ -307,22 +309,23 @@ class Established(_Stored, _Peers):
         ]
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Established:
-        """Read a stored state.
-
-        Raises:
-            StateError: TF-609, if it is none of this kind and version.
-        """
-        epoch, session, shown, signing, setup, sums, slots = cls._read(raw)
+    def _restored(cls, parts: list[Any]) -> Self:
+        epoch, session, shown, signing, setup, sums, slots = parts
         return cls(
             Epoch._restored(epoch),
             session,
             tuple(shown),
-            Secret(signing),
+            _secret(signing),
             setup,
             tuple(SumId(*item) for item in sums),
             tuple(_slot_restored(item) for item in slots),
         )
+
+
+def _secret(value: object) -> Secret:
+    if not isinstance(value, bytes):  # of an integer, bytes() would make so many zeros
+        raise TypeError("a secret is stored as bytes")
+    return Secret(value)
 
 
 def _exposed(secrets: Sequence[Secret]) -> list[bytes]:
@@ -330,7 +333,7 @@ def _exposed(secrets: Sequence[Secret]) -> list[bytes]:
 
 
 def _hidden(values: Sequence[bytes]) -> tuple[Secret, ...]:
-    return tuple(Secret(item) for item in values)
+    return tuple(_secret(item) for item in values)
 
 
 def _slot_stored(slot: SlotState) -> list[Any]:
@@ -350,15 +353,17 @@ def _slot_stored(slot: SlotState) -> list[Any]:
 def _slot_restored(value: list[Any]) -> SlotState:
     match value:
         case ["fresh", secrets, shares]:
-            return Fresh(Secret(secrets), Secret(shares))
+            return Fresh(_secret(secrets), _secret(shares))
         case ["masked", schema, receipt, shares]:
-            return Masked(schema, _receipt_restored(receipt), Secret(shares))
+            return Masked(schema, _receipt_restored(receipt), _secret(shares))
         case ["agreed", schema, receipt, shares, survivors]:
-            return Agreed(schema, _receipt_restored(receipt), Secret(shares), tuple(survivors))
+            return Agreed(schema, _receipt_restored(receipt), _secret(shares), tuple(survivors))
         case ["revealed", survivors]:
             return Revealed(tuple(survivors))
-        case _:
+        case ["abandoned"]:
             return Abandoned()
+        case _:
+            raise ValueError("no state of a slot")
 
 
 def _receipt_restored(value: dict[str, Any]) -> Receipt:
