@@ -155,5 +155,10 @@ def test_cohorts_opened_under_a_lax_rule_count_all() -> None:
             history.check_static("lesions", ["a", "b", letter])
 
 
+def test_a_history_takes_entries_only() -> None:
+    with pytest.raises(AssertionError):
+        History(["advertised"])  # type: ignore[list-item]
+
+
 def test_repr_counts() -> None:
     assert repr(History(ENTRIES)) == "History(1 jobs, 1 sums)"

@@ -927,3 +927,9 @@ def test_a_slot_of_an_unknown_kind_is_refused() -> None:
     raw[-1][0] = ["forgotten"]
     with pytest.raises(StateError):
         Established.from_bytes(msgpack.packb(raw))
+
+
+def test_only_slots_are_stored_as_slots() -> None:
+    state = states()[2]
+    with pytest.raises(AssertionError):
+        replace(state, slots=(*state.slots[:-1], "fresh")).to_bytes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias, assert_never, cast
 
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
 from tightframe.securesum.messages import GROUPS, Group, Params, SumId
@@ -237,6 +237,8 @@ class History:
                 self._cohorts.setdefault(entry.dataset, set()).add(entry.roster)
             case CohortAccepted():
                 self._cohorts[entry.dataset] = {entry.roster}
+            case _:
+                assert_never(entry)
 
     def check_epoch(self, params: Params) -> None:
         """Return if this site may take part in the setup of this epoch.

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias, cast
+from typing import Any, ClassVar, Self, TypeAlias, assert_never, cast
 
 import msgpack
 
@@ -348,6 +348,8 @@ def _slot_stored(slot: SlotState) -> list[Any]:
             return ["revealed", list(survivors)]
         case Abandoned():
             return ["abandoned"]
+        case _:
+            assert_never(slot)
 
 
 def _slot_restored(value: list[Any]) -> SlotState:
