@@ -20,11 +20,13 @@ from typing import Any
 from cryptography import x509
 
 from tightframe.securesum import rules
+from tightframe.securesum.checks import Keys, read_advertisements, verify_advertisement, verify_receipt
+from tightframe.securesum.checks import verify as check_signature
 from tightframe.securesum.errors import IdentityError, ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier, public_key_hash
 from tightframe.securesum.messages import (
     GROUPS,
-    Advertisement,
+    Advertisements,
     Group,
     Params,
     SumId,
@@ -32,7 +34,6 @@ from tightframe.securesum.messages import (
     session_id,
     survivors_signed,
 )
-from tightframe.securesum.primitives import ed25519_verify
 from tightframe.securesum.transcript_lines import (
     FIRST,
     MAX_LINE,
@@ -181,29 +182,23 @@ class _Reading:
         params = Params.from_bytes(read["params"])
         _demand(params.to_bytes() == read["params"], "session.params", "in canonical form", "in another")
         self.check_params(params)
-        shown = [Advertisement.from_bytes(raw, slots=params.slots) for raw in read["advertisements"]]
+        shown = read_advertisements(params, Advertisements(tuple(read["advertisements"])))
         again = [item.to_bytes() for item in shown]
         _demand(again == read["advertisements"], "session.advertisements", "in canonical form", "in another")
-        roster, names = params.roster, tuple(item.name for item in shown)
-        _demand(names == roster, "the advertisements", f"those of {list(roster)}", str(list(names)))
         verifier, digest = Verifier(self.anchor, self.pins, False, read["time"]), params.digest()
+        keys = Keys(params.slots)
         for item in shown:
-            verifier.check(item, digest)
-        owned = {item.name: public_key_hash(item.certificate) for item in shown}
-        for what, keys in (
-            ("provisioned keys", set(owned.values())),
-            ("session keys", {item.session_key for item in shown}),
-            ("channel keys", {item.channel_key for item in shown}),
-        ):
-            _demand(len(keys) == len(roster), f"the {what}", f"{len(roster)} different ones", str(len(keys)))
+            verify_advertisement(verifier, item, digest)
+            keys.add(item)
         session_keys = {item.name: item.session_key for item in shown}
         current, ready = _Session(params, session_id(params, shown), session_keys), read["ready"]
+        roster = params.roster
         _demand(set(ready) == set(roster), "session.ready", f"of {list(roster)}", str(sorted(ready)))
         for name in roster:
             signed = ready_signed(current.identifier, name)
-            ed25519_verify(session_keys[name], ready[name], signed, owner=name, what="a Ready")
+            check_signature(session_keys[name], ready[name], signed, owner=name, what="a Ready")
         self.session = current
-        hashes = {name: key.hex() for name, key in owned.items()}
+        hashes = {item.name: public_key_hash(item.certificate).hex() for item in shown}
         self.epochs.append(EpochReport(params, read["time"], hashes))
 
     def check_params(self, params: Params) -> None:
@@ -327,8 +322,7 @@ def _check_receipts(record: SumRecord, current: _Session) -> tuple[str, ...]:
             ),
         ):
             _demand(holds, f"{part} in {what}", wanted, found)
-        signed = item.signed(current.identifier)
-        ed25519_verify(current.keys[name], item.signature, signed, owner=name, what="a receipt")
+        verify_receipt(item, current.identifier, current.keys[name])
     return signers
 
 
@@ -346,7 +340,7 @@ def _check_agreed(record: SumRecord, current: _Session, signers: tuple[str, ...]
     _demand(set(agreed) <= set(allowed), "sum.agreements", f"of sites of {allowed}", str(sorted(agreed)))
     signed = survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
     for name, signature in agreed.items():
-        ed25519_verify(current.keys[name], signature, signed, owner=name, what="a survivor set")
+        check_signature(current.keys[name], signature, signed, owner=name, what="a survivor set")
     _demand(
         everyone or not opened or len(agreed) >= params.threshold,
         "the number of agreements on the survivors",

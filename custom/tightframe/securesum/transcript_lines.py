@@ -46,6 +46,8 @@ FIRST = "0" * 64
 SERVER = "server"
 """The view of a transcript that the server wrote; any other view is a site's name."""
 MAX_LINE = 2**28
+MAX_WORDS = 2**16
+"""Longest reason; one that names every site with its own is far shorter."""
 
 Check: TypeAlias = Callable[[object, str], Any]
 
@@ -194,7 +196,7 @@ def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     opened = "failure" not in body
     keys = {**SUM, **({"groups": _GROUPS} if opened else {"failure": _record({"code": _code})})}
     if server:
-        keys["blamed"] = _mapping(_text(1024), 0, MAX_SITES)
+        keys["blamed"] = _mapping(_text(MAX_WORDS), 0, MAX_SITES)
     if server and opened:
         keys["total"] = _mapping(_hex, 0, len(GROUPS))
     return _read(keys, body, kind)
@@ -289,7 +291,7 @@ def _code(value: object, where: str) -> str:
 
 
 def _reason(value: object, where: str) -> str | None:
-    return None if value is None else str(_text(4096)(value, where))
+    return None if value is None else str(_text(MAX_WORDS)(value, where))
 
 
 def _receipt(value: object, where: str) -> Receipt:
