@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-
 from tests.conftest import SMALL
+
 from tightframe.config.job import check_job, parse_job
 from tightframe.config.policy import PROFILES, PolicyBlock
 from tightframe.errors import PolicyError

@@ -74,15 +74,18 @@ class FederationController(Controller):
     def _identity(self, fl_ctx: FLContext, workspace: Any, central: bool) -> Any:
         """What secure sums need of this run; None for plain ones."""
         from tightframe.flare.identity import server_anchor
+        from tightframe.rounds.identity import simulated_anchor
         from tightframe.rounds.secure.server import ServerIdentity
 
         if self._setup.job.summation == "plain":
             return None
         production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
         job_id = fl_ctx.get_job_id()
-        anchor = server_anchor(
-            Path(workspace.get_startup_kit_dir()), job=job_id, production=production, missing_role=central
-        )
+        if production:
+            startup = Path(workspace.get_startup_kit_dir())
+            anchor = server_anchor(startup, production=True, missing_role=central)
+        else:
+            anchor = simulated_anchor(job_id, production=False)
         return ServerIdentity(job_id, anchor, simulated=not production)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:

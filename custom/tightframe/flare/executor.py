@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from tightframe.errors import TightframeError
 from tightframe.flare.identity import site_identity
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.context import SiloContext, lasting_journal
+from tightframe.rounds.identity import simulated_identity
 from tightframe.rounds.silo import SiloSession, failure_code
+from tightframe.securesum.identity import Anchor, KeySigner
 
 
 class SiloExecutor(Executor):
@@ -83,13 +86,20 @@ class SiloExecutor(Executor):
                 production=production,
                 memory_only=production,
                 journal_dir=None if outliving is None else lasting_journal(outliving, name),
-                identity=lambda: site_identity(
-                    startup, name, job=job_id, production=production, missing_role=central
-                ),
+                identity=partial(_identity, startup, name, job_id, production, central),
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,
             )
         )
+
+
+def _identity(
+    startup: Path, name: str, job_id: str, production: bool, central: bool
+) -> tuple[KeySigner, Anchor]:
+    """The provisioned identity in the engine's secure mode; the simulated one only outside of it."""
+    if production:
+        return site_identity(startup, name, production=True, missing_role=central)
+    return simulated_identity(job_id, name, production=False)
 
 
 def _failure(error: BaseException) -> Shareable:

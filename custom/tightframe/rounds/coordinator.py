@@ -89,7 +89,7 @@ class Coordinator:
             return PlainSums(job.min_sites)
         if identity is None:
             raise RunError("secure sums were asked for without an identity of the run.", code="TF-615")
-        self._transcript = ServerRecord(self.folder, identity.job_id)
+        self._transcript = ServerRecord(self.folder, identity)
         return SecureSums(self.setup, identity, self._transcript, self.log)
 
     @property
@@ -251,7 +251,7 @@ class Coordinator:
         schema = self.setup.evaluation_schema()
         broadcast, rounds = broadcast_model(state.model), self.setup.job.rounds
         row, totals = self._collect(transport, schema, broadcast, "closing", rounds, 0, evaluate=True)
-        if row.shut:
+        if row.shut and row.dropped:
             row, totals = self._again(transport, schema, broadcast, row, 0, evaluate=True)
         self._add(row, totals or None, broadcast)
 

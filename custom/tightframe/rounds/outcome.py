@@ -195,7 +195,7 @@ class RunRecord:
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
         self.trained = False
-        self.sums = job.summation
+        self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.best: tuple[float, int] | None = None
         self._judges: frozenset[str] = frozenset()  # who counted the best model

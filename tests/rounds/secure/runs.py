@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import SMALL
+
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry

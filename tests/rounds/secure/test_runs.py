@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from tests.rounds.secure.runs import FOUR, Wire, contexts, coordinator, in_round, job, run
+
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError, SecureSumError
@@ -292,7 +292,8 @@ def test_a_silo_that_was_sent_another_model_is_left_out(tmp_path: Path) -> None:
         return request
 
     result, _ = run(job(rounds=1), tmp_path, change=change)
-    assert result.outcome.rows[1].dropped == {"site-2": "TF-610"} and result.outcome.rows[1].shut
+    row = next(row for row in result.outcome.rows if row.kind == "train")
+    assert row.dropped == {"site-2": "TF-610"} and row.shut
 
 
 def test_and_where_the_server_itself_does_it_the_other_silos_refuse(
@@ -302,7 +303,7 @@ def test_and_where_the_server_itself_does_it_the_other_silos_refuse(
 
     def change(task: str, site: str, request: Any) -> Any:
         if task == "contribute" and site == "site-2" and in_round(request, 1):
-            request["broadcast"] = request["broadcast"][:-4] + bytes(4)
+            request["broadcast"] = request["broadcast"][:-4] + b"\x00\x00\x80\x3f"
         return request
 
     monkeypatch.setattr(server.server.Sum, "_check_masked", lambda self, site, masked: None)

@@ -5,17 +5,36 @@
 
 from __future__ import annotations
 
+import ssl
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tightframe import __version__
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.files import append_durably
+from tightframe.rounds.files import append_durably, write_atomically
 from tightframe.securesum import server, transcript
+from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest
 from tightframe.securesum.site_state import Agreed, Established, Masked
 
 TRANSCRIPT = "transcript.jsonl"
+SIMULATED_ROOT = "simulated_root.pem"
+
+
+@dataclass(frozen=True)
+class ServerIdentity:
+    """What the server needs to take part in secure sums.
+
+    Attributes:
+        job_id: the run's id, as engine and silos know it.
+        anchor: what the silos' certificates are held against.
+        simulated: whether identities are simulated, and prove nothing.
+    """
+
+    job_id: str
+    anchor: Anchor
+    simulated: bool
 
 
 class _File:
@@ -82,10 +101,13 @@ class SiteRecord:
 class ServerRecord:
     """The server's transcript of a run: begun anew with each run."""
 
-    def __init__(self, folder: Path, job: str) -> None:
+    def __init__(self, folder: Path, identity: ServerIdentity) -> None:
         path = folder / TRANSCRIPT
         path.unlink(missing_ok=True)
-        self._file = _File(path, transcript.SERVER, job)
+        if identity.simulated:
+            # So that the transcript of a simulation can be looked at like any other.
+            write_atomically(folder / SIMULATED_ROOT, ssl.DER_cert_to_PEM_cert(identity.anchor.root).encode())
+        self._file = _File(path, transcript.SERVER, identity.job_id)
         self._sums = 0
 
     def session(self, session: server.Session) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tightframe import __version__
@@ -15,7 +14,7 @@ from tightframe.rounds import codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.secure.common import SECURE, named
-from tightframe.rounds.secure.record import ServerRecord
+from tightframe.rounds.secure.record import ServerIdentity, ServerRecord
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.summation import (
     Collected,
@@ -29,25 +28,13 @@ from tightframe.rounds.summation import (
 )
 from tightframe.securesum import messages, rules, server
 from tightframe.securesum.errors import RecoveryError, SurvivorsError
-from tightframe.securesum.identity import Anchor, Verifier
+from tightframe.securesum.identity import Verifier
+from tightframe.securesum.primitives import digest
+
+__all__ = ["SecureSums", "ServerIdentity"]
 
 RETRIES = 2
 """Slots beyond those that a run needs when nothing fails."""
-
-
-@dataclass(frozen=True)
-class ServerIdentity:
-    """What the server needs to take part in secure sums.
-
-    Attributes:
-        job_id: the run's id, as engine and silos know it.
-        anchor: what the silos' certificates are held against.
-        simulated: whether identities are simulated, and prove nothing.
-    """
-
-    job_id: str
-    anchor: Anchor
-    simulated: bool
 
 
 class SecureSums:
@@ -69,7 +56,7 @@ class SecureSums:
         self._log = log
         self._epoch = 0
         self._slot = 0
-        self._opened_static = False
+        self._static_cohort: tuple[str, ...] | None = None  # for whom counts were asked for
         self._session: server.Session | None = None
         self._informed: set[str] = set()  # silos that have had this epoch's setup
         self._request: Message = {}
@@ -174,8 +161,9 @@ class SecureSums:
             cohort = list(total.close())
         except SurvivorsError:
             raise TooFewError(place, least, [item.name for item in total.receipts], failed) from None
-        if not total.full and not schema.group("update") and not self._any_cohort:
-            # Only counts, and those stay shut after a drop-out: there is nothing to reveal.
+        counts = self._any_cohort or (total.full and self.params.static_open)
+        if not counts and not schema.group("update"):
+            # Only counts, and those stay shut for another cohort: there is nothing to reveal.
             self._record.failed(total, "TF-612")
             return Collected(cohort, failed, {}, True, down, up)
         if not total.full:
@@ -188,6 +176,7 @@ class SecureSums:
             failed_agree = lost
         else:
             failed_agree = {}
+        self._static_cohort = self.params.roster if counts else self._static_cohort
         request = total.reveal_request().to_bytes()
         lost = self._ask(transport, "reveal", request, cohort, total.add_reveal)
         try:
@@ -207,7 +196,6 @@ class SecureSums:
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
         shut = "static" not in opened.groups and bool(schema.group("static"))
-        self._opened_static |= "static" in opened.groups
         return Collected(cohort, failed, _totals(schema, opened), shut, down, up)
 
     def _ask(
@@ -262,7 +250,7 @@ class SecureSums:
         request = {**self._request, "roster": list(roster), SECURE: params.to_bytes()}
         failed = transport.exchange("enroll", {site: dict(request) for site in roster}, advertised)
         if failed:
-            return None, split_refusals(failed)
+            return None, split_refusals(failed, self._when())
         relay = enrolment.relay()
         session = server.Session(params, relay)
 
@@ -273,7 +261,10 @@ class SecureSums:
 
         shown = relay.to_bytes()
         failed = transport.exchange("confirm", {site: {SECURE: shown} for site in roster}, confirmed)
-        return (None, split_refusals(failed)) if failed else (session, {})
+        return (None, split_refusals(failed, self._when())) if failed else (session, {})
+
+    def _when(self) -> str:
+        return "before any training" if self._session is None else f"at the setup of epoch {self._epoch}"
 
     def _params(self, roster: Sequence[str]) -> messages.Params:
         job = self._setup.job
@@ -284,7 +275,6 @@ class SecureSums:
             needed += 1
             fields = codec.specs(schema, sites)
             schemas[schema_name(f"{kind}-{index}", fields)] = fields
-        known = self._session.params.roster if self._session else tuple(roster)
         return messages.Params(
             job=self._identity.job_id,
             lineage=self._identity.job_id,
@@ -297,8 +287,8 @@ class SecureSums:
             weights=job.weights,
             trust=job.server_trust,
             min_sites=self.minimum(sites),
-            # Counts were opened for the first roster; for another one they stay shut.
-            static_open=not self._opened_static or tuple(roster) == known,
+            # Once counts were asked for, they stay shut for any other roster.
+            static_open=self._static_cohort in (None, tuple(roster)),
             config_sha256=bytes.fromhex(job.sha256()),
             version=__version__,
         )
@@ -311,7 +301,7 @@ class SecureSums:
 
 def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
     """A schema's name in the parameters: its phase and the start of its hash."""
-    found = messages.digest("schema", [item.as_value() for item in fields])
+    found = digest("schema", [item.as_value() for item in fields])
     return f"{phase}/{found.hex()[:16]}"
 
 

@@ -96,6 +96,9 @@ class SecureSite:
 
         def make() -> bytes:
             request = messages.TermRequest.from_bytes(raw)
+            with self._vault.locked() as history:  # as `mask` does, but before the training
+                params = self._ready().epoch.params
+                history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
             weights = {
                 name: Declaration.from_bytes(data, name).weight
                 for name, data in self._ready().applications.items()
