@@ -1,0 +1,259 @@
+"""``tightframe transcript verify`` as an auditor types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from tests.rounds.secure import runs
+from tests.securesum.certificates import Issued, issue, make_root
+from tests.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
+from typer.testing import CliRunner
+
+from tightframe.rounds.identity import simulated_root_pem
+from tightframe.securesum.messages import GROUPS
+from tightframe_app import cli
+
+Verify = Callable[..., Result]
+
+
+def pem(*certificates: Issued) -> bytes:
+    return b"".join(item.x509.public_bytes(Encoding.PEM) for item in certificates)
+
+
+@pytest.fixture
+def verify(tmp_path: Path) -> Verify:
+    """Write a transcript and its root to files, and run the command over them."""
+
+    def call(
+        run: Run, *options: str, lines: Sequence[bytes] | None = None, root: bytes | None = None
+    ) -> Result:
+        file, anchor = tmp_path / "transcript.jsonl", tmp_path / "rootCA.pem"
+        file.write_bytes(b"".join(run.lines if lines is None else lines))
+        anchor.write_bytes(pem(run.root) if root is None else root)
+        arguments = ["transcript", "verify", str(file), "--root", str(anchor), *options]
+        return CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "100"})
+
+    return call
+
+
+def flat(text: str) -> str:
+    """What is printed without its line breaks."""
+    return " ".join(text.split())
+
+
+def test_a_valid_transcript_of_the_server(verify: Verify) -> None:
+    run = whole_run()
+    done = verify(run)
+    report, said = run.verify(), flat(done.stdout)
+    assert done.exit_code == 0 and done.stderr == "" and done.stdout.startswith("valid: ")
+    assert f"sites 4: {', '.join(NAMES)}" in said
+    assert "written by the server, Tightframe 0.1.0" in said and "started 2030-06-01 12:00:00 UTC" in said
+    assert "sums 3 opened, 2 failed, 3 with missing sites" in said
+    assert "complete yes; the run ended early: too few silos" in said
+    assert "identities provisioned" in said and report.head in said
+    assert "no line for epoch/slot 2/0: not used, or left out" in said
+    # epoch, sites, threshold, at least, colluders, server, weights, static, slots
+    assert "0 4 3 3 1 malicious power_of_two may open 4" in said
+    assert "2 3 3 3 1 malicious power_of_two shut 4" in said
+    assert f"site-1 {report.epochs[0].keys['site-1']} 0, 2" in said
+    assert f"site-4 {report.epochs[0].keys['site-4']} 0 " in said
+    assert "1/train-0/0 0 site-2 opened: update site-3: a share is not the one signed" in said
+    assert "3/train-0/0 0 site-2, site-3 failed, TF-611 -" in said
+    assert "0/train-0/0 0" not in said, "a sum of everybody is not worth a line"
+
+
+def test_what_it_proves_and_what_not(verify: Verify) -> None:
+    proved, _, rest = flat(verify(whole_run()).stdout).partition("What this does not prove")
+    for promise in ("with these keys", "same broadcast", "signed who was left", "below the threshold"):
+        assert promise in proved.partition("What this proves")[2]
+    for limit in (
+        "published total is the one that was opened",
+        "no line is missing at the end",
+        "records or training were honest",
+        "if the root's own key was misused",
+        "the writer's word",
+    ):
+        assert limit in rest
+    assert "SIMULATED" not in proved + rest and "without a role" not in rest
+
+
+def test_simulated_identities_are_said_first(verify: Verify) -> None:
+    said = flat(verify(whole_run(simulated=True)).stdout)
+    assert "identities SIMULATED: they prove nothing about who took part" in said
+    assert "What this does not prove - Who took part: the identities are SIMULATED" in said
+
+
+def test_a_site_s_view(verify: Verify) -> None:
+    run = short_run("site-1")
+    assert "written by site site-1," in flat(verify(run).stdout)
+    done = verify(run, lines=run.lines[:-1])
+    assert done.exit_code == 0 and "complete NO: there is no end line" in flat(done.stdout)
+    assert "a site's own view has none" in flat(done.stdout)
+
+
+def test_an_unfinished_transcript_of_the_server(verify: Verify) -> None:
+    run = whole_run()
+    said = flat(verify(run, lines=run.lines[:-1]).stdout)
+    assert "complete NO: there is no end line" in said and "own view" not in said
+
+
+def test_without_a_session_nothing_is_proved(verify: Verify) -> None:
+    run = Run()
+    run.end()
+    done = verify(run)
+    assert done.exit_code == 0 and "What this proves - Nothing" in flat(done.stdout)
+    assert "complete yes" in flat(done.stdout) and "Keys" not in done.stdout
+
+
+def test_a_session_without_sums_promises_none(verify: Verify) -> None:
+    run = Run()
+    run.epoch()
+    said = flat(verify(run).stdout)
+    assert "with these keys" in said and "same broadcast" not in said
+
+
+@pytest.mark.parametrize("width", ["60", "100", "300"])
+def test_output_fits_its_width(width: str, tmp_path: Path) -> None:
+    run = whole_run()
+    (tmp_path / "t").write_bytes(b"".join(run.lines))
+    (tmp_path / "root").write_bytes(pem(run.root))
+    program = "from tightframe_app.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "transcript", "verify", "t", "--root", "root"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": width},
+    )
+    assert done.returncode == 0, done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= min(100, int(width))
+
+
+def test_an_invalid_transcript(verify: Verify) -> None:
+    run = whole_run()
+    lines = rechained(
+        [*run.lines[:2], edited(run.lines[2], lambda value: value.update(slot=3)), *run.lines[3:]]
+    )
+    done = verify(run, lines=lines)
+    assert done.exit_code == 1 and done.stdout == ""
+    assert "TF-616: Line 3: Expected the slot in the receipt of site-1 to be 3" in flat(done.stderr)
+    done = verify(run, lines=[])
+    assert done.exit_code == 1 and "Line 1:" in flat(done.stderr)
+    done = verify(run, root=pem(make_root()))
+    assert done.exit_code == 1 and "Line 2:" in flat(done.stderr) and "site-1" in flat(done.stderr)
+
+
+def test_a_line_without_an_end(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read up to the limit only, and refused for its length."""
+    run = short_run()
+    limit = max(len(line) for line in run.lines)
+    for module in ("transcript", "transcript_lines"):
+        monkeypatch.setattr(f"tightframe.securesum.{module}.MAX_LINE", limit)
+    assert verify(run).exit_code == 0
+    done = verify(run, lines=[run.lines[0], b"x" * 10 * limit])
+    assert done.exit_code == 1
+    assert f"Line 2: Expected the line to be at most {limit} bytes, but found {limit + 2}." in flat(
+        done.stderr
+    )
+
+
+def test_options(verify: Verify) -> None:
+    root = make_root()
+    run = Run(root, sites={name: issue(root, name, role=None) for name in NAMES})
+    epoch = run.epoch()
+    run.opened(run.record(epoch, 0, missing=["site-1"]), GROUPS)
+    assert "role" in flat(verify(run).stderr)
+    done = verify(run, "--missing-role")
+    assert done.exit_code == 1 and "the static group" in flat(done.stderr)
+    done = verify(run, "--missing-role", "--any-static-cohort")
+    assert done.exit_code == 0 and "certificates without a role were accepted" in flat(done.stdout)
+
+
+@pytest.mark.parametrize("what", ["no pem", "empty", "two", "a site's", "der", "no constraints"])
+def test_a_root_that_cannot_be_used(verify: Verify, what: str) -> None:
+    run = short_run()
+    site = run.sites["site-1"]
+    root = {
+        "no pem": b"hello",
+        "empty": b"",
+        "two": pem(run.root, make_root()),
+        "a site's": pem(site),
+        "der": run.root.certificate,
+        "no constraints": pem(make_root(extensions=[])),
+    }[what]
+    done = verify(run, root=root)
+    assert done.exit_code == 2 and "--root" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["missing.jsonl", "--root", "root.pem"],
+        ["file", "--root", "missing.pem"],
+        [".", "--root", "root.pem"],
+        ["file", "--root", "."],
+        ["file"],
+        [],
+    ],
+)
+def test_unusable_arguments(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = short_run()
+    Path("file").write_bytes(b"".join(run.lines))
+    Path("root.pem").write_bytes(pem(run.root))
+    assert CliRunner().invoke(cli.app, ["transcript", "verify", "file", "--root", "root.pem"]).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["transcript", "verify", *arguments]).exit_code == 2
+
+
+def test_a_transcript_cannot_steer_the_terminal(verify: Verify) -> None:
+    run = short_run()
+    for change in ({"reason": "\x1b[2J[bold]\u202e:smile:"}, {"reason": "x" * 200}):
+        lines = [*run.lines[:-1], edited(run.lines[-1], lambda value, change=change: value.update(change))]
+        done = verify(run, lines=lines)
+        assert done.exit_code == 0 and "\x1b" not in done.stdout and "\u202e" not in done.stdout
+    done = verify(run, lines=[edited(run.lines[0], lambda value: value.update({"\x1b[2J": 1}))])
+    assert done.exit_code == 1 and "\x1b" not in done.stderr
+    first = edited(run.lines[-1], lambda value: value.update(reason="[/x]\x1b[2J"))
+    assert r"[/x]\x1b[2J" in verify(run, lines=[*run.lines[:-1], first]).stdout
+
+
+def test_help() -> None:
+    said = flat(CliRunner().invoke(cli.app, ["transcript", "verify", "--help"]).stdout)
+    for part in ("--root", "rootCA.pem", "Exit code 0: valid.", "TF-616", "--missing-role"):
+        assert part in said
+    assert "verify" in CliRunner().invoke(cli.app, ["transcript", "--help"]).stdout
+
+
+def test_transcripts_of_a_run(tmp_path: Path) -> None:
+    """What a run of four silos writes, at the server and at each silo, with one silo away for a round."""
+
+    def silent(task: str, site: str, request: Any) -> bool:
+        return task == "contribute" and site == "site-2" and runs.in_round(request, 1)
+
+    runs.run(runs.job(), tmp_path, silent=silent)
+    (tmp_path / "root.pem").write_bytes(simulated_root_pem(runs.JOB_ID))
+    assert x509.load_pem_x509_certificate((tmp_path / "root.pem").read_bytes())
+    found = sorted(tmp_path.rglob("transcript.jsonl"))
+    assert len(found) == 5, "the server's and four silos'"
+    for file in found:
+        arguments = ["transcript", "verify", str(file), "--root", str(tmp_path / "root.pem")]
+        done = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "100"})
+        assert done.exit_code == 0, done.stderr
+        assert "SIMULATED" in done.stdout
+        view = json.loads(file.read_bytes().splitlines()[0])["view"]
+        sums = [json.loads(line) for line in file.read_bytes().splitlines()]
+        short = [line for line in sums if line["line"] == "sum" and len(line["survivors"]) == 3]
+        assert bool(short) == (view != "site-2")
+        if view == "server":
+            assert "complete yes" in flat(done.stdout) and "site-2 opened: update" in flat(done.stdout)
