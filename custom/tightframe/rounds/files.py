@@ -38,3 +38,24 @@ def append_durably(path: Path, lines: bytes, *, mode: int = 0o600) -> None:
         stream.write(lines)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a crash left without its end.
+
+    ``append_durably`` had not returned then, so nobody was told that the line exists.
+    """
+    with path.open("rb+") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        start = end
+        while start > 0:
+            size = min(start, 1 << 16)
+            stream.seek(start - size)
+            last = stream.read(size).rfind(b"\n")
+            if last >= 0:
+                start = start - size + last + 1
+                break
+            start -= size
+        if start < end:
+            stream.truncate(start)
+            os.fsync(stream.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tightframe import __version__
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.files import append_durably, write_atomically
+from tightframe.rounds.files import append_durably, drop_torn_line, write_atomically
 from tightframe.securesum import server, transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest
@@ -47,7 +47,9 @@ class _File:
     def chain(self) -> transcript.Chain:
         """Where the file stands; it is begun if there is none."""
         if self._chain is None:
-            if not self._path.exists():
+            if self._path.exists():
+                drop_torn_line(self._path)
+            if not self._path.exists() or self._path.stat().st_size == 0:
                 self.write(
                     transcript.start(
                         view=self._view, job=self._job, version=__version__, time=datetime.now(UTC)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from tightframe.rounds.files import append_durably, write_atomically
+from tightframe.rounds.files import append_durably, drop_torn_line, write_atomically
 from tightframe.securesum import journal
 from tightframe.securesum.errors import MessageError, StateError
 from tightframe.securesum.site_state import Advertised, Confirmed, Established
@@ -45,10 +45,12 @@ def read_journal(path: Path) -> list[journal.Entry]:
     Raises:
         MessageError: TF-604 if a line cannot be read: what is missing would be allowed again.
     """
-    if not path.exists():
-        return []
+    return _entries(path, path.read_bytes()) if path.exists() else []
+
+
+def _entries(path: Path, lines: bytes) -> list[journal.Entry]:
     try:
-        values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        values = [json.loads(line) for line in lines.splitlines()]
     except ValueError:
         raise MessageError(
             f"the journal {path}", expected="one JSON object a line", found="another"
@@ -74,6 +76,8 @@ class Vault:
         self._folder = folder
         self._journal = journal_file
         self._on_disk = on_disk
+        self._history = journal.History()
+        self._read = 0  # bytes of the journal that the history has
         self._state: State | None = None
         self._kept: dict[str, bytes] = {}
 
@@ -84,9 +88,22 @@ class Vault:
         descriptor = os.open(self._journal.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield journal.History(read_journal(self._journal))
+            self._read_on()
+            yield self._history
         finally:
             os.close(descriptor)
+
+    def _read_on(self) -> None:
+        """Take into account what was appended since, by this process or by another job's."""
+        if not self._journal.exists():
+            return
+        drop_torn_line(self._journal)
+        with self._journal.open("rb") as stream:
+            stream.seek(self._read)
+            new = stream.read()
+        for entry in _entries(self._journal, new):
+            self._history.append(entry)
+        self._read += len(new)
 
     def state(self) -> State:
         """The state of this run.
