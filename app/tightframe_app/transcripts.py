@@ -93,8 +93,8 @@ def proves(report: Report) -> list[str]:
     if not report.epochs:
         return ["Nothing: no session was set up, so nothing in it is signed."]
     said = [
-        "These sites, with these keys, certified by this root, took part: in every epoch all of them signed "
-        "the same settings and the same set of keys.",
+        "These sites, with these keys, certified by this root, took part: in every epoch all of its sites "
+        "signed the same settings and the same set of keys.",
     ]
     if report.opened:
         said += [
@@ -183,7 +183,7 @@ def _print_epochs(out: Console, report: Report) -> None:
     from tightframe.securesum.rules import minimum_survivors
 
     table = _table(
-        "epoch", "sites", "threshold", "at least", "colluders", "server", "weights", "static", "slots"
+        "epoch", "sites", "threshold", "smallest", "colluders", "server is", "weights", "static", "slots"
     )
     for epoch in report.epochs:
         params = epoch.params
@@ -198,7 +198,7 @@ def _print_epochs(out: Console, report: Report) -> None:
             "may open" if params.static_open else "shut",
             str(params.slots),
         )
-    _print_table(out, "Rules that every site signed", table)
+    _print_table(out, "Rules that every site signed (what is assumed of colluders and the server)", table)
     keys = _table("site", "SHA-256 of its public key (what a pin is)", "epochs")
     found: dict[tuple[str, str], list[str]] = {}
     for epoch in report.epochs:

@@ -5,8 +5,8 @@ nobody: whoever holds a file can write it anew. What a rewrite cannot make is th
 and these are what ``verify`` goes by: advertisements by provisioned keys, one ``Ready`` of every
 site over the whole session, and for each sum the receipts and, after a drop-out, agreements. What is
 *not* signed is the writer's word alone: whose view it is, times, the name of a schema, which groups
-were opened, their totals, who was blamed, why a sum failed or a run ended, and that no sum was left
-out. ``docs/transcript.md`` says what follows from this.
+were opened, their totals, who was blamed, why a sum failed or a run ended, which receipts it shows
+of a sum that failed before its survivors were settled, and that no sum was left out. ``docs/transcript.md`` says what follows from this.
 
 ``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript_lines``).
 """
