@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ from tests.securesum.transcripts import (
     whole_run,
 )
 
-from tightframe.securesum import transcript, transcript_lines
+from tightframe.securesum import checks, identity, transcript, transcript_lines
 from tightframe.securesum.errors import IdentityError, MessageError, ParametersError, SignatureError
 from tightframe.securesum.identity import public_key_hash
 from tightframe.securesum.messages import GROUPS, SumId
@@ -364,6 +365,23 @@ def all_changes(run: Run) -> Iterator[tuple[int, str, bytes]]:
                 yield number, "/".join([kind, *(str(part) for part in path)]), dumped(made)
 
 
+@pytest.fixture
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was valid once is not computed again for the same arguments; refusals are never kept.
+
+    Thousands of transcripts that differ in one place would else check the same signatures.
+    """
+    for module, name in (
+        (checks, "ed25519_verify"),
+        (checks, "public_key_hash"),
+        (identity, "verify_certificate"),
+        (identity, "verify_signature"),
+        (transcript, "public_key_hash"),
+    ):
+        monkeypatch.setattr(module, name, functools.cache(getattr(module, name)))
+
+
+@pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("view", ["server", "site-1"])
 def test_a_change_to_what_nobody_signed_fails_a_line_on(view: str) -> None:
     run = short_run(view)
@@ -382,6 +400,7 @@ def test_a_change_to_what_nobody_signed_fails_a_line_on(view: str) -> None:
     assert len(found) >= 8
 
 
+@pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("view", ["server", "site-1"])
 def test_any_change_to_what_is_signed_fails_even_with_a_new_chain(view: str) -> None:
     """At its own line, with nothing behind it: the chain cannot be what refuses it."""

@@ -6,7 +6,8 @@ and these are what ``verify`` goes by: advertisements by provisioned keys, one `
 site over the whole session, and for each sum the receipts and, after a drop-out, agreements. What is
 *not* signed is the writer's word alone: whose view it is, times, the name of a schema, which groups
 were opened, their totals, who was blamed, why a sum failed or a run ended, which receipts it shows
-of a sum that failed before its survivors were settled, and that no sum was left out. ``docs/transcript.md`` says what follows from this.
+of a sum that failed before its survivors were settled, and that no sum was left out.
+``docs/transcript.md`` says what follows from this.
 
 ``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript_lines``).
 """
