@@ -126,17 +126,7 @@ def mask(
         group: _masked(established, fresh, slot, group, layouts[group], term.get(group, b""))
         for group in GROUPS
     }
-    unsigned = Receipt(
-        name=state.epoch.name,
-        slot=slot,
-        sum_id=request.sum_id,
-        broadcast=broadcast,
-        update=masked_hash(masked["update"]),
-        static=masked_hash(masked["static"]),
-        signature=b"",
-    )
-    signature = ed25519_sign(established.signing, unsigned.signed(established.session))
-    receipt = replace(unsigned, signature=signature)
+    receipt = _receipt(established, request, broadcast, masked)
     slots = (
         *(_let_go(item) for item in established.slots[:slot]),
         MaskedSlot(request.schema, receipt, fresh.shares),
@@ -261,6 +251,21 @@ def _masked(state: Established, fresh: Fresh, slot: int, group: Group, layout: L
             (plus if own < name else minus).append(key)
     total.add_streams(plus, minus)
     return total.to_bytes()
+
+
+def _receipt(
+    state: Established, request: TermRequest, broadcast: bytes, masked: Mapping[Group, bytes]
+) -> Receipt:
+    unsigned = Receipt(
+        name=state.epoch.name,
+        slot=request.slot,
+        sum_id=request.sum_id,
+        broadcast=broadcast,
+        update=masked_hash(masked["update"]),
+        static=masked_hash(masked["static"]),
+        signature=b"",
+    )
+    return replace(unsigned, signature=ed25519_sign(state.signing, unsigned.signed(state.session)))
 
 
 def _let_go(slot: SlotState) -> SlotState:
