@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,8 +15,9 @@ from tests.conftest import SMALL
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
-from tightframe.config.site import SiteEntry
+from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
+from tightframe.phases import Fold
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.coordinator import Coordinator, Result
 from tightframe.rounds.identity import simulated_anchor, simulated_identity
@@ -24,6 +26,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 from tightframe.rounds.summation import LATE, Accept
 
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
 JOB_ID = "a-run"
 
@@ -72,12 +75,38 @@ def job(**changes: Any) -> JobConfig:
     return parse_job({**SMALL, **base, **changes})
 
 
+class Few:
+    """Every fifth record of a silo's twin, rendered once for all tests."""
+
+    def __init__(self, whole: SiloData) -> None:
+        self.synthetic, self.source = whole.synthetic, whole.source
+        self._labels = {fold: whole.labels(fold)[::5] for fold in FOLDS}
+        self._items: dict[Fold, list[Any]] = {}
+        for fold in FOLDS:
+            records = whole.records(fold)
+            self._items[fold] = [records[i] for i in range(0, len(whole.labels(fold)), 5)]
+
+    def labels(self, fold: Fold) -> Any:
+        return self._labels[fold]
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Any:
+        return self._items[fold]
+
+    def check(self, progress: Any = None) -> None:
+        """Nothing can be missing."""
+
+
+@functools.cache
+def twin(site: str) -> Few:
+    """A silo's few records at 16 px."""
+    return Few(open_data(job(), site, None))
+
+
 def contexts(
     of: JobConfig,
     folder: Path,
     *,
     entries: Mapping[str, SiteEntry] | None = None,
-    data: Mapping[str, SiloData] | None = None,
     **changes: Any,
 ) -> dict[str, SiloContext]:
     return {
@@ -86,7 +115,7 @@ def contexts(
             of,
             (entries or {}).get(site),
             folder / site,
-            records=(data or {}).get(site),
+            records=twin(site),
             job_id=JOB_ID,
             identity=partial(simulated_identity, JOB_ID, site, production=False),
             **changes,

@@ -238,10 +238,7 @@ def test_a_plain_job_is_refused_by_a_site_that_requires_secure_sums(tmp_path: Pa
     of = job(summation="plain")
     strict = SiteEntry(policy=PolicyBlock(require_secure_sum=True))
     entries = {"site-2": strict}
-    from tightframe.config.site import open_data
-
-    data = {site: open_data(of, site, None) for site in of.roster}
-    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries, data=data).items()}
+    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries).items()}
     with pytest.raises(RunError, match="site-2 refused: TF-614") as caught:
         coordinator(of, tmp_path).run(Wire(sessions))
     assert caught.value.code == "TF-509"
@@ -260,11 +257,8 @@ def test_what_the_server_proposes_is_held_against_the_sites_own_policy(
     tmp_path: Path, policy: dict[str, Any], code: str
 ) -> None:
     of = job()
-    from tightframe.config.site import open_data
-
-    data = {site: open_data(of, site, None) for site in of.roster}
     entries = {"site-1": SiteEntry(policy=PolicyBlock.model_validate(policy))}
-    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries, data=data).items()}
+    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries).items()}
     with pytest.raises(RunError, match=f"site-1 refused: {code}"):
         coordinator(of, tmp_path).run(Wire(sessions))
 
