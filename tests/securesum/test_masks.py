@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tracemalloc
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -329,6 +328,20 @@ def test_a_term_of_another_length_is_refused_before_anything_is_added(
         total.add(form(b"\x01" * size))
     assert caught.value.code == "TF-604"
     assert total.to_bytes() == b"\x07" * 24
+
+
+def test_starting_from_a_term_is_adding_it_to_zero_and_leaves_it_as_it_was() -> None:
+    layout = Layout(((32, 3), (64, 2), (32, 1)))
+    term = bytearray(hashlib.shake_256(b"term").digest(layout.nbytes))
+    before = bytes(term)
+    started, added = Accumulator(layout, memoryview(term)), Accumulator(layout)
+    added.add(before)
+    for total in (started, added):
+        total.add_streams([key_of("a")], [key_of("b")])
+    assert started.to_bytes() == added.to_bytes() != before
+    assert bytes(term) == before
+    with pytest.raises(MessageError):
+        Accumulator(layout, before[1:])
 
 
 def test_terms_come_in_any_contiguous_buffer() -> None:

@@ -237,8 +237,7 @@ def _established(state: Confirmed | Established, request: TermRequest) -> Establ
 
 def _masked(state: Established, fresh: Fresh, slot: int, group: Group, layout: Layout, data: bytes) -> bytes:
     """enc(x) + PRG(b) + the sum of PRG(m_ij) over later sites - that over earlier sites."""
-    total = Accumulator(layout)
-    total.add(data)
+    total = Accumulator(layout, data)
     own = state.epoch.name
     seed, private = slot_secret(fresh.secrets, group, "self"), slot_secret(fresh.secrets, group, "pair")
     plus = [self_key(seed.expose(), state.session, slot, group, own)]
