@@ -1,0 +1,434 @@
+"""Runs of the secure sum's own state machines, in one thread, with the CPU time of every part.
+
+Messages travel as bytes, as between processes; what is timed is what a site or the server does with
+them: parse, check, compute, sign, serialise. Not in the times: transport, the journal's fsync, and
+the making of the vectors. Used by ``secure_sum.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from tightframe.rounds.identity import simulated_identity
+from tightframe.securesum import rules
+from tightframe.securesum.encoding import decode, encode, fraction_bits
+from tightframe.securesum.identity import Verifier
+from tightframe.securesum.journal import History
+from tightframe.securesum.masks import BLOCK, Accumulator
+from tightframe.securesum.messages import (
+    Advertisements,
+    AgreementRequest,
+    FieldSpec,
+    Params,
+    RevealRequest,
+    SumId,
+    TermRequest,
+)
+from tightframe.securesum.rules import Expected, SiteRules
+from tightframe.securesum.server import Enrolment, Session, Sum
+from tightframe.securesum.site import Confirmed, Step, advertise, agree, confirm, mask, reveal
+from tightframe.securesum.site_setup import establish
+
+SLOTS = 16
+BOUND = 8.0
+"""Of a coordinate: what Flower clips to by default."""
+
+_JOB, _VERSION, _SCHEMA = "benchmark", "0", "train"
+_CONFIG, _BROADCAST = hashlib.sha256(b"configuration").digest(), hashlib.sha256(b"broadcast").digest()
+
+T = TypeVar("T")
+
+
+def vector(seed: int, site: int, size: int) -> np.ndarray:
+    """A site's vector; ``peers/flower/run.py`` makes the same."""
+    return np.random.default_rng((seed, site)).standard_normal(size, np.float32) / 4
+
+
+def aes_rate(mebibytes: int = 16) -> float:
+    """Bytes a second of AES-256-CTR by one encryptor, 256 KiB at a time into one buffer."""
+    encryptor = Cipher(AES256(os.urandom(32)), CTR(bytes(16))).encryptor()
+    zeros, buffer = bytes(BLOCK), bytearray(BLOCK)
+    encryptor.update_into(zeros, buffer)
+    blocks = mebibytes * 2**20 // BLOCK
+    start = time.process_time()
+    for _ in range(blocks):
+        encryptor.update_into(zeros, buffer)
+    return blocks * BLOCK / (time.process_time() - start)
+
+
+def sha256_rate(mebibytes: int = 4) -> float:
+    """Bytes a second of SHA-256; every upload is hashed once by its site and once by the server."""
+    data = bytes(mebibytes * 2**20)
+    start = time.process_time()
+    hashlib.sha256(data).digest()
+    return len(data) / (time.process_time() - start)
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What ``work`` returns, and its CPU time in ms."""
+    start = time.process_time()
+    result = work()
+    return result, 1000 * (time.process_time() - start)
+
+
+class Keystream:
+    """Time and bytes of all masking since ``clear``; or, for sites whose time is not taken, none of it."""
+
+    def __init__(self) -> None:
+        self.milliseconds, self.bytes, self.skipped = 0.0, 0, False
+
+    def clear(self) -> None:
+        """Count from zero."""
+        self.milliseconds, self.bytes = 0.0, 0
+
+    @contextmanager
+    def watch(self) -> Iterator[Keystream]:
+        """Measure the accumulators' streams inside the real handlers."""
+        original = Accumulator.add_streams
+
+        def add_streams(total: Accumulator, plus: list[bytes], minus: list[bytes]) -> None:
+            if not self.skipped:
+                _, taken = timed(lambda: original(total, plus, minus))
+                self.milliseconds += taken
+                self.bytes += total.layout.nbytes * (len(plus) + len(minus))
+
+        Accumulator.add_streams = add_streams  # type: ignore[method-assign,assignment]
+        try:
+            yield self
+        finally:
+            Accumulator.add_streams = original  # type: ignore[method-assign]
+
+
+class PeakMemory:
+    """The largest resident memory since ``start`` beyond that at ``start``, in bytes (Linux only)."""
+
+    available = Path("/proc/self/clear_refs").exists()
+
+    def start(self) -> PeakMemory:
+        """Count from what is held now."""
+        self._before, self.bytes = self.settled(), 0
+        return self
+
+    def call(self, work: Callable[[], T], held: int = 0) -> T:
+        """Run and note the peak, less what the caller holds since ``start``, as an upload on its way."""
+        self.settled()
+        Path("/proc/self/clear_refs").write_text("5")
+        result = work()
+        self.bytes = max(self.bytes, self._read("VmHWM") - self._before - held)
+        return result
+
+    def settled(self) -> int:
+        """Resident bytes, what was freed given back to the system."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        return self._read("VmRSS")
+
+    @staticmethod
+    def _read(name: str) -> int:
+        return 1024 * int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
+
+
+@dataclass
+class Site:
+    """A site and what it keeps."""
+
+    name: str
+    number: int
+    signer: Any
+    state: Any = None
+    history: History = field(default_factory=History)
+
+    def take(self, step: Step[Any, Any]) -> bytes:
+        """Keep a step; the reply as it travels."""
+        for entry in step.entries:
+            self.history.append(entry)
+        self.state = step.state
+        return step.reply.to_bytes()
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """Milliseconds and bytes of one epoch's setup; a site's are medians over the sites."""
+
+    sites: int
+    slots: int
+    site_ms: float
+    server_ms: float
+    up_bytes: int
+    down_bytes: int
+    parts_ms: dict[str, float]
+
+
+@dataclass
+class Round:
+    """One sum. Lists hold one value for each site that was timed."""
+
+    drops: int
+    encode_ms: list[float] = field(default_factory=list)
+    mask_ms: list[float] = field(default_factory=list)
+    keystream_ms: list[float] = field(default_factory=list)
+    keystream_share: list[float] = field(default_factory=list)
+    mask_share: list[float] = field(default_factory=list)
+    reveal_ms: list[float] = field(default_factory=list)
+    receive_ms: float = 0.0
+    answers_ms: float = 0.0
+    open_ms: float = 0.0
+    open_keystream_ms: float = 0.0
+    open_share: float = 0.0
+    open_keystream_share: float = 0.0
+    decode_ms: float = 0.0
+    up_bytes: int = 0
+    down_bytes: int = 0
+    error: float | None = None
+
+    @property
+    def server_ms(self) -> float:
+        """All that the server does."""
+        return self.receive_ms + self.answers_ms + self.open_ms + self.decode_ms
+
+
+class Federation:
+    """n sites and a server, set up for sums of vectors of ``size`` coordinates.
+
+    Args:
+        sites: n.
+        size: m.
+        light: sites that mask in earnest; the others' uploads carry no masks and what is opened is
+            no sum, which changes no other time. 0: all sites, and every sum is checked to the bit.
+        seed: of the vectors.
+    """
+
+    def __init__(self, sites: int, size: int, *, light: int = 0, seed: int = 0) -> None:
+        self.size, self.light, self.seed = size, light, seed
+        self.bits = fraction_bits(32, BOUND, sites)
+        self.fields = (FieldSpec("model", (size,), 32, self.bits, BOUND, "update"),)
+        names = tuple(f"site-{number:03}" for number in range(1, sites + 1))
+        colluders = rules.default_colluders(sites)
+        self.params = Params(
+            job=_JOB,
+            lineage=_JOB,
+            epoch=0,
+            roster=names,
+            threshold=rules.threshold(sites, colluders),
+            colluders=colluders,
+            slots=SLOTS,
+            schemas={_SCHEMA: self.fields},
+            weights="uniform",
+            trust="malicious",
+            min_sites=3,
+            static_open=True,
+            config_sha256=_CONFIG,
+            version=_VERSION,
+        )
+        self.sites, self.slot = [], 0
+        for number, name in enumerate(names):
+            signer, self._anchor = simulated_identity(_JOB, name, production=False)
+            self.sites.append(Site(name, number, signer))
+        self.session: Session
+
+    def set_up(self) -> SetUp:
+        """Both exchanges and the checks before the first term."""
+        verifier = Verifier(anchor=self._anchor, pins={}, pinned_only=False, at=datetime.now(UTC))
+        names, parts, server = self.params.roster, {}, {}
+        expected = {
+            name: Expected(name, _JOB, frozenset(names), 3, "uniform", _CONFIG, _VERSION) for name in names
+        }
+        proposed = self.params.to_bytes()
+
+        def enroll(site: Site) -> bytes:
+            return site.take(
+                advertise(
+                    Params.from_bytes(proposed),
+                    rules=SiteRules(),
+                    expected=expected[site.name],
+                    signer=site.signer,
+                    history=site.history,
+                    dataset="data",
+                    application=b"",
+                )
+            )
+
+        up, parts["advertise"] = self._each(enroll)
+        enrolment, server["enrolment"] = timed(lambda: Enrolment(self.params, verifier=verifier))
+        for site in self.sites:
+            server["enrolment"] += timed(lambda: enrolment.add(site.name, up[site.number]))[1]  # noqa: B023
+        shown, server["relay"] = timed(lambda: enrolment.relay().to_bytes())
+
+        def confirmed(site: Site) -> bytes:
+            return site.take(confirm(site.state, Advertisements.from_bytes(shown), verifier=verifier))
+
+        dealt, parts["confirm"] = self._each(confirmed)
+        advertised = Advertisements.from_bytes(shown)
+        self.session, server["session"] = timed(lambda: Session(self.params, advertised))
+        for site in self.sites:
+            server["session"] += timed(lambda: self.session.add(site.name, dealt[site.number]))[1]  # noqa: B023
+        setups, server["setups"] = timed(lambda: [self.session.setup_for(name).to_bytes() for name in names])
+        states, parts["establish"] = self._each(lambda site: establish(site.state, setups[site.number]))
+        for site, state in zip(self.sites, states, strict=True):
+            assert isinstance(site.state, Confirmed)
+            site.state = state
+        medians = {name: float(np.median(values)) for name, values in parts.items()}
+        return SetUp(
+            sites=len(names),
+            slots=SLOTS,
+            site_ms=sum(medians.values()),
+            server_ms=sum(server.values()),
+            up_bytes=len(up[0]) + len(dealt[0]),
+            down_bytes=len(proposed) + len(shown) + len(setups[0]),
+            parts_ms=medians | {f"server {name}": value for name, value in server.items()},
+        )
+
+    def run(self, drops: int, keystream: Keystream) -> Round:
+        """One sum in which the last ``drops`` sites do not answer the request for a term."""
+        found, sites = Round(drops), self.sites[: len(self.sites) - drops]
+        request = TermRequest(self.slot, SumId(self.slot, "train-0"), _SCHEMA, b"").to_bytes()
+        total, found.receive_ms = timed(self._start)
+        plain, mean = np.zeros(self.size, np.uint32), np.zeros(self.size)
+        term = b""
+        for site in sites:
+            keystream.skipped = bool(self.light) and site.number >= self.light
+            if not keystream.skipped:
+                values = vector(self.seed, site.number + 1, self.size)
+                term, taken = timed(lambda: self._encoded(values))  # noqa: B023
+                found.encode_ms.append(taken)
+                plain += np.frombuffer(term, "<u4")
+                mean += values
+                rate = aes_rate()
+                keystream.clear()
+            raw, taken = timed(lambda: self._mask(site, request, term))  # noqa: B023
+            if not keystream.skipped:
+                found.mask_ms.append(taken)
+                found.keystream_ms.append(keystream.milliseconds)
+                least = 1000 * keystream.bytes / rate
+                found.mask_share.append(least / taken)
+                found.keystream_share.append(least / keystream.milliseconds)
+            found.up_bytes = len(raw)
+            found.receive_ms += timed(lambda: total.add(site.name, raw))[1]  # noqa: B023
+        keystream.skipped = False
+        found.down_bytes = len(request)
+        _, found.answers_ms = timed(total.close)
+        self._answers(total, sites, found)
+        rate = aes_rate()
+        keystream.clear()
+        opened, found.open_ms = timed(total.open)
+        rate = (rate + aes_rate()) / 2
+        found.open_keystream_ms = keystream.milliseconds
+        least = 1000 * keystream.bytes / rate
+        found.open_share, found.open_keystream_share = least / found.open_ms, least / keystream.milliseconds
+        sums = opened.groups["update"]
+        decoded, found.decode_ms = timed(
+            lambda: decode(np.frombuffer(sums, np.uint32), ring=32, bits=self.bits) / len(sites)
+        )
+        if not self.light:
+            assert sums == plain.astype("<u4").tobytes(), "the opened sum is not the plaintext sum"
+            found.error = float(np.abs(decoded - mean / len(sites)).max())
+        self.slot += 1
+        return found
+
+    def weigh(self) -> dict[str, float]:
+        """Peak memory beyond the given vector and the upload, in vectors: of a site, of the server."""
+        drops = 1 if len(self.sites) > 4 else 0
+        sites = self.sites[: len(self.sites) - drops]
+        request = TermRequest(self.slot, SumId(self.slot, "train-0"), _SCHEMA, b"")
+        term = self._encoded(vector(self.seed, 1, self.size))
+        parsed, first = TermRequest.from_bytes(request.to_bytes()), sites[0]
+        peak = PeakMemory().start()
+        step = peak.call(lambda: self._masked(first, parsed, term))
+        masking = peak.bytes
+        peak.call(step.reply.to_bytes)
+        packing = peak.bytes
+        del step
+        keystream, raw = Keystream(), b""
+        peak = PeakMemory().start()
+        total = peak.call(self._start)
+        with keystream.watch():
+            keystream.skipped = True  # how a site masks has no part in what the server holds
+            for site in sites:
+                raw = b""
+                raw = self._mask(site, request.to_bytes(), term)
+                # An upload on its way is the transport's.
+                peak.call(lambda: total.add(site.name, raw), held=len(raw))  # noqa: B023
+        raw = b""
+        total.close()
+        self._answers(total, sites, Round(drops))
+        peak.call(total.open)
+        self.slot += 1
+        unit = 4 * self.size
+        return {
+            "site": masking / unit,
+            "site with packing": packing / unit,
+            "server": peak.bytes / unit,
+        }
+
+    def _each(self, work: Callable[[Site], T]) -> tuple[list[T], list[float]]:
+        pairs = [timed(lambda: work(site)) for site in self.sites]  # noqa: B023
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+    def _start(self) -> Sum:
+        return Sum(
+            self.session,
+            slot=self.slot,
+            sum_id=SumId(self.slot, "train-0"),
+            schema=_SCHEMA,
+            broadcast=_BROADCAST,
+        )
+
+    def _encoded(self, values: np.ndarray) -> bytes:
+        wide = values.astype(np.float64)
+        return encode(wide, ring=32, bits=self.bits, bound=BOUND, name="model").astype("<u4").tobytes()
+
+    def _masked(self, site: Site, request: TermRequest, term: bytes) -> Step[Any, Any]:
+        return mask(
+            site.state,
+            request,
+            fields=self.fields,
+            broadcast=_BROADCAST,
+            term={"update": term},
+            history=site.history,
+        )
+
+    def _mask(self, site: Site, request: bytes, term: bytes) -> bytes:
+        return site.take(self._masked(site, TermRequest.from_bytes(request), term))
+
+    def _answers(self, total: Sum, sites: list[Site], found: Round) -> None:
+        """The exchanges after the terms: agreement if somebody is missing, reveal."""
+        agreed = [0.0] * len(sites)
+        if not total.full:
+            asked, taken = timed(lambda: total.agreement_request().to_bytes())
+            found.answers_ms += taken
+            for place, site in enumerate(sites):
+                raw, agreed[place] = timed(
+                    lambda: site.take(  # noqa: B023
+                        agree(site.state, AgreementRequest.from_bytes(asked), history=site.history)  # noqa: B023
+                    )
+                )
+                found.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
+            found.up_bytes += len(raw)
+            found.down_bytes += len(asked)
+        shown, taken = timed(lambda: total.reveal_request().to_bytes())
+        found.answers_ms += taken
+        for place, site in enumerate(sites):
+            raw, taken = timed(
+                lambda: site.take(  # noqa: B023
+                    reveal(site.state, RevealRequest.from_bytes(shown), history=site.history)  # noqa: B023
+                )
+            )
+            found.reveal_ms.append(taken + agreed[place])
+            found.answers_ms += timed(lambda: total.add_reveal(site.name, raw))[1]  # noqa: B023
+        found.up_bytes += len(raw)
+        found.down_bytes += len(shown)
