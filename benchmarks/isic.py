@@ -64,6 +64,7 @@ def make_job(method: str, options: dict[str, Any], arguments: argparse.Namespace
             "min_sites": len(CENTRES),
             "rounds": arguments.rounds,
             "seed": seed,
+            "class_rules": arguments.class_rules,
             "training": {
                 "epochs": arguments.epochs,
                 "batch_size": arguments.batch_size,
@@ -82,6 +83,7 @@ def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
     assert final is not None  # nothing drops out in one process
     return _row(final) | {
         "seconds_a_round": (time.monotonic() - started) / job.rounds,
+        "rules": result.outcome.rules,
         "course": [
             row.evaluation["test"]["balanced_accuracy"] for row in result.outcome.rows if row.evaluation
         ],
@@ -194,7 +196,12 @@ def show(report: dict[str, Any]) -> None:
         mean, low, high = interval([row["balanced_accuracy"] - b for row, b in zip(rows, base, strict=True)])
         cells.append("" if title == "FedAvg" else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]")
         table.add_row(title, *cells)
-    Console(width=130).print(table)
+    console = Console(width=130)
+    console.print(table)
+    for line in sorted(
+        {line for rows in report["results"].values() for row in rows for line in row.get("rules", [])}
+    ):
+        console.print(f"rules: {line}")
 
 
 def main() -> int:
@@ -214,6 +221,12 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--learning-rate", type=float, default=0.03)
+    parser.add_argument(
+        "--class-rules",
+        choices=("on", "off"),
+        default="on",
+        help="class sums only of classes that three silos hold, from five local records on; off as in the papers",
+    )
     parser.add_argument("--augment", action="store_true", help="FLamby's training transforms")
     parser.add_argument("--out", type=Path, default=Path("isic.json"))
     arguments = parser.parse_args()
