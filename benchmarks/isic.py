@@ -80,8 +80,8 @@ def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
     started = time.monotonic()
     result = federation.run_job(job, data=records)
     final = result.outcome.final()
-    assert final is not None  # nothing drops out in one process
-    return _row(final) | {
+    assert final is not None and final.evaluation is not None  # nothing drops out in one process
+    return _row(final.evaluation) | {
         "seconds_a_round": (time.monotonic() - started) / job.rounds,
         "rules": result.outcome.rules,
         "course": [
@@ -225,7 +225,7 @@ def main() -> int:
         "--class-rules",
         choices=("on", "off"),
         default="on",
-        help="class sums only of classes that three silos hold, from five local records on; off as in the papers",
+        help="class sums only of classes that three silos hold, from five records on; off as in the papers",
     )
     parser.add_argument("--augment", action="store_true", help="FLamby's training transforms")
     parser.add_argument("--out", type=Path, default=Path("isic.json"))
