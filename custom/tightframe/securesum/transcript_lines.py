@@ -286,7 +286,7 @@ def _time(value: object, where: str) -> datetime:
 
 def _code(value: object, where: str) -> str:
     if not isinstance(value, str) or not re.fullmatch("TF-[0-9]{3}", value):
-        raise MessageError(where, expected="a code as TF-999", found=_shape(value))
+        raise MessageError(where, expected="a code such as TF-501", found=_shape(value))
     return value
 
 
