@@ -94,7 +94,7 @@ def test_the_committed_allow_list_is_the_simulators_own(root: Path, tmp_path: Pa
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "job"
-    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=["a", "b"])), path)
+    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=["a", "b", "c"])), path)
     return path
 
 
@@ -106,7 +106,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def test_check_of_a_folder_takes_values_and_gpus_from_it(folder: Path) -> None:
     assert recipes.check_folder(folder) == []
-    job = recipes.get("fedmr_isic").job("full", sites=["a", "b"], changes={"rounds": 3})
+    job = recipes.get("fedmr_isic").job("full", sites=["a", "b", "c"], changes={"rounds": 3})
     recipes.write_job(recipes.job_files(job, gpus=2, gpu_memory=40), folder)
     assert recipes.check_folder(folder) == []
 

@@ -15,13 +15,14 @@ from torch.utils.data import Subset
 
 from tightframe import models
 from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import Progress, SiloData
 from tightframe.errors import JobError
 from tightframe.methods import fedmr
 from tightframe.model_update import received_model
 from tightframe.phases import Fold, ServerState, Tensors, Totals
-from tightframe.rounds import checkpoint, codec, evaluation
+from tightframe.rounds import checkpoint, classes, codec, evaluation
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.contribution import Contributor
 from tightframe.rounds.setup import JobSetup, prepare
@@ -100,6 +101,7 @@ from pathlib import Path
 import tightframe.flare.executor
 from tightframe import __version__
 from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
 from tightframe.errors import SecureSumError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo import SiloSession
@@ -171,12 +173,17 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
             f"{site}: no real images here (TIGHTFRAME_TEST_DATA), so it had the twin.", stacklevel=1
         )
         kind = "twin"
-    entry = SiteEntry(device="cpu", data={"fed_isic2019": {"root": str(images), "center": centre}})
+    # No class has five of the four records that are kept, so here it counts from its first one on.
+    entry = SiteEntry(
+        device="cpu",
+        data={"fed_isic2019": {"root": str(images), "center": centre}},
+        policy=PolicyBlock(min_class_count=1),
+    )
     data = FirstRecords(open_data(setup.job, site, entry if kind == "real" else None))
     assert data.synthetic == (kind == "twin") and f"centre {centre}" in data.source
 
     (phase,) = setup.training_phases(1)
-    received = phase.broadcast(state)
+    received = {**phase.broadcast(state), classes.OFFERED: torch.ones(8, dtype=torch.uint8)}
     message = {
         "kind": "train",
         "round": 1,
@@ -202,6 +209,7 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     assert [name for name in still if not name.endswith("._bn2.bias")] == []
     _check_statistics(model, totals, received_model(received))
     _check_prototypes(model, totals, received_model(received), data)
+    assert totals[classes.HOLDERS].tolist() == (totals["prototype/counts"] > 0).tolist()
     _check_evaluation(totals, data)
     terms = {name: float(totals[f"training/{name}"]) for name in ("loss", *fedmr.TERMS)}
     config = setup.setting.config

@@ -21,13 +21,13 @@ from tightframe.flare import simulator
 from tightframe_app import recipes
 from tightframe_app.cli import app
 
-SITES = {"sites": {f"site-{i}": {"data": {"fed_isic2019": {"root": "/x", "center": i}}} for i in (1, 2)}}
+SITES = {"sites": {f"site-{i}": {"data": {"fed_isic2019": {"root": "/x", "center": i}}} for i in (1, 2, 3)}}
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     folder = tmp_path / "job"
-    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=["site-1", "site-2"])), folder)
+    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=list(SITES["sites"]))), folder)
     return folder
 
 
@@ -134,7 +134,7 @@ def test_a_lent_file_that_was_edited_since_is_the_users_own(given: Path, tmp_pat
 def test_a_site_that_is_not_configured_is_named_before_anything_runs(
     simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    (tmp_path / "one.json").write_text(json.dumps({"sites": {"site-1": SITES["sites"]["site-1"]}}))
+    (tmp_path / "one.json").write_text(json.dumps({"sites": {site: SITES["sites"][site] for site in ("site-1", "site-3")}}))
     done = simulate("-s", str(tmp_path / "one.json"))
     assert isinstance(done.exception, SiteConfigError) and "but not site-2" in str(done.exception)
     assert started == [] and local(tmp_path) == []
@@ -158,13 +158,13 @@ def test_a_site_configuration_that_is_none_is_a_named_error(
     assert started == []
 
 
-@pytest.mark.parametrize(("asked", "given_threads"), [(None, "2"), (1, "1"), (2, "2"), (7, "2")])
+@pytest.mark.parametrize(("asked", "given_threads"), [(None, "3"), (1, "1"), (3, "3"), (7, "3")])
 def test_threads_are_at_most_the_sites_and_a_cut_is_said(
     simulate: Callable[..., Result], started: list[dict[str, Any]], asked: int | None, given_threads: str
 ) -> None:
     done = simulate(*([] if asked is None else ["-t", str(asked)]))
     assert started[0]["threads"] == given_threads
-    assert ("threads: 2 instead of 7" in done.output) == (asked == 7)
+    assert ("threads: 3 instead of 7" in done.output) == (asked == 7)
 
 
 @pytest.mark.parametrize("threads", ["0", "-3"])

@@ -224,7 +224,7 @@ def test_local_training_ends_when_the_run_is_aborted(
     job = parse_job(small | {"training": small["training"] | {"epochs": 1000, "batch_size": 8}})
     context = _context(job, tmp_path, stopped=stopped, loader_workers=workers)
     with pytest.raises(RunError) as caught:
-        Contributor(context).contribute(_message(job, "site-2")[0])
+        Contributor(context).contribute(_message(job, "site-2")[0], {"site-2": 1.0})
     assert caught.value.code == "TF-504"
     assert len(asked) == 6, "asked once a batch, and never again after the word"
 
