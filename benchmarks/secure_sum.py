@@ -65,10 +65,14 @@ def patterns(sites: int) -> list[int]:
 
 def repeats(sites: int, size: int) -> int:
     """Rounds of each pattern; their number times patterns and one more for memory fit the slots."""
-    return 4 if size * sites**2 <= FULL_WORK // 10 else 2 if size * sites**2 <= FULL_WORK else 1
+    if sites > 50 or size * sites**2 > FULL_WORK // 10:
+        return 2 if size * sites**2 < FULL_WORK else 1
+    return 4
 
 
-def measure(sites: int, size: int, *, seed: int = 0, rounds: int | None = None) -> dict[str, Any]:
+def measure(
+    sites: int, size: int, *, seed: int = 0, rounds: int | None = None, weigh: bool = True
+) -> dict[str, Any]:
     """All costs of one case."""
     light = LIGHT if size * sites**2 > FULL_WORK else 0
     federation, keystream = Federation(sites, size, light=light, seed=seed), Keystream()
@@ -91,7 +95,7 @@ def measure(sites: int, size: int, *, seed: int = 0, rounds: int | None = None) 
         "aes_gb_s": statistics.median(rates) / 1e9,
         "sha256_gb_s": statistics.median(hash_rates) / 1e9,
         "setup": asdict(setup),
-        "memory_vectors": federation.weigh() if PeakMemory.available else None,
+        "memory_vectors": federation.weigh() if weigh and PeakMemory.available else None,
         "drops": {str(drops): _folded(rounds_) for drops, rounds_ in found.items()},
     }
     result["site"] = _site(found[0])
@@ -131,30 +135,48 @@ def _folded(rounds: list[Round]) -> dict[str, Any]:
     return result
 
 
-def compare(ours: dict[str, Any], python: Path, seed: int = 0, rounds: int | None = None) -> dict[str, Any]:
-    """The peer in the same case, and ratios: its cost over ours, our setup included by its share."""
-    sites, size = ours["sites"], ours["size"]
-    work = size * sites**2
-    peer = secure_sum_peer.measure(
-        python,
-        sites=sites,
-        size=size,
-        threshold=ours["threshold"],
-        drops=patterns(sites),
-        repeats=rounds or (3 if work <= FULL_WORK // 20 else 1),
-        light=LIGHT if work > FULL_WORK // 10 else 0,
-        seed=seed,
-    )
-    setup = ours["setup"]
-    ratios = {}
-    for drops, theirs in peer["drops"].items():
-        own = ours["drops"][drops]
-        ratios[drops] = {
-            "client": sum(theirs["client_ms"].values()) / (own["site_round_ms"] + setup["site_ms"] / SLOTS),
-            "server": sum(theirs["server_ms"].values()) / (own["server_ms"] + setup["server_ms"] / SLOTS),
-            "up_bytes": theirs["up_bytes"] / (own["up_bytes"] + setup["up_bytes"] / SLOTS),
-        }
-    return peer | {"ratios": ratios}
+def compare(
+    sites: int, size: int, python: Path, *, seed: int = 0, turns: int | None = None
+) -> dict[str, Any]:
+    """The peer in one case, and ratios: its cost over ours, our setup included by its share.
+
+    Both sides take turns, because on a shared machine times drift; each turn gives a ratio of its own.
+    """
+    work, pairs = size * sites**2, []
+    for _ in range(turns or (3 if work <= FULL_WORK // 20 else 1)):
+        ours = measure(sites, size, seed=seed, rounds=1, weigh=False)
+        theirs = secure_sum_peer.measure(
+            python,
+            sites=sites,
+            size=size,
+            threshold=ours["threshold"],
+            drops=patterns(sites),
+            repeats=1,
+            light=LIGHT if work > FULL_WORK // 10 else 0,
+            seed=seed,
+        )
+        pairs.append((ours, theirs))
+    first = pairs[0][1]
+    kept = {name: first[name] for name in ("versions", "light", "peak_client_bytes")}
+    return kept | {"turns": len(pairs), "drops": {drops: _pair(pairs, drops) for drops in first["drops"]}}
+
+
+def _pair(pairs: list[tuple[dict[str, Any], dict[str, Any]]], drops: str) -> dict[str, Any]:
+    """Each value: least, median, greatest of the turns."""
+    values: dict[str, list[float]] = {"client": [], "server": [], "up_bytes": []}
+    times: dict[str, list[float]] = {"client_ms": [], "server_ms": []}
+    for ours, peer in pairs:
+        own, setup, theirs = ours["drops"][drops], ours["setup"], peer["drops"][drops]
+        client, server = (sum(theirs[name].values()) for name in ("client_ms", "server_ms"))
+        times["client_ms"].append(client)
+        times["server_ms"].append(server)
+        values["client"].append(client / (own["site_round_ms"] + setup["site_ms"] / SLOTS))
+        values["server"].append(server / (own["server_ms"] + setup["server_ms"] / SLOTS))
+        values["up_bytes"].append(theirs["up_bytes"] / (own["up_bytes"] + setup["up_bytes"] / SLOTS))
+    last = pairs[-1][1]["drops"][drops]
+    spread = {name: [min(item), statistics.median(item), max(item)] for name, item in values.items()}
+    medians = {name: statistics.median(item) for name, item in times.items()}
+    return medians | {"up_bytes": last["up_bytes"], "error": last["error"], "ratios": spread}
 
 
 def round_seconds(result: dict[str, Any]) -> float:
@@ -173,12 +195,14 @@ def gates(results: list[dict[str, Any]]) -> list[Gate]:
     states = [max(item["site"], item["server"]) for item in memory]
     by_case = {(item["sites"], item["size"]): item for item in results}
     peer = by_case.get(PEER_CASE, {}).get("peer")
-    ratios = peer["ratios"].values() if peer else ()
+    ratios = [one["ratios"] for one in peer["drops"].values()] if peer else []
     whole = by_case.get(ROUND_CASE)
     return [
         Gate("keystream and addition, least share of the AES rate (m >= 1e6)", _least(shares), 0.70, True),
-        Gate("a client of Flower / ours, n = 20, m = 1e6", _least(one["client"] for one in ratios), 4, True),
-        Gate("Flower's server / ours, n = 20, m = 1e6", _least(one["server"] for one in ratios), 4, True),
+        Gate(
+            "a client of Flower / ours, n = 20, m = 1e6", _least(one["client"][1] for one in ratios), 4, True
+        ),
+        Gate("Flower's server / ours, n = 20, m = 1e6", _least(one["server"][1] for one in ratios), 4, True),
         Gate("round of 4M parameters, 6 silos, s", round_seconds(whole) if whole else None, 1, False),
         Gate("summing state, in vectors (m >= 1e6)", max(states) if states else None, 3, False),
     ]
@@ -224,19 +248,20 @@ def show(result: dict[str, Any]) -> None:
     if peer:
         weight = peer["peak_client_bytes"]
         print(
-            f"  Flower {peer['versions']['flwr']}"
+            f"  Flower {peer['versions']['flwr']}, {peer['turns']} turns each"
             + (f", {peer['light']} clients in earnest" if peer["light"] else "")
             + (f"; a client's peak memory {weight / 4 / result['size']:.1f} vectors" if weight else "")
         )
         for drops, one in peer["drops"].items():
-            ratio = peer["ratios"][drops]
-            low, high = one["server_spread_ms"]
-            client, server = sum(one["client_ms"].values()), sum(one["server_ms"].values())
+            ratio = {
+                name: "{1:.1f} x ours ({0:.1f} to {2:.1f})".format(*one["ratios"][name])
+                for name in one["ratios"]
+            }
             print(
-                f"    {drops} drop-outs: client {client:.1f} ms ({ratio['client']:.1f} x ours), "
-                f"server {server:.1f} ms, {low:.1f} to {high:.1f} ({ratio['server']:.1f} x), "
-                f"{one['up_bytes'] / 1e6:.3f} MB up ({ratio['up_bytes']:.2f} x)"
-                + (f", error {one['error']:.1e}" if one["error"] is not None else "")
+                f"    {drops} drop-outs: client {one['client_ms']:.1f} ms, {ratio['client']}; "
+                f"server {one['server_ms']:.1f} ms, {ratio['server']}; "
+                f"{one['up_bytes'] / 1e6:.3f} MB up, {ratio['up_bytes']}"
+                + (f"; error {one['error']:.1e}" if one["error"] is not None else "")
             )
     sys.stdout.flush()
 
@@ -279,7 +304,7 @@ def main() -> None:
         result = measure(sites, size)
         if python and size * sites <= PEER_WORK:
             print(", peer", end="", file=sys.stderr, flush=True)
-            result["peer"] = compare(result, python)
+            result["peer"] = compare(sites, size, python)
         print(f", {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
         show(result)
         results.append(result)

@@ -59,22 +59,27 @@ def test_ratios_are_the_peer_over_ours_with_our_share_of_the_setup(
 ) -> None:
     import secure_sum_peer
 
-    theirs = {
-        "client_ms": {"a": 10.0, "b": 20.0},
-        "server_ms": {"a": 30.0, "b": 60.0},
-        "up_bytes": 100,
-        "errors": [],
-    }
-    monkeypatch.setattr(secure_sum_peer, "measure", lambda *_, **__: {"drops": {"0": theirs}})
+    client = iter([10.0, 40.0, 20.0])
     ours = {
-        "sites": 20,
-        "size": 1_000_000,
         "threshold": 14,
         "setup": {"site_ms": 16 * 1.0, "server_ms": 16 * 5.0, "up_bytes": 16 * 10},
-        "drops": {"0": {"site_round_ms": 2.0, "server_ms": 10.0, "up_bytes": 40}},
+        "drops": {"0": {"site_round_ms": 1.0, "server_ms": 10.0, "up_bytes": 40}},
     }
-    found = benchmark.compare(ours, Path("python"))["ratios"]["0"]
-    assert found == {"client": 10.0, "server": 6.0, "up_bytes": 2.0}
+
+    def theirs(*_: Any, **__: Any) -> dict[str, Any]:
+        times = {"client_ms": {"a": next(client), "b": 2.0}, "server_ms": {"a": 30.0, "b": 60.0}}
+        drops = {"0": times | {"up_bytes": 100, "error": None}}
+        return {"versions": {}, "light": 0, "peak_client_bytes": None, "drops": drops}
+
+    monkeypatch.setattr(secure_sum_peer, "measure", theirs)
+    monkeypatch.setattr(benchmark, "measure", lambda *_, **__: ours)
+    found = benchmark.compare(20, 1000, Path("python"))
+    assert found["turns"] == 3
+    assert found["drops"]["0"]["ratios"] == {
+        "client": [6.0, 11.0, 21.0],
+        "server": [6.0] * 3,
+        "up_bytes": [2.0] * 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -82,15 +87,15 @@ def test_ratios_are_the_peer_over_ours_with_our_share_of_the_setup(
     [
         (0, ("site", "keystream_share"), 0.69),
         (0, ("drops", "0", "open_keystream_share"), 0.69),
-        (1, ("peer", "ratios", "0", "client"), 3.9),
-        (2, ("peer", "ratios", "0", "server"), 3.9),
+        (1, ("peer", "drops", "0", "ratios", "client"), [5.0, 3.9, 5.0]),
+        (2, ("peer", "drops", "0", "ratios", "server"), [5.0, 3.9, 5.0]),
         (3, ("site", "round_ms"), 200.0),
         (4, ("memory_vectors", "server"), 3.1),
         (4, ("memory_vectors", "site"), 3.1),
     ],
 )
 def test_each_gate_fails_for_what_it_guards_and_for_nothing_else(
-    benchmark: ModuleType, place: int, keys: tuple[str, ...], value: float
+    benchmark: ModuleType, place: int, keys: tuple[str, ...], value: Any
 ) -> None:
     results = [_result(20, 1_000_000), _result(6, 4_000_000)]
     assert [gate.passed for gate in benchmark.gates(results)] == [True] * 5
@@ -113,5 +118,5 @@ def _result(sites: int, size: int) -> dict[str, Any]:
         "setup": {"site_ms": 16.0, "server_ms": 16.0},
         "memory_vectors": {"site": 2.0, "server": 2.0},
         "drops": {"0": {"open_keystream_share": 0.8, "server_ms": 100.0}},
-        "peer": {"ratios": {"0": {"client": 5.0, "server": 5.0}}},
+        "peer": {"drops": {"0": {"ratios": {"client": [3.0, 5.0, 6.0], "server": [3.0, 5.0, 6.0]}}}},
     }
