@@ -31,6 +31,18 @@ LOW_ORDER = frozenset(
 )
 """The u-coordinates of Curve25519 and of its twist whose order divides 8 (RFC 7748, section 6.1)."""
 
+LOW_ORDER_SIGNING = frozenset(
+    {
+        0,
+        1,
+        _PRIME - 1,
+        2707385501144840649318225287225658788936804267575313519463743609750303402022,
+        55188659117513257062467267217118295137698188065244968500265048394206261417927,
+    }
+)
+"""The y-coordinates of edwards25519 whose points' order divides 8 (RFC 8032, section 5.1). Under such a
+key one signature passes for any message, and the library does not refuse it."""
+
 
 def commitment(name: str, slot: int, group: Group, seed: bytes) -> bytes:
     """The commitment of a site to its self mask's seed b of a slot and group: 32 bytes."""
@@ -138,6 +150,7 @@ class Keys:
             )
         agreement = [item.channel_key]
         agreement += [item.slot_key(slot, group) for slot in range(self._slots) for group in GROUPS]
+        _check_signing(item.session_key, item.name)
         for key in [item.session_key, *(_canonical(key, item.name) for key in agreement)]:
             if key in found or key in self._owners:
                 raise KeyAgreementError(
@@ -148,6 +161,18 @@ class Keys:
                 )
             found[key] = item.name
         self._owners |= found
+
+
+def _check_signing(key: bytes, owner: str) -> None:
+    """Return if an Ed25519 key is in its one encoding and of full order."""
+    coordinate = int.from_bytes(key, "little") & (2**255 - 1)  # the last bit is the sign of x
+    if coordinate >= _PRIME or coordinate in LOW_ORDER_SIGNING:
+        raise KeyAgreementError(
+            f"the session key of {owner}",
+            expected="a point of full order",
+            found="one of low order, or in a second encoding",
+            blamed=owner,
+        )
 
 
 def _canonical(key: bytes, owner: str) -> bytes:
