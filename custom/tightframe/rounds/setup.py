@@ -62,12 +62,16 @@ class JobSetup:
             return Schema(())
         return classes.fields(phase.schema, self.dataset.num_classes)
 
-    def sums(self) -> Iterator[tuple[str, int, int, Schema]]:
-        """Every sum of a whole run: kind, round, index, schema."""
+    def sums(self) -> Iterator[tuple[str, int, int, tuple[Schema, ...]]]:
+        """Every sum of a whole run: kind, round, index, and the schemas of which it has one.
+
+        A round's first sum has the evaluation with it, unless its broadcast turns out to have no model.
+        """
         for kind, number, phases in self._phases():
             for index, phase in enumerate(phases):
-                yield kind, number, index, self.schema(phase, evaluated=kind == "train" and index == 0)
-        yield "closing", self.job.rounds, 0, self.evaluation_schema()
+                ways = (True, False) if kind == "train" and index == 0 else (False,)
+                yield kind, number, index, tuple(self.schema(phase, evaluated=way) for way in ways)
+        yield "closing", self.job.rounds, 0, (self.evaluation_schema(),)
 
     def _phases(self) -> Iterator[tuple[str, int, tuple[Phase, ...]]]:
         yield statistics.KIND, 0, self.statistics_phases()

@@ -271,10 +271,11 @@ class SecureSums:
         sites, colluders = len(roster), job.assumed_colluders(len(roster))
         schemas: dict[str, tuple[messages.FieldSpec, ...]] = {}
         needed = RETRIES
-        for kind, _, index, schema in self._setup.sums():
+        for kind, _, index, possible in self._setup.sums():
             needed += 1
-            fields = codec.specs(schema, sites)
-            schemas[schema_name(f"{kind}-{index}", fields)] = fields
+            for schema in possible:
+                fields = codec.specs(schema, sites)
+                schemas[schema_name(f"{kind}-{index}", fields)] = fields
         return messages.Params(
             job=self._identity.job_id,
             lineage=self._identity.job_id,
