@@ -124,7 +124,10 @@ def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation
 
 
 def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None:
-    """One round over all silos equals averaging one-silo runs by their numbers of records."""
+    """One round over all silos equals averaging one-silo runs by their numbers of records.
+
+    Only plain sums are open for one silo, so those ask for them; the round over all is a secure sum.
+    """
     together = federation.run("fedavg", SILOS, 1, **SMALL)
     weights = together.outcome.rows[1]
     job = parse_job(
@@ -135,6 +138,7 @@ def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None
             "sites": SILOS,
             "min_sites": 1,
             "rounds": 1,
+            "summation": "plain",
             **SMALL,
         }
     )
@@ -153,7 +157,10 @@ def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None
 
 
 class _Failing(federation.LocalTransport):
-    """Some silos fail in ``contribute``; from a given round on, or in all."""
+    """Some silos fail in ``contribute``; from a given round on, or in all.
+
+    Over plain sums: what secure sums do about drop-outs is tested in ``tests/rounds/secure``.
+    """
 
     def __init__(
         self, job: JobConfig, errors: Mapping[str, Exception], rounds: tuple[int, ...] | None = None
@@ -181,6 +188,7 @@ class _Failing(federation.LocalTransport):
 
 
 def _job(**changes: Any) -> JobConfig:
+    """A job of plain sums, as ``_Failing`` serves them."""
     return parse_job(
         {
             "job_name": "x",
@@ -189,6 +197,7 @@ def _job(**changes: Any) -> JobConfig:
             "sites": SILOS,
             "min_sites": 3,
             "rounds": 2,
+            "summation": "plain",
         }
         | SMALL
         | changes
@@ -326,7 +335,7 @@ def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pyte
         raise TrainingError("diverged")
 
     monkeypatch.setattr(Contributor, "baseline", broken)
-    result = federation.run("fedavg", SILOS[:2], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
+    result = federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
     assert result.outcome.trained
     assert json.loads((tmp_path / "site-2" / "local_report.json").read_text())["local_only"] is None
 
@@ -341,14 +350,29 @@ def test_a_method_that_is_not_the_registered_one_is_refused() -> None:
 
 
 def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:
-    all_in = federation.run("fedmr", SILOS, 1, **SMALL)
-    without = federation.run("fedmr", SILOS, 1, prototype_sites=SILOS[:2], **SMALL)
+    """Under the class rules the first sum tells who holds which class, and the second has class sums."""
+    all_in = federation.run("fedmr", SILOS, 2, **SMALL)
+    without = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:3], **SMALL)
+    assert _models_equal(all_in.state.model, without.state.model), "both rounds train without prototypes"
+    assert not torch.equal(all_in.state.extra["prototypes"], without.state.extra["prototypes"])
+    assert without.state.extra["prototypes"].any(), "three silos are enough for a class"
+    too_few = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:2], **SMALL)
+    assert _models_equal(all_in.state.model, too_few.state.model)
+    assert not too_few.state.extra["prototypes"].any(), "two are not: a class sum would be nearly one's own"
+
+
+def test_without_the_class_rules_two_silos_prototypes_are_used_and_at_once() -> None:
+    all_in, without = (
+        federation.run("fedmr", SILOS, 1, prototype_sites=sites, class_rules="off", **SMALL)
+        for sites in (None, SILOS[:2])
+    )
     assert _models_equal(all_in.state.model, without.state.model), "round 1 trains without prototypes"
     assert not torch.equal(all_in.state.extra["prototypes"], without.state.extra["prototypes"])
+    assert without.state.extra["prototypes"].any()
 
 
 def test_local_only_baseline_is_reported_at_the_silo(tmp_path: Path) -> None:
-    federation.run("fedavg", SILOS[:2], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
+    federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
     report = json.loads((tmp_path / "site-2" / "local_report.json").read_text())
     assert report["local_only"]["epochs"] == 1
     assert report["local_only"]["test"]["records"] == report["global"]["test"]["records"]
@@ -359,7 +383,7 @@ def test_pretrained_start_is_used_and_its_hash_recorded(tmp_path: Path, finished
     import hashlib
 
     start = finished[1] / "server" / "model.safetensors"
-    job = _job(rounds=1)
+    job = _job(rounds=1, summation="secure")
     federation.run_job(job, folder=tmp_path, initial_model=str(start))
     card = json.loads((tmp_path / "server" / "model.json").read_text())
     assert card["initial_model"]["sha256"] == hashlib.sha256(start.read_bytes()).hexdigest()

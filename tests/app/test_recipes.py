@@ -91,7 +91,7 @@ def test_the_rehearsal_needs_no_monai() -> None:
 
 @pytest.mark.parametrize("summation", ["plain", "secure"])
 def test_a_light_task_needs_no_torch(tmp_path: Path, summation: str) -> None:
-    """Enrolment and shares have processes of their own in the simulator; importing torch there costs seconds."""
+    """Enrolment and shares have processes of their own in the simulator; importing torch costs seconds."""
     import subprocess
     import sys
 

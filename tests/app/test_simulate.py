@@ -134,8 +134,9 @@ def test_a_lent_file_that_was_edited_since_is_the_users_own(given: Path, tmp_pat
 def test_a_site_that_is_not_configured_is_named_before_anything_runs(
     simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    (tmp_path / "one.json").write_text(json.dumps({"sites": {site: SITES["sites"][site] for site in ("site-1", "site-3")}}))
-    done = simulate("-s", str(tmp_path / "one.json"))
+    some = {site: SITES["sites"][site] for site in ("site-1", "site-3")}
+    (tmp_path / "some.json").write_text(json.dumps({"sites": some}))
+    done = simulate("-s", str(tmp_path / "some.json"))
     assert isinstance(done.exception, SiteConfigError) and "but not site-2" in str(done.exception)
     assert started == [] and local(tmp_path) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from tightframe import methods
-from tightframe.config.job import parse_job
+from tightframe.config.job import JobConfig, parse_job
 from tightframe.federation import LocalTransport
 from tightframe.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Coordinator, Message
+from tightframe.rounds.identity import simulated_anchor, simulated_identity
+from tightframe.rounds.secure.server import ServerIdentity
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 
@@ -83,48 +86,71 @@ class _Loses(LocalTransport):
         return {**super().exchange(task, kept, maybe), **lost}
 
 
-@pytest.mark.parametrize("fresh_processes", [False, True])
-def test_state_counts_opened_sums_only(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_processes: bool
-) -> None:
-    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
-    job = parse_job(small | {"method": "counting", "rounds": 4})
+def _context(site: str, job: JobConfig, folder: Path, job_id: str = "a-run", **changes: Any) -> SiloContext:
+    return SiloContext(
+        site,
+        job,
+        None,
+        run_dir=folder / site,
+        job_id=job_id,
+        identity=partial(simulated_identity, job_id, site, production=False),
+        **changes,
+    )
 
+
+def _run(job: JobConfig, folder: Path, transport: _Loses, job_id: str = "a-run") -> list[float]:
+    """What the silos said in each round, summed."""
+    identity = ServerIdentity(job_id, simulated_anchor(job_id, production=False), simulated=True)
+    state = Coordinator(prepare(job), folder / "server", identity=identity).run(transport).state
+    return [float(state.extra[f"round-{number}"]) for number in range(1, job.rounds + 1)]
+
+
+@pytest.fixture
+def counting(
+    small: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> JobConfig:
+    """Four rounds of the counting method; of four silos, three are enough for either kind of sums."""
+    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
+    four = [f"site-{number}" for number in (1, 2, 3, 4)]
+    changes = {"method": "counting", "rounds": 4, "sites": four, "min_sites": 3, "summation": request.param}
+    return parse_job(small | changes)
+
+
+BOTH_SUMS = pytest.mark.parametrize("counting", ["plain", "secure"], indirect=True)
+
+
+@BOTH_SUMS
+@pytest.mark.parametrize("fresh_processes", [False, True])
+def test_state_counts_opened_sums_only(counting: JobConfig, tmp_path: Path, fresh_processes: bool) -> None:
     class Sessions(dict[str, SiloSession]):
         def __missing__(self, site: str) -> SiloSession:
-            session = SiloSession(SiloContext(site, job, None, run_dir=tmp_path / site))
+            session = SiloSession(_context(site, counting, tmp_path, memory_only=not fresh_processes))
             if not fresh_processes:
                 self[site] = session
             return session
 
     transport = _Loses(Sessions(), answers={2: "site-1"})
-    state = Coordinator(prepare(job), tmp_path / "server").run(transport).state
-    # Round 1: nobody was summed. 2: site-2, site-3 once each, site-1's answer is lost.
-    # 3: site-1 once (not twice: its proposal of round 2 was dropped), the others twice. 4: 2 + 3 + 3.
-    assert [float(state.extra[f"round-{number}"]) for number in (1, 2, 3, 4)] == [0.0, 2.0, 5.0, 8.0]
+    # Round 1: nobody was summed. 2: the three others once each, site-1's answer is lost.
+    # 3: site-1 once (not twice: its proposal of round 2 was dropped), the others twice. 4: 2 + 3 * 3.
+    assert _run(counting, tmp_path, transport) == [0.0, 3.0, 7.0, 11.0]
 
 
+@BOTH_SUMS
 def test_a_silo_that_misses_a_request_still_learns_that_it_was_summed(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    counting: JobConfig, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
-    job = parse_job(small | {"method": "counting", "rounds": 4})
-    sessions = {s: SiloSession(SiloContext(s, job, None, run_dir=tmp_path / s)) for s in job.roster}
-    state = Coordinator(prepare(job), tmp_path / "server").run(_Loses(sessions, requests={2: "site-2"})).state
-    # site-2 was summed in round 1 and hears of it in round 3: 1 + 2 + 2, not 0 + 2 + 2.
-    assert [float(state.extra[f"round-{number}"]) for number in (1, 2, 3, 4)] == [0.0, 2.0, 5.0, 8.0]
+    sessions = {site: SiloSession(_context(site, counting, tmp_path)) for site in counting.roster}
+    # site-2 was summed in round 1 and hears of it in round 3: 1 + 3 * 2, not 0 + 3 * 2.
+    assert _run(counting, tmp_path, _Loses(sessions, requests={2: "site-2"})) == [0.0, 3.0, 7.0, 11.0]
 
 
-def test_a_second_run_of_the_same_job_starts_without_state(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
-    job = parse_job(small | {"method": "counting", "rounds": 2})
-    for _ in range(2):
-        contexts = {
-            s: SiloContext(s, job, None, run_dir=tmp_path / s, state_dir=tmp_path / "state" / s)
-            for s in job.roster
+@BOTH_SUMS
+def test_a_second_run_of_the_same_job_starts_without_state(counting: JobConfig, tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        sessions = {
+            site: SiloSession(
+                _context(site, counting, tmp_path, job_id=run, state_dir=tmp_path / "state" / site)
+            )
+            for site in counting.roster
         }
-        sessions = {site: SiloSession(context) for site, context in contexts.items()}
-        state = Coordinator(prepare(job), tmp_path / "server").run(_Loses(sessions)).state
-        assert [float(state.extra[f"round-{number}"]) for number in (1, 2)] == [0.0, 3.0]
+        assert _run(counting, tmp_path, _Loses(sessions), job_id=run) == [0.0, 4.0, 8.0, 12.0]
