@@ -104,9 +104,11 @@ def check_no_wrap(ring: int, bits: int, bound: float, parties: int, noise_tail: 
         raise ValueError(f"Expected argument `noise_tail` to be at least 0, but got {noise_tail}.")
     largest = parties * (Fraction(bound) * 2**bits + 1 + noise_tail)
     if largest >= 2 ** (ring - 1):
+        # As an integer, because the quantity may lie beyond the largest float as well.
+        reached = math.log2(math.floor(largest))
         raise RingOverflowError(
             f"Expected a sum of {parties} terms with bound {bound:g}, {bits} fraction bits and noise tail "
-            f"{noise_tail} to stay below 2**{ring - 1}, but it could reach 2**{math.log2(largest):.2f}; "
+            f"{noise_tail} to stay below 2**{ring - 1}, but it could reach 2**{reached:.2f}; "
             "lower the bound or use a larger ring."
         )
 
