@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 from tests.securesum.protocol import World, make_params, names
 
 from tightframe.securesum.encoding import RingOverflowError, check_no_wrap
-from tightframe.securesum.errors import ParametersError
-from tightframe.securesum.messages import FieldSpec
+from tightframe.securesum.errors import MessageError, ParametersError
+from tightframe.securesum.messages import Agreement, FieldSpec, Reveal
 
 ONE = names(3)[0]
 
@@ -19,3 +20,24 @@ def test_a_bound_beyond_the_floats_is_refused_with_the_named_error() -> None:
         check_no_wrap(huge.ring, huge.bits, huge.bound, 3)
     with pytest.raises(ParametersError, match="huge"):
         World(3).sites[ONE].advertise(make_params(3, schemas={"train": (huge,)}).to_bytes())
+
+
+def doubled(raw: bytes, key: str, value: object) -> bytes:
+    """A map with one more pair in front, so that a reader who takes the last sees no difference."""
+    assert 0x80 <= raw[0] < 0x8F
+    return bytes([raw[0] + 1]) + msgpack.packb(key) + msgpack.packb(value) + raw[1:]
+
+
+def test_a_key_that_stands_twice_is_refused_at_every_level() -> None:
+    """Two readers, of the first and of the last value, would see two messages in the same bytes."""
+    good = Agreement("a", 1, bytes(64)).to_bytes()
+    assert msgpack.unpackb(doubled(good, "name", "b")) == msgpack.unpackb(good)
+    for raw in (doubled(good, "name", "b"), doubled(good, "name", "a"), doubled(good, "slot", 2)):
+        with pytest.raises(MessageError, match="one msgpack map"):
+            Agreement.from_bytes(raw)
+    share, signature = msgpack.packb("a") + msgpack.packb(bytes(48)), msgpack.packb(bytes(64))
+    head = b"\x85\xa4name\xa1a\xa4slot\x00\xa6update"
+    tail = b"\xa6static\x80\xa9signature" + signature
+    assert list(Reveal.from_bytes(head + b"\x81" + share + tail).update) == ["a"]
+    with pytest.raises(MessageError, match="one msgpack map"):
+        Reveal.from_bytes(head + b"\x82" + share + share + tail)

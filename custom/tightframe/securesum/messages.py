@@ -745,12 +745,22 @@ def _pack(value: Mapping[str, Value]) -> bytes:
 
 def _unpack(raw: bytes, what: str, keys: Mapping[str, Check]) -> dict[str, Any]:
     try:
-        value = msgpack.unpackb(raw, raw=False, strict_map_key=True, use_list=True)
+        value = msgpack.unpackb(
+            raw, raw=False, strict_map_key=True, use_list=True, object_pairs_hook=_each_key_once
+        )
     except Exception:  # msgpack raises many kinds; each means that this is no message
         raise MessageError(
             what, expected="one msgpack map", found=f"{len(raw)} bytes that are none"
         ) from None
     return cast("dict[str, Any]", _record(keys)(value, what))
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A map, unless a key stands in it twice: two readers could see two different values."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError
+    return value
 
 
 def _record(keys: Mapping[str, Check]) -> Check:
