@@ -8,7 +8,7 @@ from tests.securesum.protocol import World, make_params, names
 
 from tightframe.securesum.encoding import RingOverflowError, check_no_wrap
 from tightframe.securesum.errors import MessageError, ParametersError
-from tightframe.securesum.messages import Agreement, FieldSpec, Reveal
+from tightframe.securesum.messages import Agreement, FieldSpec, Reveal, Setup
 
 ONE = names(3)[0]
 
@@ -41,3 +41,27 @@ def test_a_key_that_stands_twice_is_refused_at_every_level() -> None:
     assert list(Reveal.from_bytes(head + b"\x81" + share + tail).update) == ["a"]
     with pytest.raises(MessageError, match="one msgpack map"):
         Reveal.from_bytes(head + b"\x82" + share + share + tail)
+
+
+def test_no_error_can_forge_a_line_of_a_log() -> None:
+    """Names, versions and keys come from strangers; their line breaks and escapes are shown as such."""
+    forged = "x\n2030-01-01 INFO all is well\r\x1b[2K\u202e\u2028"
+    assert str(MessageError(forged, expected=forged, found=forged)).isprintable()
+    site = World(3).sites[ONE]
+    for changes in (
+        {"version": forged},
+        {"job": forged},
+        {"weights": forged},
+        {"roster": (*names(2), forged)},
+    ):
+        with pytest.raises(ParametersError) as refused:
+            site.advertise(make_params(3, **changes).to_bytes())
+        assert str(refused.value).isprintable()
+        assert "all is well" in str(refused.value)
+    raw = msgpack.packb({"dealt": {forged: 1, "b": 1, "c": 1}})
+    with pytest.raises(MessageError, match="all is well") as malformed:
+        Setup.from_bytes(raw, sites=3, slots=1)
+    assert str(malformed.value).isprintable()
+    assert str(MessageError("Zürich", expected="süd 1", found="ß")) == (
+        "Expected Zürich to be süd 1, but found ß."
+    )

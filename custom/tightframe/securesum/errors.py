@@ -21,7 +21,7 @@ class ProtocolError(Exception):
 
     def __init__(self, what: str, *, expected: str, found: str, blamed: str | None = None) -> None:
         self.what, self.expected, self.found, self.blamed = what, expected, found, blamed
-        super().__init__(f"Expected {what} to be {expected}, but found {found}.")
+        super().__init__(_one_line(f"Expected {what} to be {expected}, but found {found}."))
 
 
 class ParametersError(ProtocolError):
@@ -100,3 +100,10 @@ class RecoveryError(ProtocolError):
     """A sum cannot be opened for want of valid shares (TF-613); ``blamed`` where that is proved."""
 
     code = "TF-613"
+
+
+def _one_line(text: str) -> str:
+    """The text with what is not printable escaped: parts of it are a stranger's, and it goes into logs."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
