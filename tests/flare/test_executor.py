@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from PIL import Image
 
 from tightframe import __version__
-from tightframe.config.job import parse_job
+from tightframe.data.isic_folder import IMAGES
+from tightframe.errors import RunError
+from tightframe.flare import executor
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.wire import CODE, MESSAGE
+from tightframe.rounds.context import Message
+from tightframe.rounds.coordinator import Accept, Coordinator
+from tightframe.rounds.identity import simulated_anchor
+from tightframe.rounds.secure.common import SECURE
+from tightframe.rounds.secure.server import ServerIdentity
+from tightframe.rounds.setup import prepare
+from tightframe.securesum.messages import Advertisement, Params
+
+JOB_ID = "job"
 
 
 class _Workspace:
@@ -26,6 +43,9 @@ class _Workspace:
 
     def get_run_dir(self, job_id: str) -> str:
         return str(self._folder / job_id)
+
+    def get_startup_kit_dir(self) -> str:
+        return str(self._folder / "startup")
 
 
 class _Context(FLContext):
@@ -45,7 +65,7 @@ class _Context(FLContext):
         return self._site
 
     def get_job_id(self, default: Any = None) -> str:
-        return "job"
+        return JOB_ID
 
 
 def _run(
@@ -62,19 +82,62 @@ def _run(
     return SiloExecutor(**job).execute(task, request, _Context(folder, site, secure), Signal())
 
 
-def _hello(job: dict[str, Any]) -> dict[str, Any]:
-    return {"job_sha256": parse_job(job).sha256(), "version": __version__}
+class _FirstRequest:
+    """A transport that keeps what the server asks first, and ends the run."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Message] = {}
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        assert task == "enroll"
+        self.requests.update(requests)
+        raise RunError("seen enough", code="TF-504")
 
 
-def test_enrolment_answers_the_weight_and_nothing_more(small: dict[str, Any], tmp_path: Path) -> None:
-    reply = _run(small, tmp_path, _hello(small))
+def _hello(job: dict[str, Any], folder: Path) -> Message:
+    """What the server asks site-1 at enrolment."""
+    identity = ServerIdentity(JOB_ID, simulated_anchor(JOB_ID, production=False), simulated=True)
+    first = _FirstRequest()
+    with pytest.raises(RunError, match="seen enough"):
+        Coordinator(prepare(job), folder / "server", identity=identity).run(first)
+    return first.requests["site-1"]
+
+
+def _declared(reply: Shareable, hello: Message) -> dict[str, Any]:
+    """What a silo says of itself in its signed advertisement."""
+    slots = Params.from_bytes(hello[SECURE]).slots
+    said: dict[str, Any] = json.loads(
+        Advertisement.from_bytes(reply[MESSAGE][SECURE], slots=slots).application
+    )
+    return said
+
+
+@pytest.mark.parametrize("summation", ["plain", "secure"])
+def test_enrolment_answers_the_declaration_and_nothing_more(
+    small: dict[str, Any], tmp_path: Path, summation: str
+) -> None:
+    job = small | {"summation": summation}
+    hello = _hello(job, tmp_path)
+    reply = _run(job, tmp_path, hello)
     assert reply.get_return_code() == ReturnCode.OK
-    assert set(reply[MESSAGE]) == {"weight", "synthetic"} and reply[MESSAGE]["weight"] == 290.0
+    if summation == "plain":
+        assert set(reply[MESSAGE]) == {"declaration"}
+        said = json.loads(reply[MESSAGE]["declaration"])
+    else:
+        assert set(reply[MESSAGE]) == {SECURE}
+        said = _declared(reply, hello)
+    assert said == {
+        "weight": 290.0,
+        "synthetic": True,
+        "profile": "research",
+        "min_class_count": 1,
+        "any_static_cohort": False,
+    }
 
 
 @pytest.mark.parametrize("secure", [True, None], ids=["secure", "unknown"])
 def test_production_never_gets_the_twin(small: dict[str, Any], tmp_path: Path, secure: bool | None) -> None:
-    reply = _run(small, tmp_path, _hello(small), secure=secure)
+    reply = _run(small, tmp_path, _hello(small, tmp_path), secure=secure)
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION and reply[CODE] == "TF-201"
     assert MESSAGE not in reply
 
@@ -86,16 +149,19 @@ def test_production_never_gets_the_twin(small: dict[str, Any], tmp_path: Path, s
         ({"site": "stranger"}, "TF-101"),
         ({"message": {"job_sha256": "other", "version": __version__}}, "TF-505"),
         ({"message": None}, "TF-503"),
+        ({"changed": {SECURE: None}}, "TF-604"),
+        ({"changed": {SECURE: b"\x00"}}, "TF-604"),
         ({"task": "unknown"}, "TF-505"),
     ],
 )
 def test_every_failure_is_an_answer_with_a_code(
     small: dict[str, Any], tmp_path: Path, changes: dict[str, Any], code: str
 ) -> None:
+    hello = _hello(small, tmp_path) | changes.get("changed", {})
     reply = _run(
         small | changes.get("job", {}),
         tmp_path,
-        changes.get("message", _hello(small)),
+        changes.get("message", hello),
         site=changes.get("site", "site-1"),
         task=changes.get("task", "enroll"),
     )
@@ -105,7 +171,10 @@ def test_every_failure_is_an_answer_with_a_code(
 
 
 def test_what_a_failing_silo_says_is_in_no_part_of_its_answer(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     from tightframe.data.twin import TwinData
 
@@ -113,6 +182,63 @@ def test_what_a_failing_silo_says_is_in_no_part_of_its_answer(
         raise OSError("/hospital/patient-4711.jpg is gone")
 
     monkeypatch.setattr(TwinData, "check", broken)
-    reply = _run(small, tmp_path, _hello(small))
+    reply = _run(small, tmp_path, _hello(small, tmp_path))
     assert reply[CODE] == "TF-503"
     assert "4711" not in repr(dict(reply))
+    assert "4711" in caplog.text, "the silo's own log has it"
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Path:
+    """A production site with records and a state folder, but without a startup kit."""
+    records = tmp_path / "records"
+    (records / IMAGES).mkdir(parents=True)
+    with (records / "train_test_split").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["image", "target", "center", "fold", "fold2"])
+        for index in range(30):
+            name, fold = f"ISIC_{index:03d}", "train" if index < 24 else "test"
+            writer.writerow([name, index % 3, 3, fold, f"{fold}_3"])
+            noise = np.random.default_rng(index).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(records / IMAGES / f"{name}.jpg")
+    local = tmp_path / "local"
+    local.mkdir()
+    data = {"fed_isic2019": {"root": str(records), "center": 3}}
+    (local / "tightframe.json").write_text(
+        json.dumps({"state_dir": str(tmp_path / "state"), "device": "cpu", "data": data})
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("secure", [True, None], ids=["secure", "unknown"])
+def test_production_without_a_kit_says_so_and_never_simulates(
+    small: dict[str, Any],
+    hospital: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    secure: bool | None,
+) -> None:
+    hello = _hello(small, hospital)
+
+    def simulated(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a simulated identity was asked for")
+
+    monkeypatch.setattr(executor, "simulated_identity", simulated)
+    with caplog.at_level(logging.INFO):
+        reply = _run(small, hospital, hello, secure=secure)
+    assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert reply[CODE] == "TF-615" and MESSAGE not in reply
+    assert "reading every record once" in caplog.text, "nothing else was wrong"
+    assert str(hospital / "startup" / "fed_client.json") in caplog.text
+    assert not list((hospital / "state").rglob("journal.jsonl")), "nothing was advertised"
+
+
+def test_the_same_site_enrols_in_a_simulation(small: dict[str, Any], hospital: Path) -> None:
+    """So that the refusal above is about the kit, and about nothing else."""
+    entry = json.loads((hospital / "local" / "tightframe.json").read_text())
+    (hospital / "local" / "tightframe.json").write_text(json.dumps({"sites": {"site-1": entry}}))
+    hello = _hello(small, hospital)
+    reply = _run(small, hospital, hello, secure=False)
+    assert reply.get_return_code() == ReturnCode.OK
+    said = _declared(reply, hello)
+    assert said["synthetic"] is False and said["min_class_count"] == 5

@@ -217,6 +217,28 @@ def test_a_silo_that_never_shows_up_costs_one_wait_only_and_may_come_back() -> N
     assert failed == {"a": "TF-502"} and seconds >= 0.6, "waited for again"
 
 
+def test_who_is_not_asked_stays_absent_or_present() -> None:
+    """Only survivors are asked for shares; who dropped out before must not cost a full wait afterwards."""
+    controller = _Controller()
+    transport = _transport(controller)
+
+    def answer(sites: str) -> Callable[[], None]:
+        def play() -> None:
+            for site in sites:
+                controller.answer(controller.fetch(site), {})
+
+        return play
+
+    assert _exchange(transport, answer("bc"))[0] == {"a": "TF-502"}
+    assert _exchange(transport, answer("bc"), sites="bc")[0] == {}
+    failed, seconds = _exchange(transport, answer("bc"))
+    assert failed == {"a": "TF-502"} and seconds < 0.5, "still known to be absent"
+    # And who was there stays so, though others are asked without it.
+    assert _exchange(transport, answer("a"), sites="a")[0] == {}
+    failed, seconds = _exchange(transport, answer("ab"))
+    assert failed == {"c": "TF-502"} and seconds >= 0.6, "waited for, as it was never absent"
+
+
 def test_a_silo_that_the_engine_gave_up_is_not_waited_for() -> None:
     controller = _Controller()
 
