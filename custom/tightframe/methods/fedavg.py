@@ -87,7 +87,9 @@ def focal_loss(
     0.1733
     """
     log_likelihood = nn.functional.log_softmax(logits.float(), dim=1).gather(1, labels[:, None])[:, 0]
-    return -(weights[labels] * (1 - log_likelihood.exp()) ** gamma * log_likelihood).mean()
+    # Where p is 1 to the last bit, the slope of (1 - p)^gamma is infinite for gamma below one.
+    miss = (1 - log_likelihood.exp()).clamp_min(torch.finfo(torch.float32).eps)
+    return -(weights[labels] * miss**gamma * log_likelihood).mean()
 
 
 def statistics(setting: Setting) -> tuple[Statistic, ...]:
