@@ -128,7 +128,7 @@ def test_class_counts_are_numpys(tmp_path: Path, summation: str, rules: str, poo
 
 
 def test_a_sites_own_minimum_counts(tmp_path: Path) -> None:
-    """With four records as the least, class 3 has four holders; a site that asks for ten has fewer classes."""
+    """With four records as the least, class 3 has four holders; one that asks for ten has fewer."""
     entries = {site: SiteEntry(policy=PolicyBlock(min_class_count=4)) for site in FOUR}
     result, _ = run(job(), tmp_path, entries=entries)
     assert result.state.extra[CLASS_COUNTS].tolist() == [27, 0, 20, 16, 28, 0, 26, 0]
