@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tracemalloc
 from collections.abc import Callable, Sequence
 
 import numpy as np

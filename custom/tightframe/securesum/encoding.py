@@ -27,6 +27,8 @@ FRACTION_BITS_64 = 24
 
 # Beyond this, 2**f or 2**-f would leave the normal range of float64 and scaling would not be exact.
 _MAX_FRACTION_BITS = 960
+_CHUNK = 1 << 15
+"""Values that are encoded at a time, so that what lies between them and their integers stays in cache."""
 _UNSIGNED: dict[int, type[np.uint32] | type[np.uint64]] = {32: np.uint32, 64: np.uint64}
 _SIGNED: dict[int, type[np.int32] | type[np.int64]] = {32: np.int32, 64: np.int64}
 
@@ -137,25 +139,36 @@ def encode(values: NDArray[np.float64], *, ring: int, bits: int, bound: float, n
     if values.dtype != np.float64:
         raise TypeError(f"Expected field `{name}` as a float64 array, but got {values.dtype}.")
     check_no_wrap(ring, bits, bound, 1)
-    # NaN passes through both extremes, so two passes without a temporary settle the usual case.
-    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        found = values.size - int(np.count_nonzero(np.isfinite(values)))
-        raise NotFiniteError(
+    flat, out = values.reshape(-1), np.empty(values.size, _UNSIGNED[ring])
+    scaled, whole = np.empty(min(_CHUNK, values.size)), np.empty(min(_CHUNK, values.size), np.int64)
+    for start in range(0, values.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        # NaN passes through both extremes, so two comparisons settle the usual case.
+        low, high = float(part.min()), float(part.max())
+        if not (-bound <= low and high <= bound):
+            raise _refusal(values, bound, name)
+        np.multiply(part, 2.0**bits, out=scaled[: part.size])
+        np.rint(scaled[: part.size], out=scaled[: part.size])
+        # By check_no_wrap every |scaled| < 2**(ring - 1), so that the conversion to int64 is exact; the
+        # conversion to an unsigned type is then, by definition, the remainder modulo 2**ring.
+        whole[: part.size] = scaled[: part.size]
+        np.copyto(out[start : start + _CHUNK], whole[: part.size], casting="unsafe")
+    return out.reshape(values.shape)
+
+
+def _refusal(values: NDArray[np.float64], bound: float, name: str) -> EncodingError:
+    """What is wrong with values of which some are not finite or over their bound."""
+    found = values.size - int(np.count_nonzero(np.isfinite(values)))
+    if found:
+        return NotFiniteError(
             f"Expected field `{name}` to be finite, but got {found} of {values.size} values "
             "that are NaN or infinite."
         )
-    if max(-low, high) > bound:
-        found = int(np.count_nonzero(np.abs(values) > bound))
-        raise OverBoundError(
-            f"Expected the absolute values of field `{name}` to be at most {bound:g}, but got {found} "
-            f"of {values.size} values that are larger."
-        )
-    scaled = np.asarray(values * 2.0**bits)
-    np.rint(scaled, out=scaled)
-    # By check_no_wrap every |scaled| < 2**(ring - 1), so that the conversion to int64 is exact; the
-    # conversion to an unsigned type is then, by definition, the remainder modulo 2**ring.
-    return scaled.astype(np.int64).astype(_UNSIGNED[ring])
+    found = int(np.count_nonzero(np.abs(values) > bound))
+    return OverBoundError(
+        f"Expected the absolute values of field `{name}` to be at most {bound:g}, but got {found} "
+        f"of {values.size} values that are larger."
+    )
 
 
 def decode(total: RingArray, *, ring: int, bits: int) -> NDArray[np.float64]:
@@ -170,8 +183,9 @@ def decode(total: RingArray, *, ring: int, bits: int) -> NDArray[np.float64]:
     expected = np.dtype(_UNSIGNED[_check_ring(ring)])
     if total.dtype != expected:
         raise TypeError(f"Expected argument `total` to be a {expected} array, but got {total.dtype}.")
-    centred = total.view(_SIGNED[ring])
-    return np.asarray(centred.astype(np.float64) * 2.0**-bits)
+    values: NDArray[np.float64] = total.view(_SIGNED[ring]).astype(np.float64)
+    values *= 2.0**-bits
+    return values
 
 
 def add_into(accumulator: RingArray, term: RingArray) -> None:

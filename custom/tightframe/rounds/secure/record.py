@@ -9,14 +9,18 @@ import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.files import append_durably, drop_torn_line, write_atomically
-from tightframe.securesum import server, transcript
+from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest
 from tightframe.securesum.site_state import Agreed, Established, Masked
+
+if TYPE_CHECKING:
+    from tightframe.securesum import server  # which a silo, whose every task may be a process, need not load
 
 TRANSCRIPT = "transcript.jsonl"
 SIMULATED_ROOT = "simulated_root.pem"
