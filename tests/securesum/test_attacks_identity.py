@@ -255,6 +255,20 @@ def test_a_malicious_site_that_uses_anothers_public_key_is_refused(stolen: str, 
     refused_by(world, sites, KeyAgreementError, lambda site: site.confirm(message))
 
 
+@pytest.mark.parametrize("thief", [TWO, THREE])
+def test_a_stolen_key_does_not_get_its_owner_blamed(thief: str) -> None:
+    """Whoever comes later in the roster shows "another's" key, and may be whom it was stolen from."""
+    world = World(4)
+    shown = world.enroll()
+    victim = THREE if thief == TWO else TWO
+    own, other = (advertisement(shown, world.params.index(name)) for name in (thief, victim))
+    forged = signed_advertisement(world, own, channel_key=other.channel_key)
+    message = shown_with(world, shown, forged, world.params.index(thief))
+    error = refused(KeyAgreementError, world.sites[ONE].confirm, message)
+    assert error.blamed is None
+    assert {TWO, THREE} == {name for name in names(4) if name in str(error)}
+
+
 @pytest.mark.parametrize("number", [9, 9 + 2**255, 9 + 2**255 - 19, 9 + 2**255 - 19 + 2**255])
 def test_another_encoding_of_anothers_key_is_the_same_key(number: int) -> None:
     """X25519 ignores the top bit and takes numbers from 2^255 - 19 on, so that a key has several forms."""

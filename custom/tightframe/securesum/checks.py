@@ -139,6 +139,9 @@ class Keys:
             IdentityError: TF-602, if its provisioned key is also another's.
             KeyAgreementError: TF-606, if another key is of low order or occurred before. Without
                 this a site could reflect another's keys and share its masks.
+
+        Where two sites show one key, neither is blamed: both signed it, and which of them had it
+        first cannot be told.
         """
         found = {public_key_hash(item.certificate): item.name}
         if found.keys() & self._owners.keys():
@@ -146,18 +149,18 @@ class Keys:
                 f"the provisioned key of {item.name}",
                 expected="its own",
                 found=f"that of {self._owners[next(iter(found))]}",
-                blamed=item.name,
             )
         agreement = [item.channel_key]
         agreement += [item.slot_key(slot, group) for slot in range(self._slots) for group in GROUPS]
         _check_signing(item.session_key, item.name)
         for key in [item.session_key, *(_canonical(key, item.name) for key in agreement)]:
             if key in found or key in self._owners:
+                other = self._owners.get(key, item.name)
                 raise KeyAgreementError(
                     f"a public key of {item.name}",
                     expected="used once",
-                    found=f"also one of {self._owners.get(key, item.name)}",
-                    blamed=item.name,
+                    found=f"also one of {other}",
+                    blamed=item.name if other == item.name else None,
                 )
             found[key] = item.name
         self._owners |= found
