@@ -27,7 +27,7 @@ from tests.securesum.protocol import MIXED, World, add_integers
 from tightframe.phases import Field, Schema
 from tightframe.rounds import classes
 from tightframe.securesum import encoding, journal, rules
-from tightframe.securesum.errors import StaticCohortError
+from tightframe.securesum.errors import ReplayError, StaticCohortError
 from tightframe.securesum.masks import keystream, pair_key, self_key
 from tightframe.securesum.messages import (
     Agreement,
@@ -167,16 +167,25 @@ def test_the_rule_is_each_sites_own_so_t_lax_sites_open_a_strict_sites_static_ve
     assert found == world.term(FOUR)["static"]
 
 
-def test_differencing_two_tries_gives_an_update_that_did_not_change() -> None:
-    """Update sums are opened for any survivors. A server that repeats a round with the same model, and
-    says that one site dropped out, gets that site's update, as exactly as training repeats itself.
-    Only noise that is new in each try (differential privacy) stops it.
+def test_differencing_two_rounds_gives_an_update_that_did_not_change() -> None:
+    """Update sums are opened for any survivors. A server that shows the same model in two rounds, and
+    says that one site dropped out of one, gets what of that site's update is the same in both: all of
+    it, were training to repeat itself. Its batches are others in each round; only noise that is new
+    each time (differential privacy) stops it. A second *try* of one round is refused.
     """
     world = ready(site_rules=SiteRules())
     whole = world.run(0, sum_id=SumId(5, "train-0", 0))
-    part = world.run(1, sum_id=SumId(5, "train-0", 1), drop_term=[FOUR])
+    part = world.run(1, sum_id=SumId(6, "train-0", 0), drop_term=[FOUR])
     found = difference(MIXED, "update", whole.groups["update"], part.groups["update"])
     assert found == world.term(FOUR)["update"]
+
+
+def test_a_second_try_of_a_sum_with_shares_given_is_refused() -> None:
+    world = ready(site_rules=SiteRules())
+    world.run(0, sum_id=SumId(5, "train-0", 0))
+    with pytest.raises(ReplayError) as caught:
+        world.run(1, sum_id=SumId(5, "train-0", 1), drop_term=[FOUR])
+    assert "answered before" in str(caught.value)
 
 
 # Collusion ---------------------------------------------------------------------------------------

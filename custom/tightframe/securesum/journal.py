@@ -207,6 +207,8 @@ class History:
         self._epochs: dict[str, int] = {}
         self._slots: dict[tuple[str, int], int] = {}
         self._sums: set[tuple[str, SumId]] = set()
+        self._used: dict[Slot, SumId] = {}
+        self._answered: set[tuple[str, int, str]] = set()  # job, round, phase for which shares were given
         self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
         self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
@@ -225,12 +227,15 @@ class History:
                 key = (entry.job, entry.epoch)
                 self._slots[key] = max(entry.slot, self._slots.get(key, -1))
                 self._sums.add((entry.job, entry.sum_id))
+                self._used[entry.job, entry.epoch, entry.slot] = entry.sum_id
             case Agreed():
                 slot = (entry.job, entry.epoch, entry.slot)
                 self._survivors.setdefault(slot, set()).add(entry.survivors)
             case Revealed():
                 slot = (entry.job, entry.epoch, entry.slot)
                 self._survivors.setdefault(slot, set()).add(entry.survivors)
+                if (used := self._used.get(slot)) is not None:
+                    self._answered.add((entry.job, used.round, used.phase))
                 for group in entry.groups:
                     self._revealed.setdefault((slot, group), set()).add(entry.survivors)
             case StaticOpened():
@@ -258,6 +263,10 @@ class History:
     def check_slot(self, job: str, epoch: int, slot: int, sum_id: SumId) -> None:
         """Return if a slot may be used for a sum: slots of an epoch only rise, a job's sums come once.
 
+        A sum is tried again only while this site has given no share for any try of it. A site's term
+        is the same in every try, so two totals over different survivors would give the difference,
+        one site's whole update, away.
+
         Raises:
             ReplayError: TF-608.
         """
@@ -266,6 +275,10 @@ class History:
             raise ReplayError(f"the slot of sum {sum_id}", expected=f"after {last}", found=str(slot))
         if (job, sum_id) in self._sums:
             raise ReplayError(f"the sum in slot {slot}", expected="a new one", found=f"{sum_id}, used before")
+        if (job, sum_id.round, sum_id.phase) in self._answered:
+            raise ReplayError(
+                f"the try {sum_id}", expected="of a sum without shares given", found="one answered before"
+            )
 
     def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
         """Return if this site has answered for no other survivor set in this slot.

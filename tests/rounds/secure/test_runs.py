@@ -263,6 +263,51 @@ def test_what_the_server_proposes_is_held_against_the_sites_own_policy(
         coordinator(of, tmp_path).run(Wire(sessions))
 
 
+def test_a_silo_does_not_sum_with_others_that_open_counts_for_any_cohort(tmp_path: Path) -> None:
+    of, lax = job(), SiteEntry(policy=PolicyBlock(static_cohort="any"))
+    some = {site: lax for site in of.roster[1:]}
+    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path / "some", entries=some).items()}
+    with pytest.raises(RunError, match="site-1 refused: TF-614"):
+        coordinator(of, tmp_path / "some").run(Wire(sessions))
+
+
+def test_where_all_accept_it_counts_are_opened_for_any_cohort_and_the_outcome_says_so(tmp_path: Path) -> None:
+    of, lax = job(rounds=1), SiteEntry(policy=PolicyBlock(static_cohort="any"))
+    entries = {site: lax for site in of.roster}
+    sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries).items()}
+    line = Wire(sessions, silent=lambda task, site, _: task == "contribute" and site == "site-4")
+    result = coordinator(of, tmp_path).run(line)
+    assert not any(row.shut for row in result.outcome.rows)
+    assert result.outcome.final() is not None and result.outcome.final().evaluated_by == FOUR[:3]
+    assert "COUNTS OPENED FOR ANY COHORT" in result.outcome.screen()
+
+
+def test_a_round_is_not_repeated_with_fewer_silos(tmp_path: Path) -> None:
+    """A silo trains the same in every try, so two totals would differ by one silo's whole update."""
+
+    class Again(Wire):
+        def exchange(self, task: str, requests: Any, accept: Any) -> Any:
+            failed = super().exchange(task, requests, accept)
+            if task == "reveal" and not self.repeated:
+                first = {site: (m, a) for t, site, m, a in self.seen if t == "contribute"}
+                for site, (message, _) in sorted(first.items()):
+                    old = messages.TermRequest.from_bytes(message["secure"])
+                    sum_id = messages.SumId(old.sum_id.round, old.sum_id.phase, 1)
+                    term = messages.TermRequest(old.slot + 1, sum_id, old.schema)
+                    again = {**message, "attempt": 1, "secure": term.to_bytes()}
+                    with pytest.raises(SecureSumError) as caught:
+                        self.sessions[site].handle("contribute", again)
+                    self.repeated.append(caught.value.code)
+            return failed
+
+    of = job(rounds=1)
+    sessions = {site: SiloSession(context) for site, context in contexts(of, tmp_path).items()}
+    line = Again(sessions)
+    line.repeated = []
+    coordinator(of, tmp_path).run(line)
+    assert line.repeated == ["TF-608"] * 4
+
+
 def test_a_lying_server_cannot_give_a_silo_other_settings(tmp_path: Path) -> None:
     def change(task: str, site: str, request: Any) -> Any:
         if task == "enroll" and site == "site-2":

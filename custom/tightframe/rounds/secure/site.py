@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from tightframe import __version__
-from tightframe.errors import SecureSumError
+from tightframe.errors import PolicyError, SecureSumError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.secure.common import SECURE, named
@@ -78,6 +78,7 @@ class SecureSite:
                 if not isinstance(state, Advertised):
                     raise _out_of_order("advertised")
                 step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
+                self._check_peers(step.state)
                 return self._commit("confirm", raw, step)
 
         return self._once("confirm", raw, b"", make)
@@ -150,6 +151,19 @@ class SecureSite:
             return reply
 
         return self._once("reveal", raw, b"", make)
+
+    def _check_peers(self, state: Confirmed) -> None:
+        """Refuse silos that open counts for any cohort: enough of them could open this silo's as well."""
+        lax = sorted(
+            name
+            for name, data in state.applications.items()
+            if name != self._context.name and Declaration.from_bytes(data, name).any_static_cohort
+        )
+        if lax and not self._rules.any_static_cohort:
+            raise PolicyError(
+                f"static_cohort: {', '.join(lax)} would open counts for any cohort, and with enough of them "
+                "this site's; this site's policy is `enrolled`, so theirs must be, too."
+            )
 
     def _ready(self) -> Confirmed | Established:
         state = self._vault.state()
