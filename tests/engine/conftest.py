@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -46,79 +47,116 @@ class Run:
         return [json.loads(line) for line in (self.server / "metrics.jsonl").read_text().splitlines()]
 
 
+def export_job(
+    folder: Path,
+    name: str = "fedmr_isic",
+    *,
+    sites: int = 6,
+    fault: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Path:
+    """Export a small job into a folder; ``fault`` puts the faulty executor at every site."""
+    from tightframe_app import recipes
+
+    job = recipes.get(name).job(
+        sites=[f"site-{i}" for i in range(1, sites + 1)], changes={**SMALL, **(changes or {})}
+    )
+    files = recipes.job_files(job)
+    if fault is not None:
+        key = "app/config/config_fed_client.json"
+        client = json.loads(files[key])
+        executor = client["executors"][0]["executor"]
+        executor["path"] = "faulty.FaultyExecutor"
+        executor["args"]["fault"] = dict(fault)
+        files[key] = json.dumps(client)
+    recipes.write_job(files, folder / name)
+    return folder / name
+
+
+def simulate_job(
+    job: Path,
+    folder: Path,
+    *,
+    threads: int | None,
+    site_config: Mapping[str, Any] | None = None,
+    timeout: int = 280,
+    engine_command: bool = False,
+) -> Run:
+    """Run a job folder; the workspace is ``folder``'s own."""
+    workspace = folder / "workspace"
+    local = workspace / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor"]
+    (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
+    if site_config is not None:
+        (local / "tightframe.json").write_text(json.dumps(site_config))
+    if threads is None or engine_command:
+        command = [str(Path(sys.executable).with_name("nvflare")), "simulator"]
+    else:
+        command = [sys.executable, "-m", "tightframe.flare.simulator"]
+    command += [str(job), "-w", str(workspace), *([] if threads is None else ["-t", str(threads)])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=folder, check=False
+    )
+    return Run(done.returncode, done.stdout + done.stderr, workspace)
+
+
+IN_PROCESS = """
+import sys
+from pathlib import Path
+from tightframe import federation
+from tightframe.config.job import parse_job
+from tightframe_app import recipes
+federation.run_job(parse_job(recipes.read_job(Path(sys.argv[1]))), folder=Path(sys.argv[2]))
+"""
+
+
+def run_alone(job: Path, folder: Path) -> Path:
+    """Run a job folder in one process without the engine; the server's results."""
+    command = [sys.executable, "-c", IN_PROCESS, str(job), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return folder / "server"
+
+
+MODELS = ("model.safetensors", "best_model.safetensors", "checkpoint.safetensors")
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """Two servers' results are the same bit for bit, rows of metrics apart from seconds and bytes.
+
+    A checkpoint holds the hash of its job beside the tensors, so those of jobs that differ in their
+    sums are compared tensor by tensor.
+    """
+    from safetensors.numpy import load_file
+
+    for name in MODELS:
+        mine, theirs = load_file(one / name), load_file(other / name)
+        assert mine.keys() == theirs.keys()
+        for key, value in mine.items():
+            assert value.dtype == theirs[key].dtype and value.tobytes() == theirs[key].tobytes(), (name, key)
+    rows = [
+        [
+            {
+                key: value
+                for key, value in json.loads(line).items()
+                if not key.startswith(("seconds", "bytes"))
+            }
+            for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for folder in (one, other)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) > 2
+
+
 @pytest.fixture
 def export(tmp_path: Path) -> Callable[..., Path]:
-    """Export a small job; ``fault`` puts the faulty executor at one site."""
-
-    def make(
-        name: str = "fedmr_isic",
-        *,
-        sites: int = 6,
-        fault: Mapping[str, Any] | None = None,
-        changes: Mapping[str, Any] | None = None,
-    ) -> Path:
-        from tightframe_app import recipes
-
-        job = recipes.get(name).job(
-            sites=[f"site-{i}" for i in range(1, sites + 1)], changes={**SMALL, **(changes or {})}
-        )
-        files = recipes.job_files(job)
-        if fault is not None:
-            key = "app/config/config_fed_client.json"
-            client = json.loads(files[key])
-            executor = client["executors"][0]["executor"]
-            executor["path"] = "faulty.FaultyExecutor"
-            executor["args"]["fault"] = dict(fault)
-            files[key] = json.dumps(client)
-        folder = tmp_path / name
-        recipes.write_job(files, folder)
-        return folder
-
-    return make
+    """``export_job`` into the test's own folder."""
+    return functools.partial(export_job, tmp_path)
 
 
 @pytest.fixture
 def simulate(tmp_path: Path) -> Callable[..., Run]:
-    """Run a job folder; the workspace is the test's own."""
-
-    def run(
-        job: Path,
-        *,
-        threads: int | None,
-        site_config: Mapping[str, Any] | None = None,
-        timeout: int = 280,
-        engine_command: bool = False,
-    ) -> Run:
-        workspace = tmp_path / "workspace"
-        local = workspace / "local"
-        local.mkdir(parents=True, exist_ok=True)
-        classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor"]
-        (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
-        if site_config is not None:
-            (local / "tightframe.json").write_text(json.dumps(site_config))
-        if threads is None or engine_command:
-            command = [
-                str(Path(sys.executable).with_name("nvflare")),
-                "simulator",
-                str(job),
-                "-w",
-                str(workspace),
-            ]
-        else:
-            command = [sys.executable, "-m", "tightframe.flare.simulator", str(job)]
-            command += ["-w", str(workspace), "-t", str(threads)]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
-        }
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=environment,
-            cwd=tmp_path,
-            check=False,
-        )
-        return Run(done.returncode, done.stdout + done.stderr, workspace)
-
-    return run
+    """``simulate_job`` in the test's own workspace."""
+    return lambda job, **how: simulate_job(job, tmp_path, **how)

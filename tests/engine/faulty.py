@@ -1,10 +1,12 @@
-"""An executor that fails as it is told, at one site in one round. Used by the fault tests only."""
+"""An executor that fails as it is told, at some sites, in one task. Used by the fault tests only."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
@@ -13,10 +15,22 @@ from nvflare.apis.signal import Signal
 
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.wire import MESSAGE
+from tightframe.securesum.messages import AgreementRequest, Receipt, RevealRequest
 
 
 class FaultyExecutor(SiloExecutor):
-    """``fault`` = {"site": [names], "round": 1, "kind": "raise" | "nan" | "late" | "killed"}."""
+    """An executor with a fault.
+
+    ``fault`` has these keys:
+
+        site: names of the faulty sites.
+        task: in which task; ``contribute`` by default.
+        round: in which training round, for tasks that belong to one.
+        kind: ``raise``, ``nan`` (both: train as always, on broken records), ``late`` (sleep first), or
+            ``killed``, which is what a silo looks like whose machine has lost its power.
+        seconds: of sleep.
+        watch: a folder that gets a copy of every site's stored state after every task.
+    """
 
     def __init__(self, fault: dict[str, Any], **job: Any) -> None:
         super().__init__(**job)
@@ -25,9 +39,8 @@ class FaultyExecutor(SiloExecutor):
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        here = fl_ctx.get_identity_name() in self._fault["site"]
-        message = shareable.get(MESSAGE) or {}
-        if here and task_name == "contribute" and message.get("round") == self._fault["round"]:
+        here = fl_ctx.get_identity_name() in self._fault.get("site", [])
+        if here and self._meant(task_name, shareable.get(MESSAGE) or {}):
             kind = self._fault["kind"]
             if kind == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -35,7 +48,29 @@ class FaultyExecutor(SiloExecutor):
                 time.sleep(self._fault["seconds"])
             if kind in ("nan", "raise"):
                 return self._poisoned(kind, task_name, shareable, fl_ctx, abort_signal)
-        return super().execute(task_name, shareable, fl_ctx, abort_signal)
+        reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        self._show(task_name, fl_ctx)
+        return reply
+
+    def _meant(self, task: str, message: dict[str, Any]) -> bool:
+        if task != self._fault.get("task", "contribute"):
+            return False
+        if task in ("enroll", "confirm"):
+            return True
+        if task == "contribute":
+            return message.get("kind") == "train" and message.get("round") == self._fault["round"]
+        kind = RevealRequest if task == "reveal" else AgreementRequest
+        receipts: tuple[Receipt, ...] = kind.from_bytes(message["secure"]).receipts
+        asked = receipts[0].sum_id
+        return asked.phase.startswith("train") and asked.round == self._fault["round"]
+
+    def _show(self, task: str, fl_ctx: FLContext) -> None:
+        """Copy the stored state, which later steps overwrite, for a test to look for its secrets."""
+        if "watch" in self._fault and self._session is not None:
+            context = self._session.context
+            kept = Path(self._fault["watch"]) / context.name
+            kept.mkdir(parents=True, exist_ok=True)
+            shutil.copy(context.secure_folder / "state", kept / f"{len(list(kept.iterdir()))}-{task}")
 
     def _poisoned(
         self, kind: str, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal

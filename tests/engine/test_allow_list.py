@@ -36,7 +36,7 @@ def test_a_class_with_arguments_of_the_jobs_choice_is_not_built(
     victim = tmp_path / "victim"
     victim.write_text("image,target,center,fold\nwhat-nobody-should-read,0,0,train\n")
     os.utime(victim, (0, 0))
-    folder = export(sites=2)
+    folder = export(sites=3)
     for name in ("server", "client"):
         path = folder / "app" / "config" / f"config_fed_{name}.json"
         config = json.loads(path.read_text())
@@ -46,7 +46,7 @@ def test_a_class_with_arguments_of_the_jobs_choice_is_not_built(
             "args": {"data_path": str(tmp_path / "data"), "split_path": str(victim)},
         }
         path.write_text(json.dumps(config))
-    run = simulate(folder, threads=2)
+    run = simulate(folder, threads=3)
     assert run.code != 0
     assert "ComponentNotAuthorized" in run.output and "FedIsic2019" in run.output
     assert not (run.server / "metrics.jsonl").exists() and not (run.server / "outcome.json").exists()
@@ -55,13 +55,13 @@ def test_a_class_with_arguments_of_the_jobs_choice_is_not_built(
 
 def test_the_two_classes_suffice_for_training(export: Callable[..., Path], tmp_path: Path) -> None:
     """The list as it is, by the command as people type it, with a site configuration for one run."""
-    job = export(sites=2)
+    job = export(sites=3)
     (tmp_path / "server.json").write_text(json.dumps({"sites": {}, "server": {}}))
     command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "simulate", str(job)]
     command += ["-t", "9", "-w", str(tmp_path / "my[ws]"), "-s", "server.json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "threads: 2 instead of 9" in done.stdout
+    assert "threads: 3 instead of 9" in done.stdout
     assert "site configuration: server.json, for the server only" in done.stdout
     assert "SYNTHETIC TWIN" in done.stdout + done.stderr
     local = tmp_path / "my[ws]" / "local"

@@ -1,4 +1,8 @@
-"""A silo that fails is left out and named; too few silos end the run with the truth."""
+"""A silo that fails is left out and named; too few silos end the run with the truth.
+
+The job is the recipe's, so its sums are secure: of six silos one may be lost, and where one is lost
+counts stay shut, so that the evaluation of that exchange is missing.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,19 @@ def test_the_run_goes_on_with_five_silos_and_says_so(
     assert first["silos"] == five and first["dropped"] == {"site-4": code}
     assert f"without site-4 ({code})" in run.output
     assert f"site-4 was left out of round 1: {code}" in run.output
+    # The sum of round 1 would have told how the initial model does.
+    assert not first["static_opened"] and not [row for row in run.rows if row["kind"] == "start"]
+    assert "counts and class sums stay shut, so the evaluation is missing" in run.output
     second = next(row for row in run.rows if row["round"] == 2 and row["kind"] == "train")
     if kind == "killed":
-        assert second["silos"] == five
+        assert second["silos"] == five and first["evaluation"] is None
+        assert run.outcome["evaluation"] is None
+        assert "Test metrics: missing (counts stay shut after a drop-out)" in run.output
     else:
-        assert second["silos"] == sorted([*five, "site-4"]), "it is back in the next round"
-    assert run.outcome["trained"] is True
+        six = sorted([*five, "site-4"])
+        assert second["silos"] == six, "it is back in the next round"
+        assert second["static_opened"] and first["evaluated_by"] == six and run.outcome["evaluated_by"] == six
+    assert run.outcome["trained"] is True and (run.server / "model.safetensors").is_file()
     searched = [path for path in (run.workspace / "server").rglob("*") if path.is_file()]
     assert any(path.name == "outcome.json" for path in searched)
     for path in searched:
@@ -45,7 +56,7 @@ def test_fewer_than_the_minimum_end_the_run_and_are_named(
     fault = {"site": ["site-2", "site-5"], "round": 1, "kind": "raise"}
     run = simulate(export(fault=fault), threads=6, engine_command=True)
     assert run.code != 0
-    assert "TF-501" in run.output and "at least 5, but got 4" in run.output
+    assert "TF-501" in run.output and "too few silos in round 1: expected at least 5, but got 4" in run.output
     assert "site-2: TF-503" in run.output and "site-5: TF-503" in run.output
     assert "NOT TRAINED" in run.output
     assert run.outcome["trained"] is False
@@ -77,14 +88,14 @@ def test_a_bad_job_is_an_error_before_any_training(
 ) -> None:
     import json
 
-    folder = export(sites=2, changes={"min_sites": 2})
+    folder = export(sites=3)
     for name in ("server", "client"):
         path = folder / "app" / "config" / f"config_fed_{name}.json"
         config = json.loads(path.read_text())
         place = config["workflows"][0] if name == "server" else config["executors"][0]["executor"]
         place["args"][key] = value
         path.write_text(json.dumps(config))
-    run = simulate(folder, threads=2, engine_command=True)
+    run = simulate(folder, threads=3, engine_command=True)
     assert run.code != 0
     assert "TF-101" in run.output and named in run.output
     assert not (run.server / "metrics.jsonl").exists()

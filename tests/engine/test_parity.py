@@ -1,48 +1,58 @@
-"""Two rounds through NVFlare equal two rounds in one process, bit for bit."""
+"""Runs through NVFlare equal runs in one process, and secure runs plain ones, bit for bit."""
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.conftest import MODELS, assert_equal, export_job, run_alone
 
 pytestmark = pytest.mark.engine
 
-IN_PROCESS = """
-import json, sys
-from pathlib import Path
-from tightframe import federation
-from tightframe.config.job import parse_job
-from tightframe_app import recipes
-federation.run_job(parse_job(recipes.read_job(Path(sys.argv[1]))), folder=Path(sys.argv[2]))
-"""
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """The server's results of the job of so many sites in one process, run once."""
+
+    @functools.cache
+    def run(sites: int) -> Path:
+        folder = tmp_path_factory.mktemp("alone")
+        return run_alone(export_job(folder, sites=sites), folder)
+
+    return run
 
 
-@pytest.mark.parametrize("threads", [None, 6], ids=["no flag", "-t 6"])
+# Without the flag one worker serves all silos in turn, a process for each of their tasks.
+@pytest.mark.parametrize(("threads", "sites"), [(None, 3), (6, 6)], ids=["no flag", "-t 6"])
 def test_nvflare_equals_in_process(
-    export: Callable[..., Path], simulate: Callable[..., Any], tmp_path: Path, threads: int | None
+    export: Callable[..., Path],
+    simulate: Callable[..., Any],
+    alone: Callable[[int], Path],
+    threads: int | None,
+    sites: int,
 ) -> None:
-    job = export(changes={"training.epochs": 1})
-    alone = subprocess.run(
-        [sys.executable, "-c", IN_PROCESS, str(job), str(tmp_path / "alone")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert alone.returncode == 0, alone.stderr
-    run = simulate(job, threads=threads)
+    run, expected = simulate(export(sites=sites), threads=threads), alone(sites)
     assert run.code == 0, run.output
-    expected = tmp_path / "alone" / "server"
-    for name in ("model.safetensors", "best_model.safetensors", "checkpoint.safetensors"):
+    assert "secure (the server sees totals of at least" in run.outcome["sums"]
+    for name in MODELS:
         assert (run.server / name).read_bytes() == (expected / name).read_bytes(), name
-    mine = [json.loads(line) for line in (expected / "metrics.jsonl").read_text().splitlines()]
-    assert [row["evaluation"] for row in run.rows] == [row["evaluation"] for row in mine]
-    for site in ("site-1", "site-6"):
+    assert_equal(run.server, expected)
+    for site in ("site-1", f"site-{sites}"):
         kept = run.workspace / site / "simulate_job"
         assert (kept / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
         assert json.loads((kept / "local_report.json").read_text())["silo"] == site
+
+
+def test_plain_sums_by_name_give_the_same_in_nvflare(
+    export: Callable[..., Path], simulate: Callable[..., Any], alone: Callable[[int], Path]
+) -> None:
+    """Here against secure sums in one process, which equal those in NVFlare by the test above."""
+    run = simulate(export(changes={"summation": "plain"}), threads=6)
+    assert run.code == 0, run.output
+    assert "plain, as the job asks by name" in run.output
+    assert not (run.server / "transcript.jsonl").exists(), "nothing was signed"
+    assert_equal(run.server, alone(6))

@@ -1,0 +1,238 @@
+"""Secure sums through NVFlare: silos lost at setup and at the reveal, transcripts, and where secrets lie.
+
+Drop-outs during the training are in ``test_faults.py``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.conftest import Run, assert_equal, export_job, run_alone, simulate_job
+from typer.testing import CliRunner
+
+from tightframe.rounds.secure.vault import restore
+from tightframe.securesum.messages import GROUPS, KINDS, SALT_BYTES
+from tightframe.securesum.site_state import (
+    Advertised,
+    Confirmed,
+    Established,
+    Fresh,
+    Revealed,
+    slot_secret,
+    slot_share,
+)
+from tightframe_app.cli import app
+
+pytestmark = pytest.mark.engine
+
+SIX = [f"site-{number}" for number in range(1, 7)]
+# As long as six silos that import torch on two busy cores may need for their first training.
+PATIENCE = {"site_timeout": 30, "fetch_timeout": 30}
+
+
+def verify(transcript: Path, root: Path) -> tuple[int, str]:
+    """``tightframe transcript verify``: exit code and output without line breaks."""
+    done = CliRunner().invoke(app, ["transcript", "verify", str(transcript), "--root", str(root)])
+    return done.exit_code, " ".join(done.output.split())
+
+
+# ---------------------------------------------------------------- a silo that is silent when shares are asked
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("silent")
+
+
+@pytest.fixture(scope="module")
+def silent(folder: Path) -> Run:
+    """Three rounds; site-4 does not answer `reveal` of the first, after it has sent its term."""
+    fault = {
+        "site": ["site-4"],
+        "task": "reveal",
+        "round": 1,
+        "kind": "late",
+        "seconds": PATIENCE["site_timeout"] + 2,
+        "watch": str(folder / "watch"),
+    }
+    job = export_job(folder, fault=fault, changes={**PATIENCE, "rounds": 3})
+    return simulate_job(job, folder, threads=6)
+
+
+def test_a_silo_that_is_lost_after_its_term_is_in_the_sum(silent: Run) -> None:
+    assert silent.code == 0, silent.output
+    assert silent.outcome["trained"] is True and silent.outcome["dropped"] == []
+    train = [row for row in silent.rows if row["kind"] == "train"]
+    assert [row["silos"] for row in train] == [SIX] * 3
+    assert all(row["static_opened"] for row in silent.rows), "its term counts, so it was no drop-out"
+    assert train[0]["seconds"] > PATIENCE["site_timeout"], "it was waited for"
+    assert "site-4: its term is in the sum, but it gave no share: TF-502" in silent.output
+
+
+def test_and_the_run_equals_the_plain_one_bit_for_bit(silent: Run, folder: Path) -> None:
+    """Three rounds, so that the last one trains with prototypes from class sums."""
+    plain = export_job(folder / "plain", changes={**PATIENCE, "rounds": 3, "summation": "plain"})
+    assert_equal(silent.server, run_alone(plain, folder / "plain"))
+
+
+def test_the_transcripts_of_the_run_are_valid(silent: Run, tmp_path: Path) -> None:
+    """The server's and those of three sites, site-4's among them, which gave no share in round 1."""
+    root = silent.server / "simulated_root.pem"
+    code, said = verify(silent.server / "transcript.jsonl", root)
+    assert code == 0, said
+    assert "written by the server" in said and "SIMULATED" in said and "complete yes" in said
+    assert "4 opened, 0 failed, 0 with missing sites" in said
+    for site in ("site-1", "site-4", "site-6"):
+        code, said = verify(silent.workspace / site / "simulate_job" / "transcript.jsonl", root)
+        assert code == 0, said
+        assert f"written by site {site}" in said
+    lines = (silent.server / "transcript.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 7, "start, one setup, four sums, end"
+    forged = json.loads(lines[2])
+    forged["slot"] = forged["slot"] + 1
+    (tmp_path / "forged.jsonl").write_text("".join([*lines[:2], json.dumps(forged) + "\n", *lines[3:]]))
+    code, said = verify(tmp_path / "forged.jsonl", root)
+    assert code == 1 and "TF-616" in said
+
+
+def _secrets(state: Advertised | Confirmed | Established) -> Iterator[tuple[str, bytes]]:
+    """Every secret in a stored state that nobody else may have, or only the holder of a share."""
+    yield "signing key", state.signing.expose()
+    own: list[Any] = []
+    if isinstance(state, Established):
+        for number, slot in enumerate(state.slots):
+            if isinstance(slot, Fresh):
+                own.append(slot.secrets)
+            if hasattr(slot, "shares"):
+                for dealer, name in enumerate(state.epoch.params.roster):
+                    for group in GROUPS:
+                        for kind in KINDS:
+                            share = slot_share(slot.shares, dealer, group, kind)
+                            yield f"{kind} share of {name}, slot {number}, {group}", share[SALT_BYTES:]
+    else:
+        yield "channel key", state.channel.expose()
+        own = list(state.secrets)
+    for number, secrets in enumerate(own):
+        for group in GROUPS:
+            for kind in KINDS:
+                yield f"{kind} secret, slot {number}, {group}", slot_secret(secrets, group, kind).expose()
+
+
+def _written(secret: bytes) -> list[bytes]:
+    """How bytes could be written into a file: as they are, in digits, in a message of Python's."""
+    return [
+        secret,
+        secret.hex().encode(),
+        secret.hex().upper().encode(),
+        base64.b64encode(secret).rstrip(b"="),
+        repr(secret)[2:-1].encode(),
+        ", ".join(map(str, secret)).encode(),
+    ]
+
+
+class Needles:
+    """Finds many byte strings in files at once, by their first eight bytes."""
+
+    def __init__(self, named: dict[bytes, str]) -> None:
+        self._named = named
+        self._heads = np.array([int.from_bytes(needle[:8], "little") for needle in named], dtype=np.uint64)
+
+    def found_in(self, data: bytes) -> set[str]:
+        if len(data) < 8:
+            return set()
+        windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), 8)
+        heads = np.ascontiguousarray(windows).view("<u8")[:, 0]
+        places = np.flatnonzero(np.isin(heads, self._heads))
+        return {
+            name
+            for place in places.tolist()
+            for needle, name in self._named.items()
+            if data.startswith(needle, place)
+        }
+
+
+def test_a_silos_secrets_are_nowhere_but_in_its_own_folder(silent: Run, folder: Path) -> None:
+    """Every key, mask secret and share that a silo ever held, in all files of the run and its output."""
+    seen: dict[str, dict[bytes, str]] = {}
+    for site in SIX:
+        named: dict[bytes, str] = {}
+        for path in sorted((folder / "watch" / site).iterdir()):
+            for what, secret in _secrets(restore(path.read_bytes())):
+                assert len(secret) == 32
+                named[secret] = f"{site}: {what}"
+        # Keys of channel and session; for each of six slots (four sums, two retries) b and s of both groups;
+        # and of those a share from each of six dealers.
+        assert len([name for name in named.values() if "secret" in name]) == 6 * 4
+        assert len([name for name in named.values() if "share" in name]) == 6 * 6 * 4
+        assert len(named) == 2 + 6 * 4 + 6 * 6 * 4
+        seen[site] = named
+    for site, named in seen.items():
+        needles = Needles({text: name for secret, name in named.items() for text in _written(secret)})
+        states = b"".join(path.read_bytes() for path in (folder / "watch" / site).iterdir())
+        assert needles.found_in(states) == set(named.values()), "the search itself finds what is there"
+        own = silent.workspace / site / "simulate_job" / "secure_sum"
+        files = [p for p in silent.workspace.rglob("*") if p.is_file() and not p.is_relative_to(own)]
+        assert {"log.txt", "log.json", "transcript.jsonl", "checkpoint.safetensors", "reply-reveal"} <= {
+            path.name for path in files
+        }
+        for path in files:
+            found = needles.found_in(path.read_bytes())
+            assert not found, f"{path}: {sorted(found)[:3]}"
+        assert not needles.found_in(silent.output.encode())
+
+
+def test_what_is_kept_at_the_end_is_the_owners_alone_and_of_no_use(silent: Run) -> None:
+    for site in SIX:
+        kept = silent.workspace / site / "simulate_job" / "secure_sum"
+        for path in kept.iterdir():
+            assert path.stat().st_mode & 0o077 == 0, path
+        state = restore((kept / "state").read_bytes())
+        assert isinstance(state, Established)
+        assert all(isinstance(slot, Revealed) for slot in state.slots[:4]), "used slots hold nothing"
+
+
+# ---------------------------------------------------------------- more silos than the threshold can spare
+
+
+def test_two_silos_that_give_no_share_end_the_run_with_nothing_opened(tmp_path: Path) -> None:
+    """Of six, five must give their shares. All six terms have arrived by then."""
+    fault = {"site": ["site-2", "site-5"], "task": "reveal", "round": 1, "kind": "killed"}
+    run = simulate_job(export_job(tmp_path, fault=fault, changes=PATIENCE), tmp_path, threads=6)
+    assert run.code != 0
+    reason = run.outcome["reason"]
+    assert run.outcome["trained"] is False and run.outcome["rounds_done"] == 0
+    assert "TF-501: too few silos in round 1: expected at least 5, but got 4" in reason
+    assert "nothing was opened" in reason
+    assert "site-2: TF-502" in reason and "site-5: TF-502" in reason
+    assert "NOT TRAINED" in run.output and "TF-501" in run.output
+    kept = {path.name for path in run.server.iterdir()}
+    assert not [name for name in kept if name.endswith(".safetensors")], kept
+    code, said = verify(run.server / "transcript.jsonl", run.server / "simulated_root.pem")
+    assert code == 0, said
+    assert "0 opened, 1 failed" in said and "the run ended early" in said
+
+
+# ---------------------------------------------------------------- silos that are lost while all set up
+
+
+@pytest.mark.parametrize("task", ["enroll", "confirm"])
+def test_a_silo_that_is_lost_during_the_setup_makes_a_smaller_roster(tmp_path: Path, task: str) -> None:
+    fault = {"site": ["site-6"], "task": task, "kind": "killed"}
+    changes = {**PATIENCE, "rounds": 1, "min_sites": 4}
+    run = simulate_job(export_job(tmp_path, fault=fault, changes=changes), tmp_path, threads=6)
+    assert run.code == 0, run.output
+    assert run.outcome["trained"] is True
+    assert run.outcome["not_enrolled"] == {"site-6": "TF-502"}
+    assert "site-6 was not enrolled: TF-502 (late)" in run.output
+    assert "at least 4 of 5 silos; threshold 4" in run.outcome["sums"]
+    assert all(row["silos"] == SIX[:5] for row in run.rows if row["silos"])
+    assert all(row["static_opened"] for row in run.rows), "the roster that is left is whole"
+    assert run.outcome["evaluated_by"] == SIX[:5]
+    code, said = verify(run.server / "transcript.jsonl", run.server / "simulated_root.pem")
+    assert code == 0 and "5: site-1, site-2, site-3, site-4, site-5" in said, said
