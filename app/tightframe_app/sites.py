@@ -34,15 +34,17 @@ Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned
 @cohort.command("show")
 def cohort_show(config: Config, site: Site) -> None:
     """Show for which silos this site's counts were opened, for each data set."""
+    from tightframe.rounds.secure.common import named
     from tightframe.rounds.secure.vault import read_journal
     from tightframe.securesum.journal import CohortAccepted, StaticOpened
 
-    entries = read_journal(_journal(config, site))
+    with named():
+        entries = read_journal(_journal(config, site))
     cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, StaticOpened | CohortAccepted)}
     if not cohorts:
         out.print(f"{site} has not opened counts of any data set yet: the first cohort will be the one")
     for dataset, entry in sorted(cohorts.items()):
-        how = "accepted by hand" if isinstance(entry, CohortAccepted) else f"opened in job {entry.lineage}"
+        how = "accepted by hand" if isinstance(entry, CohortAccepted) else f"opened in job {entry.lineage!r}"
         out.print(f"{dataset}: {', '.join(entry.roster)} ({how})")
 
 
@@ -55,7 +57,8 @@ def cohort_accept(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Let this site's counts be opened for another cohort from now on; says what that gives away."""
-    from tightframe.rounds.secure.vault import append_entries, read_journal
+    from tightframe.rounds.secure.common import named
+    from tightframe.rounds.secure.vault import Vault, append_entries, read_journal
     from tightframe.securesum.journal import CohortAccepted, StaticOpened
     from tightframe.securesum.rules import MAX_SITES, MIN_SITES
 
@@ -66,18 +69,20 @@ def cohort_accept(
             param_hint="--silos",
         )
     path = _journal(config, site)
-    known = [
-        entry
-        for entry in read_journal(path)
-        if isinstance(entry, StaticOpened | CohortAccepted) and entry.dataset == dataset
-    ]
+    vault = Vault(path.parent, path, on_disk=False)
+    with named(), vault.locked():
+        entries = read_journal(path)
+    known: list[tuple[str, ...]] = []
+    for entry in entries:
+        if isinstance(entry, StaticOpened | CohortAccepted) and entry.dataset == dataset:
+            known = [entry.roster] if isinstance(entry, CohortAccepted) else [*known, entry.roster]
     if not known:
         raise typer.BadParameter(
             f"{site} has opened no counts of {dataset!r}; see `tightframe site cohort show`",
             param_hint="--dataset",
         )
-    before = known[-1].roster
-    if before == roster:
+    before = known[-1]
+    if set(known) == {roster}:
         out.print(f"{dataset} is open for {', '.join(roster)} already")
         return
     gone, new = sorted(set(before) - set(roster)), sorted(set(roster) - set(before))
@@ -87,7 +92,8 @@ def cohort_accept(
     if not yes and not typer.confirm("Accept it at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    append_entries(path, [CohortAccepted(dataset, roster)])
+    with vault.locked():  # no job writes meanwhile
+        append_entries(path, [CohortAccepted(dataset, roster)])
     out.print(f"{dataset}: this site's counts may now be opened for {', '.join(roster)}")
 
 

@@ -35,7 +35,8 @@ class Policy(BaseModel):
         weights: weight rules that it accepts; ``exact`` tells its number of training records.
         min_class_count: fewer local records of a class are never part of a per-class total; None
             stands for 5, and for 1 where the records are the synthetic twin.
-        class_rules_off: accept jobs that switch the class rules off by name.
+        class_rules_off: accept jobs that switch the class rules off by name, or that choose which silos
+            submit class sums.
         allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
             shows that silo's value.
         static_cohort: ``enrolled`` opens counts, class sums and evaluation for one cohort only, for
@@ -102,6 +103,11 @@ class Policy(BaseModel):
         if job.weights not in self.weights:
             problems.append(
                 f"weights: the job asks for {job.weights}, one of {list(self.weights)} is required"
+            )
+        if job.summation == "secure" and job.prototype_sites is not None and not self.class_rules_off:
+            problems.append(
+                "class_rules_off: the job chooses who submits class sums (prototype_sites), so that totals of "
+                "two jobs tell one silo's; that is not accepted"
             )
         if job.server_trust == "semi_honest" and not self.semi_honest_server:
             problems.append("semi_honest_server: the job assumes one, a malicious one must be assumed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
+from tightframe.rounds.files import write_atomically
 from tightframe.securesum.identity import Anchor, Signer
 
 JOURNAL = "journal.jsonl"
@@ -79,6 +81,18 @@ class SiloContext:
     def policy(self) -> Policy:
         """The site's rules."""
         return self.site.policy.resolve(production=self.production)
+
+    def salt(self) -> tuple[str, ...]:
+        """What keys this silo's random streams beside the job's seed: nothing but in production.
+
+        There it is a secret of this job at this silo, so that no other job repeats its updates.
+        """
+        if not self.production:
+            return ()
+        path = self.state_folder / "salt"
+        if not path.is_file():
+            write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
+        return (path.read_text(encoding="ascii"),)
 
     @property
     def state_folder(self) -> Path:

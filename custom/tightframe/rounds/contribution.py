@@ -105,8 +105,12 @@ class LocalSilo:
         )
 
     def stream(self, *purpose: str | int) -> int:
-        """The seed of a random stream keyed by (seed, silo, round, purpose)."""
-        return stream_seed(self._setup.job.seed, self.name, self.round, *purpose)
+        """The seed of a random stream keyed by (seed, silo, round, purpose), in production also by a salt.
+
+        Without it a second job with the same seed would repeat this silo's updates bit for bit, and the
+        totals of both over different silos, or with other weights, would tell them.
+        """
+        return stream_seed(self._setup.job.seed, *self._context.salt(), self.name, self.round, *purpose)
 
 
 class Contributor:
@@ -127,6 +131,7 @@ class Contributor:
             weights: the public weights of all silos enrolled.
         """
         sum_id = SumId.of(message["kind"], message["round"], message["phase"], message["attempt"])
+        self._check_place(message)
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
         silo = LocalSilo(self._context, self._setup, self._device, sum_id.round)
@@ -150,6 +155,22 @@ class Contributor:
             schema, tensors, share=weights[silo.name] / max(weights.values()), parties=parties
         )
         return Encoded(sum_id, codec.specs(schema, parties), term)
+
+    def _check_place(self, message: Message) -> None:
+        """Refuse a round that the job does not have.
+
+        Raises:
+            RunError: TF-505.
+        """
+        kind, number, rounds = message["kind"], message["round"], self._context.job.rounds
+        first, last = {"train": (1, rounds), "after": (rounds, rounds), "closing": (rounds, rounds)}.get(
+            kind, (0, 0)
+        )
+        if not first <= number <= last:
+            raise RunError(
+                f"Expected a round from {first} to {last} for {kind!r}, but the server asks for {number}.",
+                code="TF-505",
+            )
 
     def _contribution(
         self, silo: LocalSilo, phase: Phase, received: dict[str, torch.Tensor], sum_id: SumId

@@ -250,7 +250,13 @@ class Coordinator:
         """
         schema = self.setup.evaluation_schema()
         broadcast, rounds = broadcast_model(state.model), self.setup.job.rounds
-        row, totals = self._collect(transport, schema, broadcast, "closing", rounds, 0, evaluate=True)
+        try:
+            row, totals = self._collect(transport, schema, broadcast, "closing", rounds, 0, evaluate=True)
+        except TooFewError as error:
+            if self.setup.job.summation == "plain":
+                raise
+            row = outcome.Row(rounds, "closing", error.cohort, error.failed, 0.0, 0, 0, shut=True)
+            totals = {}
         if row.shut and row.dropped:
             row, totals = self._again(transport, schema, broadcast, row, 0, evaluate=True)
         self._add(row, totals or None, broadcast)

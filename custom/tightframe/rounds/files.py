@@ -19,6 +19,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
+        _sync(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -33,11 +34,23 @@ def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
 def append_durably(path: Path, lines: bytes, *, mode: int = 0o600) -> None:
     """Append whole lines and return when they are on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, mode)
     with os.fdopen(descriptor, "ab") as stream:
         stream.write(lines)
         stream.flush()
         os.fsync(stream.fileno())
+    if new:
+        _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make a new name in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def drop_torn_line(path: Path) -> None:

@@ -238,6 +238,10 @@ class RunRecord:
             lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
         if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
             lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
+        if self.declared and self.job.summation == "secure":
+            lines.append(
+                "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
+            )
         lines.append("no differential privacy: a total itself is exact")
         return lines
 

@@ -49,6 +49,8 @@ class SiloSession:
         Raises:
             TightframeError: named; its code is what the server may learn.
         """
+        # Before every task, not at enrolment only: a server might leave that out.
+        self.context.policy.check(self.context.job)
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":
@@ -62,7 +64,6 @@ class SiloSession:
     def _enroll(self, message: Message) -> Message:
         """Check job, policy, configuration and every record; declare the public weight."""
         self._check_job(message)
-        self.context.policy.check(self.context.job)
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}
         # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.

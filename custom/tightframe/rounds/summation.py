@@ -129,7 +129,7 @@ def named_codes(failed: Mapping[str, str]) -> str:
     )
 
 
-def split_refusals(failed: Mapping[str, str], when: str = "before any training") -> dict[str, str]:
+def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
     """The silent ones of those who failed to enrol, with codes.
 
     Raises:
@@ -138,7 +138,7 @@ def split_refusals(failed: Mapping[str, str], when: str = "before any training")
     refused = {site: code for site, code in failed.items() if code != LATE}
     if refused:
         raise RunError(
-            f"{when}, "
+            "before any training, "
             + "; ".join(
                 f"{site} refused: {code} ({REASONS.get(code, 'see docs/errors.md')})"
                 for site, code in sorted(refused.items())

@@ -10,16 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from tests.rounds.secure.runs import FOUR, Wire, contexts, coordinator, in_round, job, run
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
-from tightframe.errors import RunError, SecureSumError
+from tightframe.errors import PolicyError, RunError, SecureSumError
 from tightframe.methods import fedmr
 from tightframe.rounds import codec
+from tightframe.rounds.contribution import LocalSilo
 from tightframe.rounds.secure import server
+from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
-from tightframe.securesum import messages
+from tightframe.securesum import messages, transcript
+from tightframe.securesum.identity import Anchor
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -242,6 +247,117 @@ def test_a_plain_job_is_refused_by_a_site_that_requires_secure_sums(tmp_path: Pa
     with pytest.raises(RunError, match="site-2 refused: TF-614") as caught:
         coordinator(of, tmp_path).run(Wire(sessions))
     assert caught.value.code == "TF-509"
+
+
+@pytest.mark.parametrize("task", ["enroll", "contribute", "baseline"])
+def test_and_refuses_every_task_of_it_enrolment_or_not(tmp_path: Path, task: str) -> None:
+    of = job(summation="plain")
+    _, line = run(of, tmp_path / "asked")
+    request = next(message for t, site, message, _ in line.seen if t == "contribute" and site == "site-2")
+    entries = {"site-2": SiteEntry(state_dir=str(tmp_path))}
+    context = contexts(of, tmp_path / "strict", entries=entries, production=True)["site-2"]
+    with pytest.raises(PolicyError, match="require_secure_sum"):
+        SiloSession(context).handle(task, request)
+
+
+def test_a_job_that_chooses_who_submits_class_sums_is_below_the_standard_policy(tmp_path: Path) -> None:
+    of = job(prototype_sites=FOUR[:3])
+    with pytest.raises(PolicyError, match="prototype_sites"):
+        PolicyBlock().resolve(production=True).check(of)
+    PolicyBlock().resolve(production=False).check(of)
+
+
+def test_in_production_no_two_jobs_repeat_a_silos_updates(tmp_path: Path) -> None:
+    of = job()
+    one, other = (
+        contexts(of, tmp_path / name, production=True)["site-1"] for name in ("job-one", "job-other")
+    )
+    assert one.salt() == one.salt() != other.salt() and len(one.salt()[0]) == 32
+    assert contexts(of, tmp_path / "simulated")["site-1"].salt() == ()
+    assert (one.state_folder / "salt").stat().st_mode & 0o077 == 0
+    again = contexts(of, tmp_path / "job-one", production=True)["site-1"]
+    assert again.salt() == one.salt(), "a new process of the same job goes on with it"
+    seeds = {
+        LocalSilo(context, prepare(of), torch.device("cpu"), 1).stream("order", 0) for context in (one, other)
+    }
+    assert len(seeds) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("train", 0), ("train", 3), ("closing", 1), ("statistics", 1), ("before", 1)]
+)
+def test_a_silo_refuses_rounds_that_the_job_does_not_have(tmp_path: Path, kind: str, number: int) -> None:
+    def change(task: str, site: str, request: Any) -> Any:
+        if task == "contribute" and site == "site-1" and in_round(request, 1):
+            phase = messages.TermRequest.from_bytes(request["secure"])
+            sum_id = messages.SumId(number, f"{kind}-0", 0)
+            term = messages.TermRequest(phase.slot, sum_id, phase.schema, phase.setup)
+            request |= {"kind": kind, "round": number, "secure": term.to_bytes()}
+        return request
+
+    result, _ = run(job(), tmp_path, change=change)
+    assert result.outcome.rows[0].dropped == {"site-1": "TF-505"}
+
+
+def test_a_silo_whose_first_term_is_lost_has_one_session_in_its_transcript(tmp_path: Path) -> None:
+    lost: list[int] = []
+
+    class Losing(Wire):
+        def exchange(self, task: str, requests: Any, accept: Any) -> Any:
+            def take(site: str, answer: Any) -> None:
+                if task == "contribute" and site == "site-1" and not lost:
+                    lost.append(1)
+                    raise RunError("lost on its way", code="TF-502")
+                accept(site, answer)
+
+            return super().exchange(task, requests, take)
+
+    of = job()
+    sessions = {site: SiloSession(context) for site, context in contexts(of, tmp_path).items()}
+    coordinator(of, tmp_path).run(Losing(sessions))
+    root = x509.load_pem_x509_certificate((tmp_path / "server" / "simulated_root.pem").read_bytes())
+    for view in ("site-1", "server"):
+        lines = (tmp_path / view / "transcript.jsonl").read_bytes().splitlines(keepends=True)
+        report = transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
+        assert len(report.opened) == (2 if view == "site-1" else 3)
+
+
+def test_a_closing_that_loses_a_silo_is_asked_for_again_even_if_too_few_are_left(tmp_path: Path) -> None:
+    def silent(task: str, site: str, request: Any) -> bool:
+        return (
+            task == "contribute" and site == "c" and request["kind"] == "closing" and not request["attempt"]
+        )
+
+    of = job(sites=["a", "b", "c"])
+    result, _ = run(of, tmp_path, silent=silent)
+    assert result.outcome.trained and result.outcome.final() is not None
+
+    def gone(task: str, site: str, request: Any) -> bool:
+        return task == "contribute" and site == "c" and request["kind"] == "closing"
+
+    with pytest.raises(RunError, match="too few silos in closing"):
+        run(of, tmp_path / "gone", silent=gone)
+    assert json.loads((tmp_path / "gone" / "server" / "outcome.json").read_text())["trained"] is True
+
+
+def test_a_silo_that_refuses_a_later_epoch_is_left_out_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.rules, "MAX_SLOTS", 2)
+
+    def change(task: str, site: str, request: Any) -> Any:
+        if (
+            task == "confirm"
+            and site == "site-3"
+            and request["secure"] != first.setdefault(site, request["secure"])
+        ):
+            request["secure"] = b"nonsense"
+        return request
+
+    first: dict[str, bytes] = {}
+    result, _ = run(job(rounds=3), tmp_path, change=change)
+    assert result.outcome.trained
+    assert result.outcome.rows[-1].silos == ["site-1", "site-2", "site-4"] and result.outcome.rows[-1].shut
 
 
 @pytest.mark.parametrize(

@@ -246,11 +246,12 @@ class SecureSums:
             raw = _message(answer, site)
             with named():
                 enrolment.add(site, raw)
+            Declaration.from_bytes(enrolment.applications[site], site)
 
         request = {**self._request, "roster": list(roster), SECURE: params.to_bytes()}
         failed = transport.exchange("enroll", {site: dict(request) for site in roster}, advertised)
         if failed:
-            return None, split_refusals(failed, self._when())
+            return None, self._lost(failed)
         relay = enrolment.relay()
         session = server.Session(params, relay)
 
@@ -261,10 +262,11 @@ class SecureSums:
 
         shown = relay.to_bytes()
         failed = transport.exchange("confirm", {site: {SECURE: shown} for site in roster}, confirmed)
-        return (None, split_refusals(failed, self._when())) if failed else (session, {})
+        return (None, self._lost(failed)) if failed else (session, {})
 
-    def _when(self) -> str:
-        return "before any training" if self._session is None else f"at the setup of epoch {self._epoch}"
+    def _lost(self, failed: Mapping[str, str]) -> dict[str, str]:
+        """Who is not in the next roster: before any training, silence only; later, also who refuses."""
+        return split_refusals(failed) if self._session is None else dict(failed)
 
     def _params(self, roster: Sequence[str]) -> messages.Params:
         job = self._setup.job
@@ -289,7 +291,7 @@ class SecureSums:
             trust=job.server_trust,
             min_sites=self.minimum(sites),
             # Once counts were asked for, they stay shut for any other roster.
-            static_open=self._static_cohort in (None, tuple(roster)),
+            static_open=self._any_cohort or self._static_cohort in (None, tuple(roster)),
             config_sha256=bytes.fromhex(job.sha256()),
             version=__version__,
         )

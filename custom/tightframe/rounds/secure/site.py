@@ -50,7 +50,10 @@ class SecureSite:
         def make() -> bytes:
             params = messages.Params.from_bytes(raw)
             expected = self._expected()
-            rules.check(params, self._rules, expected)  # before the records are read
+            # Both are checked again in `advertise`; here, before records are read and state is begun anew.
+            rules.check(params, self._rules, expected)
+            with self._vault.locked() as history:
+                history.check_epoch(params)
             application = declare(again=params.epoch > 0).to_bytes()
             signer, _ = self._identity()
             with self._vault.locked() as history:
@@ -110,8 +113,9 @@ class SecureSite:
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
                 )
             with self._vault.locked() as history:
+                before = self._ready()
                 step = site.mask(
-                    self._ready(),
+                    before,
                     request,
                     fields=encoded.fields,
                     broadcast=received,
@@ -119,7 +123,7 @@ class SecureSite:
                     history=history,
                 )
                 reply = self._commit("contribute", raw + received, step)
-            if request.setup:
+            if isinstance(before, Confirmed):
                 self._record.session(step.state, request)
             return reply
 
