@@ -61,8 +61,8 @@ def test_show_names_every_data_set_and_how_its_cohort_came_about(
     done = cohort("show")
     assert done.exit_code == 0
     assert done.output.splitlines() == [
-        "another: hospital-a, hospital-x, hospital-y (opened in job job-2)",
-        f"{DATASET}: hospital-a, hospital-b, hospital-c, hospital-d (opened in job job-1)",
+        "another: hospital-a, hospital-x, hospital-y (opened in job 'job-2')",
+        f"{DATASET}: hospital-a, hospital-b, hospital-c, hospital-d (opened in job 'job-1')",
     ]
     append_entries(journal, [CohortAccepted(DATASET, SMALLER)])
     assert f"{DATASET}: hospital-a, hospital-b, hospital-c (accepted by hand)" in cohort("show").output

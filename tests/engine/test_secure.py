@@ -176,6 +176,9 @@ def test_a_silos_secrets_are_nowhere_but_in_its_own_folder(silent: Run, folder: 
         needles = Needles({text: name for secret, name in named.items() for text in _written(secret)})
         states = b"".join(path.read_bytes() for path in (folder / "watch" / site).iterdir())
         assert needles.found_in(states) == set(named.values()), "the search itself finds what is there"
+        some, name = next(iter(named.items()))
+        for text in _written(some):
+            assert needles.found_in(b"said: " + text + b".") == {name}, "in whatever form"
         own = silent.workspace / site / "simulate_job" / "secure_sum"
         files = [p for p in silent.workspace.rglob("*") if p.is_file() and not p.is_relative_to(own)]
         assert {"log.txt", "log.json", "transcript.jsonl", "checkpoint.safetensors", "reply-reveal"} <= {
