@@ -106,8 +106,8 @@ class Policy(BaseModel):
             )
         if job.summation == "secure" and job.prototype_sites is not None and not self.class_rules_off:
             problems.append(
-                "class_rules_off: the job chooses who submits class sums (prototype_sites), so that totals of "
-                "two jobs tell one silo's; that is not accepted"
+                "class_rules_off: the job chooses who submits class sums (prototype_sites), so that "
+                "totals of two jobs tell one silo's; that is not accepted"
             )
         if job.server_trust == "semi_honest" and not self.semi_honest_server:
             problems.append("semi_honest_server: the job assumes one, a malicious one must be assumed")
