@@ -25,6 +25,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 from tightframe.securesum import messages, transcript
 from tightframe.securesum.identity import Anchor
+from tightframe.securesum.primitives import Secret
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -112,6 +113,20 @@ def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
     assert not (tmp_path / "server" / "checkpoint.safetensors").exists()
     assert '"failure"' in _read(tmp_path, "transcript.jsonl")
     assert json.loads(_read(tmp_path, "outcome.json"))["trained"] is False
+
+
+def test_a_dealer_of_false_secrets_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every share is one that it signed, but together they are not the secret that it advertised."""
+    make = server.server.Sum._check_secret
+
+    def check(self: Any, dealer: str, group: Any, secret: Any) -> None:
+        make(self, dealer, group, Secret(bytes(32)) if dealer == "site-2" else secret)
+
+    monkeypatch.setattr(server.server.Sum, "_check_secret", check)
+    with pytest.raises(RunError, match="site-2 is to blame") as caught:
+        run(job(rounds=1), tmp_path)
+    assert caught.value.code == "TF-613"
+    assert '"TF-613"' in _read(tmp_path, "transcript.jsonl")
 
 
 @pytest.mark.parametrize("task", ["enroll", "confirm"])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from tightframe import __version__
-from tightframe.errors import SecureSumError, TightframeError
+from tightframe.errors import RunError, SecureSumError, TightframeError
 from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message
@@ -131,7 +131,7 @@ class SecureSums:
         failed = dict(transport.exchange("contribute", to_all, add))
         try:
             return self._open(transport, total, sum_id, schema, failed, asked, up)
-        except TooFewError as error:
+        except RunError as error:
             self._record.failed(total, error.code)
             raise
 
@@ -183,12 +183,18 @@ class SecureSums:
             opened = total.open()
         except RecoveryError as error:
             self._log.error("%s: nothing was opened: %s", place, error)
+            if error.blamed:
+                raise RunError(
+                    f"nothing was opened in {place}: {error} {error.blamed} is to blame: look into its "
+                    "installation, or export the job without it.",
+                    code=error.code,
+                ) from None
             raise TooFewError(
                 place,
                 self.params.threshold,
                 total.revealers,
                 {**failed_agree, **lost},
-                f" with valid shares; nothing was opened{_blame(error.blamed)}",
+                " with valid shares; nothing was opened",
             ) from None
         for site, why in opened.blamed.items():
             self._log.error("%s is to blame: %s", site, why)
@@ -328,7 +334,3 @@ def _message(answer: Message, site: str) -> bytes:
             f"Expected a protocol message from {site}, but got {sorted(answer)}.", code="TF-604"
         )
     return raw
-
-
-def _blame(blamed: str | None) -> str:
-    return f"; {blamed} is to blame" if blamed else ""
