@@ -144,7 +144,7 @@ def _own(line: Wire) -> dict[str, Declaration]:
 @pytest.mark.parametrize("weights", ["exact", "power_of_two", "uniform"])
 def test_server_and_silos_go_by_what_each_silo_has_signed(tmp_path: Path, weights: str) -> None:
     of = job(rounds=1, weights=weights)
-    entries = {"site-2": SiteEntry(policy=PolicyBlock(min_class_count=7, static_cohort="any"))}
+    entries = {"site-2": SiteEntry(policy=PolicyBlock(min_class_count=7))}
     sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries).items()}
     line, server = Wire(sessions), coordinator(of, tmp_path)
     result = server.run(line)
@@ -159,8 +159,7 @@ def test_server_and_silos_go_by_what_each_silo_has_signed(tmp_path: Path, weight
     for seen in shown.values():
         assert {site: Declaration.from_bytes(raw, site) for site, raw in seen.items()} == own
     assert [own[site].min_class_count for site in FOUR] == [1, 7, 1, 1]
-    assert [own[site].any_static_cohort for site in FOUR] == [False, True, False, False]
-    assert "COUNTS OPENED FOR ANY COHORT at site-2" in result.outcome.screen()
+    assert not any(item.any_static_cohort for item in own.values())
     assert "from 1 to 7 local records on" in result.outcome.screen()
 
 
@@ -182,18 +181,15 @@ def test_a_server_cannot_show_a_silo_another_ones_other_weight(tmp_path: Path) -
         run(job(rounds=1), tmp_path, change=change)
 
 
-@pytest.mark.parametrize(
-    ("summation", "named"),
-    [("secure", "TF-403: Expected site-2 to declare"), ("plain", "site-2 refused: TF-403")],
-)
+@pytest.mark.parametrize("summation", ["secure", "plain"])
 def test_a_silo_that_declares_nonsense_ends_the_run_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summation: str, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summation: str
 ) -> None:
     of = job(rounds=1, summation=summation)
     sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path).items()}
     heavy = Declaration.model_construct(**GOOD.model_dump() | {"weight": 1e300})
     monkeypatch.setattr(sessions["site-2"], "_declare", lambda *, again: heavy)
-    with pytest.raises((RunError, ContributionError), match=named):
+    with pytest.raises(RunError, match="site-2 refused: TF-403"):
         coordinator(of, tmp_path).run(Wire(sessions))
     outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert outcome["trained"] is False and outcome["rounds_done"] == 0 and "site-2" in outcome["reason"]
