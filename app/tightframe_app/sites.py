@@ -35,11 +35,12 @@ Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned
 def cohort_show(config: Config, site: Site) -> None:
     """Show for which silos this site's counts were opened, for each data set."""
     from tightframe.rounds.secure.common import named
-    from tightframe.rounds.secure.vault import read_journal
+    from tightframe.rounds.secure.vault import Vault, read_journal
     from tightframe.securesum.journal import CohortAccepted, StaticOpened
 
-    with named():
-        entries = read_journal(_journal(config, site))
+    path = _journal(config, site)
+    with named(), Vault(path.parent, path, on_disk=False).locked():
+        entries = read_journal(path)
     cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, StaticOpened | CohortAccepted)}
     if not cohorts:
         out.print(f"{site} has not opened counts of any data set yet: the first cohort will be the one")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.securesum.protocol import JOB, MIXED, World, names
 
-from tightframe.securesum import rules
+from tightframe.securesum import rules, server_setup, site_setup
 from tightframe.securesum.errors import ProtocolError, RecoveryError, StateError, SurvivorsError
 from tightframe.securesum.journal import Agreed, Revealed, SlotUsed, StaticOpened
 from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
@@ -102,6 +102,21 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     assert first[2] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
     assert first[3] == StaticOpened("lesions", world.params.roster, JOB)
     assert first[6] == Revealed(JOB, 0, 1, without.survivors, ("update",))
+
+
+def test_a_hundred_sites_of_which_ten_drop_out_and_nine_reveal_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Ten thousand checks of certificates cost most of the time and have tests of their own.
+    for module in (site_setup, server_setup):
+        monkeypatch.setattr(module, "verify_advertisement", lambda *anything: None)
+    world = World(100, slots=1, seed=100)
+    assert world.params.threshold == 67
+    world.set_up()
+    opened = world.run(0, drop_term=names(100)[5:100:10], drop_reveal=names(100)[9:100:11])
+    assert len(opened.survivors) == 90
+    assert opened.groups["update"] == world.plain(opened.survivors)["update"]
+    assert "static" not in opened.groups
 
 
 def test_two_sites_may_drop_out_of_seven_at_once() -> None:

@@ -221,13 +221,15 @@ class Coordinator:
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
         row, totals = self._collect(transport, schema, sent, kind, number, index, evaluate=evaluate)
         if row.shut and kind == statistics.KIND:
-            row, totals = self._again(transport, schema, sent, row, index, evaluate=False)
+            if row.dropped:
+                row, totals = self._again(transport, schema, sent, row, index, evaluate=False)
             if row.shut:
-                raise RunError(
-                    "statistics that the method needs could not be opened, because silos dropped out twice: "
-                    f"{named_codes(row.dropped)}.",
-                    code="TF-510",
+                why = (
+                    f"silos dropped out twice: {named_codes(row.dropped)}"
+                    if row.dropped
+                    else "silos keep theirs shut, as they were opened for another cohort"
                 )
+                raise RunError(f"statistics that the method needs could not be opened: {why}.", code="TF-510")
         own, others = evaluation.split_totals(totals)
         if flagged:
             others, holders = classes.admit(phase.schema, others, offer)
