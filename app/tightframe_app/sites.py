@@ -39,6 +39,10 @@ def cohort_show(config: Config, site: Site) -> None:
     from tightframe.securesum.journal import CohortAccepted, StaticOpened
 
     path = _journal(config, site)
+    if not path.exists():
+        out.print(f"{site} has not opened counts of any data set yet: there is no journal at {path}")
+        out.print("the first job with secure sums fixes the cohort; is the name right?")
+        return
     with named(), Vault(path.parent, path, on_disk=False).locked():
         entries = read_journal(path)
     cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, StaticOpened | CohortAccepted)}

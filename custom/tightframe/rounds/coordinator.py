@@ -233,6 +233,12 @@ class Coordinator:
         own, others = evaluation.split_totals(totals)
         if flagged:
             others, holders = classes.admit(phase.schema, others, offer)
+            if holders is not None and self._holders is None and not classes.offered(holders, 0).any():
+                self.log.warning(
+                    "no class has %d holders: class sums are never used, and %s runs without them",
+                    classes.MIN_HOLDERS,
+                    setup.method.title,
+                )
             self._holders = self._holders if holders is None else holders
         cohort = Cohort(number, {site: self.weights[site] for site in row.silos}, max(self.weights.values()))
         if others:
