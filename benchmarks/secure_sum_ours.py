@@ -60,7 +60,7 @@ def vector(seed: int, site: int, size: int) -> np.ndarray:
 
 
 def aes_rate(mebibytes: int = 16) -> float:
-    """Bytes a second of AES-256-CTR by one encryptor, 256 KiB at a time into one buffer."""
+    """Bytes a second of AES-256-CTR by one encryptor, 128 KiB at a time into one buffer."""
     encryptor = Cipher(AES256(os.urandom(32)), CTR(bytes(16))).encryptor()
     zeros, buffer = bytes(BLOCK), bytearray(BLOCK)
     encryptor.update_into(zeros, buffer)
