@@ -301,6 +301,8 @@ class Coordinator:
             row.kind,
             named_codes(row.dropped),
         )
+        if row.bytes_up:  # with too few silos the exchange is on record already
+            self.record.dropped(row.kind, row.round, row.silos, row.dropped)
         return self._collect(
             transport, schema, broadcast, row.kind, row.round, index, evaluate=evaluate, attempt=1
         )

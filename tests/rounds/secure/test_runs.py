@@ -342,6 +342,11 @@ def test_a_closing_that_loses_a_silo_is_asked_for_again_even_if_too_few_are_left
     of = job(sites=FOUR[:3])
     result, _ = run(of, tmp_path, silent=once)
     assert result.outcome.trained and result.outcome.final() is not None
+    closing = [row.dropped for row in result.outcome.rows if row.kind == "closing"]
+    assert closing == [{"site-3": "TF-502"}, {}]
+    four, _ = run(job(), tmp_path / "four", silent=once)
+    assert [row.dropped for row in four.outcome.rows if row.kind == "closing"] == closing
+    assert "site-3 was left out of closing: TF-502" in four.outcome.screen()
     with pytest.raises(RunError, match="too few silos in closing"):
         run(of, tmp_path / "gone", silent=gone)
     assert json.loads((tmp_path / "gone" / "server" / "outcome.json").read_text())["trained"] is True
