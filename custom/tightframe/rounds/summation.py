@@ -115,9 +115,6 @@ class Sums(Protocol):
             TooFewError: TF-501; nothing was opened.
         """
 
-    def minimum(self, sites: int) -> int:
-        """The smallest number of silos in a sum."""
-
     def describe(self) -> str:
         """What the sums protect, for people."""
 
@@ -266,10 +263,6 @@ class PlainSums:
             raise TooFewError(where(sum_id), self._min_sites, cohort, failed)
         down = sum(len(request["broadcast"]) for request in requests.values())
         return Collected(sorted(cohort), failed, total.open(), False, down, up)
-
-    def minimum(self, sites: int) -> int:
-        """The job's own."""
-        return self._min_sites
 
     def describe(self) -> str:
         """What the sums protect, for people."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tightframe.securesum.errors import IdentityError, KeyAgreementError, RosterError, SignatureError
 from tightframe.securesum.identity import Verifier, public_key_hash
-from tightframe.securesum.masks import Layout
+from tightframe.securesum.masks import Layout, pair_key
 from tightframe.securesum.messages import (
     GROUPS,
     Advertisement,
@@ -17,7 +17,7 @@ from tightframe.securesum.messages import (
     Params,
     Receipt,
 )
-from tightframe.securesum.primitives import derive, digest, ed25519_verify, encode_fields
+from tightframe.securesum.primitives import Secret, derive, digest, ed25519_verify, encode_fields, x25519
 
 _PRIME = 2**255 - 19
 LOW_ORDER = frozenset(
@@ -57,6 +57,18 @@ def box_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
 def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
     """What a box authenticates besides its content."""
     return encode_fields("box", session, dealer, holder)
+
+
+def pair_mask(
+    private: Secret, public: bytes, session: bytes, slot: int, group: Group, *, own: str, other: str
+) -> bytes:
+    """The key m of the mask between two sites, from one's private and the other's public key of a slot.
+
+    Raises:
+        KeyAgreementError: TF-606, if the other's key is of low order.
+    """
+    first, second = sorted((own, other))  # the roster is sorted
+    return pair_key(x25519(private, public, owner=other), session, slot, group, first, second)
 
 
 def masked_hash(masked: bytes) -> bytes:

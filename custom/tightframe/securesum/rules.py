@@ -44,7 +44,12 @@ def threshold(sites: int, colluders: int, trust: Trust = "malicious") -> int:
 
 def minimum_survivors(params: Params) -> int:
     """The smallest survivor set for which anything is revealed."""
-    return max(params.threshold, params.min_sites, MIN_SURVIVORS, params.colluders + 2)
+    return smallest_set(params.threshold, params.colluders, params.min_sites)
+
+
+def smallest_set(threshold: int, colluders: int, min_sites: int) -> int:
+    """``minimum_survivors``, of numbers that are not in parameters yet."""
+    return max(threshold, min_sites, MIN_SURVIVORS, colluders + 2)
 
 
 @dataclass(frozen=True)

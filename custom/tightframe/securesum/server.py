@@ -14,7 +14,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.securesum.checks import commitment, group_layout, masked_hash, verify, verify_receipt
+from tightframe.securesum.checks import (
+    commitment,
+    group_layout,
+    masked_hash,
+    pair_mask,
+    verify,
+    verify_receipt,
+)
 from tightframe.securesum.errors import (
     InconsistencyError,
     MessageError,
@@ -25,7 +32,7 @@ from tightframe.securesum.errors import (
     StateError,
     SurvivorsError,
 )
-from tightframe.securesum.masks import Accumulator, pair_key, self_key
+from tightframe.securesum.masks import Accumulator, self_key
 from tightframe.securesum.messages import (
     GROUPS,
     SALT_BYTES,
@@ -41,7 +48,7 @@ from tightframe.securesum.messages import (
     share_hash,
     survivors_signed,
 )
-from tightframe.securesum.primitives import KEY_BYTES, Secret, x25519, x25519_public
+from tightframe.securesum.primitives import KEY_BYTES, Secret, x25519_public
 from tightframe.securesum.rules import minimum_survivors
 from tightframe.securesum.server_setup import Enrolment, Session, check_name, check_sender
 from tightframe.securesum.shamir import recover_many
@@ -376,9 +383,7 @@ class Sum:
         for gone in sorted(set(self._params.roster) - set(self._receipts)):
             for site in self._closed():
                 public = self._session.peers[site].slot_key(slot, group)
-                shared = x25519(secrets[gone], public, owner=site)
-                first, second = sorted((site, gone))  # the roster is sorted
-                key = pair_key(shared, session, slot, group, first, second)
+                key = pair_mask(secrets[gone], public, session, slot, group, own=gone, other=site)
                 # The survivor added this stream if the other site comes after it, else it took it off.
                 (minus if site < gone else plus).append(key)
         return plus, minus

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tightframe.securesum import journal
-from tightframe.securesum.checks import group_layout, masked_hash, verify, verify_receipt
+from tightframe.securesum.checks import group_layout, masked_hash, pair_mask, verify, verify_receipt
 from tightframe.securesum.errors import (
     InconsistencyError,
     ParametersError,
@@ -22,7 +22,7 @@ from tightframe.securesum.errors import (
     StaticCohortError,
     SurvivorsError,
 )
-from tightframe.securesum.masks import Accumulator, Layout, pair_key, self_key
+from tightframe.securesum.masks import Accumulator, Layout, self_key
 from tightframe.securesum.messages import (
     GROUPS,
     HASH_BYTES,
@@ -37,7 +37,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     survivors_signed,
 )
-from tightframe.securesum.primitives import ed25519_sign, x25519
+from tightframe.securesum.primitives import ed25519_sign
 from tightframe.securesum.site_setup import (
     Step,
     advertise,
@@ -244,9 +244,8 @@ def _masked(state: Established, fresh: Fresh, slot: int, group: Group, layout: L
     minus: list[bytes] = []
     for name, peer in state.peers.items():
         if name != own:
-            shared = x25519(private, peer.slot_key(slot, group), owner=name)
-            first, second = sorted((own, name))  # the roster is sorted
-            key = pair_key(shared, state.session, slot, group, first, second)
+            public = peer.slot_key(slot, group)
+            key = pair_mask(private, public, state.session, slot, group, own=own, other=name)
             (plus if own < name else minus).append(key)
     total.add_streams(plus, minus)
     return total.to_bytes()

@@ -167,7 +167,7 @@ def confirm(
         verify_advertisement(replace(verifier, pinned_only=pinned), item, parameters)
         keys.add(item)
     session = session_id(params, shown)
-    dealt = _deal(state, session, random)
+    dealt = _deal(state, random)
     hashes = {name: _hashes(session, epoch.name, name, plain) for name, plain in dealt.items()}
     digests = [hashes_digest(item) for item in hashes.values()]
     boxes = {
@@ -262,7 +262,7 @@ def _check_rings(params: Params) -> None:
                 ) from None
 
 
-def _deal(state: Advertised, session: bytes, random: Random) -> dict[str, bytes]:
+def _deal(state: Advertised, random: Random) -> dict[str, bytes]:
     """Holder -> salts and shares of all this site's secrets, in the order of ``share_offset``."""
     params = state.epoch.params
     holders, parts = len(params.roster), params.slots * len(GROUPS) * len(KINDS)

@@ -32,6 +32,7 @@ from tightframe.securesum.messages import (
     Params,
     Receipt,
     SumId,
+    share_offset,
 )
 from tightframe.securesum.primitives import KEY_BYTES, Secret
 from tightframe.securesum.rules import minimum_survivors
@@ -127,13 +128,13 @@ SlotState: TypeAlias = Fresh | Masked | Agreed | Revealed | Abandoned
 
 def slot_secret(secrets: Secret, group: Group, kind: Kind) -> Secret:
     """One of a slot's own secrets: b (``self``) or the X25519 private key s (``pair``)."""
-    start = (GROUPS.index(group) * len(KINDS) + KINDS.index(kind)) * KEY_BYTES
+    start = share_offset(0, group, kind, KEY_BYTES)
     return Secret(secrets.expose()[start : start + KEY_BYTES])
 
 
 def slot_share(shares: Secret, dealer: int, group: Group, kind: Kind) -> bytes:
     """Salt and share of one dealer, in a slot."""
-    start = dealer * SLOT_SHARES + (GROUPS.index(group) * len(KINDS) + KINDS.index(kind)) * SHARE_BYTES
+    start = dealer * SLOT_SHARES + share_offset(0, group, kind, SHARE_BYTES)
     return shares.expose()[start : start + SHARE_BYTES]
 
 

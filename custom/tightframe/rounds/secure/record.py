@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from tightframe import __version__
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.files import append_durably, drop_torn_line, write_atomically
+from tightframe.rounds.identity import simulated_root_pem
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest
@@ -112,7 +112,7 @@ class ServerRecord:
         path.unlink(missing_ok=True)
         if identity.simulated:
             # So that the transcript of a simulation can be looked at like any other.
-            write_atomically(folder / SIMULATED_ROOT, ssl.DER_cert_to_PEM_cert(identity.anchor.root).encode())
+            write_atomically(folder / SIMULATED_ROOT, simulated_root_pem(identity.job_id))
         self._file = _File(path, transcript.SERVER, identity.job_id)
         self._sums = 0
 

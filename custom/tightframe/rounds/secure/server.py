@@ -78,7 +78,7 @@ class SecureSums:
         job = self._setup.job
         colluders = job.assumed_colluders(sites)
         needed = rules.threshold(sites, colluders, job.server_trust)
-        return max(job.min_sites, needed, rules.MIN_SURVIVORS, colluders + 2)
+        return rules.smallest_set(needed, colluders, job.min_sites)
 
     def describe(self) -> str:
         """What the sums protect, for people."""
@@ -125,7 +125,7 @@ class SecureSums:
         to_all = {}
         for site in self.params.roster:
             shown = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
-            term = messages.TermRequest(total.slot, sum_id, _schema_name(sum_id, schema, self.params), shown)
+            term = messages.TermRequest(total.slot, sum_id, total.schema, shown)
             to_all[site] = {**requests[site], SECURE: term.to_bytes()}
             asked += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
         failed = dict(transport.exchange("contribute", to_all, add))
@@ -142,7 +142,7 @@ class SecureSums:
             self._ready(),
             slot=slot,
             sum_id=sum_id,
-            schema=_schema_name(sum_id, schema, self.params),
+            schema=schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster))),
             broadcast=hashlib.sha256(broadcast).digest(),
         )
 
@@ -166,19 +166,17 @@ class SecureSums:
             # Only counts, and those stay shut for another cohort: there is nothing to reveal.
             self._record.failed(total, "TF-612")
             return Collected(cohort, failed, {}, True, down, up)
+        lost: dict[str, str] = {}
         if not total.full:
             request = total.agreement_request().to_bytes()
-            lost = self._ask(transport, "agree", request, cohort, total.add_agreement)
+            lost |= self._ask(transport, "agree", request, cohort, total.add_agreement)
             if len(total.agreements) < self.params.threshold:
                 raise TooFewError(
                     place, self.params.threshold, list(total.agreements), lost, " that agreed on who is left"
                 )
-            failed_agree = lost
-        else:
-            failed_agree = {}
         self._static_cohort = self.params.roster if counts else self._static_cohort
         request = total.reveal_request().to_bytes()
-        lost = self._ask(transport, "reveal", request, cohort, total.add_reveal)
+        lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
         try:
             opened = total.open()
         except RecoveryError as error:
@@ -193,12 +191,12 @@ class SecureSums:
                 place,
                 self.params.threshold,
                 total.revealers,
-                {**failed_agree, **lost},
+                lost,
                 " with valid shares; nothing was opened",
             ) from None
         for site, why in opened.blamed.items():
             self._log.error("%s is to blame: %s", site, why)
-        for site, code in {**failed_agree, **lost}.items():
+        for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
         shut = "static" not in opened.groups and bool(schema.group("static"))
@@ -312,10 +310,6 @@ def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
     """A schema's name in the parameters: its phase and the start of its hash."""
     found = digest("schema", [item.as_value() for item in fields])
     return f"{phase}/{found.hex()[:16]}"
-
-
-def _schema_name(sum_id: messages.SumId, schema: Schema, params: messages.Params) -> str:
-    return schema_name(sum_id.phase, codec.specs(schema, len(params.roster)))
 
 
 def _totals(schema: Schema, opened: server.Opened) -> IntegerTotals:

@@ -47,7 +47,7 @@ class SecureSite:
             declare: gives what this silo makes public, from the records, or again without them.
         """
 
-        def make() -> bytes:
+        def make(key: bytes) -> bytes:
             params = messages.Params.from_bytes(raw)
             expected = self._expected()
             # Both are checked again in `advertise`; here, before records are read and state is begun anew.
@@ -66,14 +66,14 @@ class SecureSite:
                     dataset=self._context.site.records_id(self._context.job.dataset),
                     application=application,
                 )
-                return self._commit("enroll", raw, step)
+                return self._commit("enroll", key, step)
 
         return self._once("enroll", raw, b"", make)
 
     def confirm(self, raw: Any) -> bytes:
         """Verify every silo's advertisement; deal shares; say that this silo is ready."""
 
-        def make() -> bytes:
+        def make(key: bytes) -> bytes:
             with self._vault.locked():
                 _, anchor = self._identity()
                 verifier = Verifier(anchor, self._rules.pins, self._rules.pinned_only, datetime.now(UTC))
@@ -82,7 +82,7 @@ class SecureSite:
                     raise _out_of_order("advertised")
                 step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
                 self._check_peers(step.state)
-                return self._commit("confirm", raw, step)
+                return self._commit("confirm", key, step)
 
         return self._once("confirm", raw, b"", make)
 
@@ -98,7 +98,7 @@ class SecureSite:
         """
         received = hashlib.sha256(broadcast).digest()
 
-        def make() -> bytes:
+        def make(key: bytes) -> bytes:
             request = messages.TermRequest.from_bytes(raw)
             with self._vault.locked() as history:  # as `mask` does, but before the training
                 params = self._ready().epoch.params
@@ -122,7 +122,7 @@ class SecureSite:
                     term=encoded.term,
                     history=history,
                 )
-                reply = self._commit("contribute", raw + received, step)
+                reply = self._commit("contribute", key, step)
             if isinstance(before, Confirmed):
                 self._record.session(step.state, request)
             return reply
@@ -132,23 +132,23 @@ class SecureSite:
     def agree(self, raw: Any) -> bytes:
         """Sign the survivors of a sum, once for ever."""
 
-        def make() -> bytes:
+        def make(key: bytes) -> bytes:
             request = messages.AgreementRequest.from_bytes(raw)
             with self._vault.locked() as history:
                 step = site.agree(self._established(), request, history=history)
-                return self._commit("agree", raw, step)
+                return self._commit("agree", key, step)
 
         return self._once("agree", raw, b"", make)
 
     def reveal(self, raw: Any) -> bytes:
         """Reveal shares of what masks the survivors' sum, and forget the slot."""
 
-        def make() -> bytes:
+        def make(key: bytes) -> bytes:
             request = messages.RevealRequest.from_bytes(raw)
             with self._vault.locked() as history:
                 state = self._established()
                 step = site.reveal(state, request, history=history)
-                reply = self._commit("reveal", raw, step)
+                reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             self._record.sum(state.epoch.params, slot, request, step.reply)
@@ -202,7 +202,7 @@ class SecureSite:
             raise SecureSumError("this silo was given no identity to sign with.", code="TF-615")
         return self._context.identity()
 
-    def _once(self, task: str, raw: Any, also: bytes, make: Callable[[], bytes]) -> bytes:
+    def _once(self, task: str, raw: Any, also: bytes, make: Callable[[bytes], bytes]) -> bytes:
         """Answer a request that was answered before with the identical bytes."""
         if not isinstance(raw, bytes):
             raise SecureSumError(
@@ -216,11 +216,10 @@ class SecureSite:
                     "%s: %s was asked again; answered with the same bytes", self._context.name, task
                 )
                 return kept[len(key) :]
-            return make()
+            return make(key)
 
-    def _commit(self, task: str, raw: bytes, step: Any) -> bytes:
+    def _commit(self, task: str, key: bytes, step: Any) -> bytes:
         reply: bytes = step.reply.to_bytes()
-        key = hashlib.sha256(raw).digest()
         self._vault.commit(step.entries, step.state, {f"reply-{task}": key + reply})
         return reply
 
