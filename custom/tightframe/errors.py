@@ -113,6 +113,7 @@ REASONS: Mapping[str, str] = {
     "TF-505": "job or version differs from the server's",
     "TF-508": "nothing to compare a baseline with",
     "TF-509": "refused to enrol",
+    "TF-511": "was not in the sum of the round's earlier phase",
     "TF-601": "the server's parameters are not accepted",
     "TF-602": "an identity is not proved",
     "TF-603": "a signature is wrong",

@@ -145,12 +145,18 @@ class Cohort:
     """Who is in an opened sum, with the public weights that were applied.
 
     ``weights`` are the public weights of the silos in the sum; a weighted field holds
-    ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``.
+    ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``. ``enrolled`` is the
+    number of silos in the run, in this sum or not; those in the sum if it is not given.
     """
 
     round: int
     weights: Mapping[str, float]
     largest: float
+    enrolled: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.enrolled:
+            object.__setattr__(self, "enrolled", len(self.weights))
 
     @property
     def size(self) -> int:
@@ -261,9 +267,14 @@ class Method:
         init_server: makes the state before round 1 from a seed.
         plan: the phases of one training round.
         predict: class logits (B, C) of a batch from a model.
+        head: makes what replaces the backbone's linear head, from (options, feature width, classes):
+            logits (B, C) of features (B, d). What is fixed for all silos is a parameter without a
+            gradient: it travels with the model, but is never sent up.
         statistics: pooled statistics that it needs in its state before round 1.
         before, after: phases outside the training rounds.
-        personalise: optional local training after the last round; its result stays at the silo.
+        personalise: makes a silo's personal model from (silo, the final model's tensors, the silo's
+            committed state); ``predict`` is asked of it, and it stays at the silo. None takes the model
+            right after one more round of local training.
     """
 
     name: str
@@ -273,10 +284,11 @@ class Method:
     init_server: Callable[[Setting, int], ServerState]
     plan: Callable[[Setting, int, int], tuple[Phase, ...]]
     predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+    head: Callable[[Any, int, int], torch.nn.Module] | None = None
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
-    personalise: Callable[[SiloView, Tensors, Tensors], Tensors] | None = None
+    personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
 
 
 def stream_seed(seed: int, *key: str | int) -> int:

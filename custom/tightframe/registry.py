@@ -5,9 +5,10 @@ Only what is installed at a site can be named, and only the entry that is named 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tightframe.errors import JobError
 
@@ -48,3 +49,18 @@ def find(own: Sequence[Item], name: str, *, group: str, kind: type[Item], what: 
             return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
     raise JobError([f"Expected {what} of {known}, but got {name!r}"])
+
+
+def deferred(module: str, function: str) -> Callable[..., Any]:
+    """A function whose module is imported when it is called first.
+
+    A registry that a process reads for one of its names need not load what all of them need.
+
+    >>> deferred("math", "sqrt")(4)
+    2.0
+    """
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module), function)(*arguments)
+
+    return call

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
+
+from tightframe.optimizers import OptimizerSettings
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Batches: TypeAlias = Callable[[int], Iterable[Batch]]
@@ -62,36 +64,6 @@ class ParameterTerm:
     name: str
     weight: float
     fn: Callable[[nn.Module], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """An optimiser, fresh in every stage.
-
-    Attributes:
-        name: ``sgd`` or ``adam``.
-        learning_rate: step size.
-        momentum: of SGD.
-        weight_decay: coupled L2.
-    """
-
-    name: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    @classmethod
-    def of(cls, local: Any) -> OptimizerSettings:
-        """From a job's ``training`` section (optimizer, learning_rate, momentum, weight_decay)."""
-        return cls(local.optimizer, local.learning_rate, local.momentum, local.weight_decay)
-
-    def build(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimiser over ``parameters``."""
-        if self.name == "sgd":
-            return torch.optim.SGD(
-                parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
-            )
-        return torch.optim.Adam(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
 
 
 def _every_parameter(_name: str) -> bool:

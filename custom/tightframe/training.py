@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe.errors import TrainingError
+from tightframe.optimizers import Optimizer, OptimizerSettings
 from tightframe.stages import (
     Batch,
     Batches,
     BatchView,
     FitReport,
     GradientCorrection,
-    OptimizerSettings,
     ParameterTerm,
     Stage,
     Term,
@@ -193,7 +193,7 @@ class _Loop:
                 return
 
     def _step_or_explain(
-        self, stage: Stage, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor
+        self, stage: Stage, optimizer: Optimizer, inputs: torch.Tensor, labels: torch.Tensor
     ) -> None:
         try:
             self._step(stage, optimizer, inputs, labels)
@@ -209,9 +209,7 @@ class _Loop:
             code="TF-302",
         )
 
-    def _step(
-        self, stage: Stage, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor
-    ) -> None:
+    def _step(self, stage: Stage, optimizer: Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         optimizer.zero_grad(set_to_none=True)
         total, values = self._objective(stage, inputs, labels)
         self.pending.append(torch.stack([total.detach(), *values]))
@@ -219,10 +217,10 @@ class _Loop:
             self._look(stage)
         self.scaler.scale(total).backward()
         if stage.corrections:
-            self.scaler.unscale_(optimizer)
+            self.scaler.unscale_(optimizer)  # type: ignore[arg-type]
             for correct in stage.corrections:
                 correct(self.model)
-        self.scaler.step(optimizer)
+        self.scaler.step(optimizer)  # type: ignore[arg-type]
         self.scaler.update()
 
     def _objective(

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-from tightframe.data.isic import IsicOptions
-from tightframe.data.isic_folder import IMAGES, FolderData, IsicSite, read_split
+from tightframe.data.isic import IsicOptions, IsicSite
+from tightframe.data.isic_folder import IMAGES, FolderData, read_split
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 

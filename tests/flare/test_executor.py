@@ -228,7 +228,7 @@ def test_production_without_a_kit_says_so_and_never_simulates(
         reply = _run(small, hospital, hello, secure=secure)
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert reply[CODE] == "TF-615" and MESSAGE not in reply
-    assert "reading every record once" in caplog.text, "nothing else was wrong"
+    assert "checking every record" in caplog.text, "nothing else was wrong"
     assert str(hospital / "startup" / "fed_client.json") in caplog.text
     assert not list((hospital / "state").rglob("journal.jsonl")), "nothing was advertised"
 

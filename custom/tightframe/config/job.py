@@ -93,6 +93,8 @@ class JobConfig(Strict):
         fetch_timeout: seconds to wait for silos that have not fetched theirs, while nobody works.
         threads: intra-op threads of torch in every process.
         local_baseline_epochs: local-only baseline at each silo after the run; 0 skips it.
+        personalise: let each silo make a personal model after the run, as the method does it, which
+            stays there; only how good they are on average is summed.
     """
 
     job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -120,6 +122,7 @@ class JobConfig(Strict):
     fetch_timeout: int = Field(default=120, ge=1, le=24 * 3600)
     threads: int = Field(default=1, ge=1, le=256)
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
+    personalise: bool = False
 
     @field_validator("method_options", "dataset_options", "model_options", mode="before")
     @classmethod

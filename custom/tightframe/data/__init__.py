@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from tightframe.data.base import DatasetSpec, SiloData
-from tightframe.data.isic import CLASS_NAMES, NUM_CENTERS, IsicOptions
-from tightframe.data.isic_folder import IsicSite, open_folder
-from tightframe.data.twin import open_twin
-from tightframe.registry import find
+from tightframe.data.isic import CLASS_NAMES, NUM_CENTERS, IsicOptions, IsicSite
+from tightframe.registry import deferred, find
 
 ENTRY_POINTS = "tightframe.datasets"
 
@@ -29,8 +27,8 @@ DATASETS: list[DatasetSpec] = [
         options=IsicOptions,
         site=IsicSite,
         input_shape=_image_shape,
-        open=open_folder,
-        twin=open_twin,
+        open=deferred("tightframe.data.isic_folder", "open_folder"),
+        twin=deferred("tightframe.data.twin", "open_twin"),
         num_centers=NUM_CENTERS,
     ),
 ]

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, Field
 
 from tightframe.phases import Fold
 
@@ -115,6 +116,10 @@ def absolute(path: AnyPath) -> AnyPath:
     if not Path(path).is_absolute():
         raise ValueError(f"Expected an absolute path, but got '{path}'")
     return path
+
+
+SitePath = Annotated[Path, Field(strict=False), AfterValidator(absolute)]
+"""A path in a site's configuration."""
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Facts of Fed-ISIC2019: its classes, its exact counts, what a job may ask of it.
+"""Facts of Fed-ISIC2019: its classes, its exact counts, what a job may ask and a site must say of it.
 
 Counts are those of FLamby's ``train_test_split`` (owkin/FLamby, commit edacf54). Torch-free.
 """
@@ -6,6 +6,8 @@ Counts are those of FLamby's ``train_test_split`` (owkin/FLamby, commit edacf54)
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from tightframe.data.base import SitePath
 
 CLASS_NAMES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 """Melanoma, naevus, basal cell carcinoma, actinic keratosis, benign keratosis,
@@ -55,6 +57,28 @@ class IsicOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     image_size: int = Field(default=FULL_SIZE, ge=16, le=512)
+
+
+class IsicSite(BaseModel):
+    """What a site says about its records of Fed-ISIC2019.
+
+    Attributes:
+        root: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
+        split: FLamby's split file; by default ``<root>/train_test_split``.
+        center: which of the six centres this site is.
+        lesions: FLamby's ``HAM10000_metadata`` (columns ``lesion_id``, ``image_id``): keeps the
+            images of a lesion together when the validation fold is chosen.
+        leakage_free_test: drop from the test fold the images whose lesion has an image in the
+            training fold of any centre; needs ``lesions``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    root: SitePath
+    split: SitePath | None = None
+    center: int = Field(ge=0, lt=NUM_CENTERS)
+    lesions: SitePath | None = None
+    leakage_free_test: bool = False
 
 
 def shorter_side(size: int) -> int:

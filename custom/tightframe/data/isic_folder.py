@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from tightframe.data.base import Progress, absolute, with_progress
-from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions
+from tightframe.data.base import Progress, with_progress
+from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions, IsicSite
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -32,30 +31,6 @@ IMAGES = "ISIC_2019_Training_Input_preprocessed"
 SPLIT = "train_test_split"
 _COLUMNS = ("image", "target", "center", "fold")
 _SHOWN = 5
-
-SitePath = Annotated[Path, Field(strict=False), AfterValidator(absolute)]
-
-
-class IsicSite(BaseModel):
-    """What a site says about its records of Fed-ISIC2019.
-
-    Attributes:
-        root: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
-        split: FLamby's split file; by default ``<root>/train_test_split``.
-        center: which of the six centres this site is.
-        lesions: FLamby's ``HAM10000_metadata`` (columns ``lesion_id``, ``image_id``): keeps the
-            images of a lesion together when the validation fold is chosen.
-        leakage_free_test: drop from the test fold the images whose lesion has an image in the
-            training fold of any centre; needs ``lesions``.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    root: SitePath
-    split: SitePath | None = None
-    center: int = Field(ge=0, lt=NUM_CENTERS)
-    lesions: SitePath | None = None
-    leakage_free_test: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress, with_progress
+from tightframe.data.base import Progress
 from tightframe.data.isic import NUM_CENTERS, TEST_COUNTS, TRAIN_COUNTS, IsicOptions, shorter_side
 from tightframe.data.twin_render import Uniforms, render
 from tightframe.data.validation import validation_mask
@@ -130,11 +130,7 @@ class TwinData:
         return np.array([key.label for key in self._folds[fold]], dtype=np.int64)
 
     def check(self, progress: Progress | None = None) -> None:
-        """Render every record once; there is nothing that could be missing."""
-        side = shorter_side(self.options.image_size)
-        every = [key for fold in self._folds.values() for key in fold]
-        for key in with_progress(every, progress, "rendered {done} of {total} records"):
-            image(key, side)
+        """Nothing to read: records are generated, so none can be missing or broken."""
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """The fold's records: float32 (3, image_size, image_size) and int label."""

@@ -19,7 +19,7 @@ from tightframe.data.base import class_counts
 from tightframe.errors import RunError, TrainingError
 from tightframe.model_update import build_template, received_model
 from tightframe.phases import Fold, Phase, Setting, Tensors, stream_seed
-from tightframe.rounds import classes, codec, evaluation, statistics
+from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.files import write_json
@@ -29,6 +29,7 @@ from tightframe.securesum.messages import SumId
 
 REPORT = "local_report.json"
 START = "start.safetensors"
+PERSONAL = "personal_model.safetensors"
 
 
 class LocalSilo:
@@ -43,6 +44,8 @@ class LocalSilo:
         self.device = device
         self._context = context
         self._setup = setup
+        # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
+        self._images = len(self.setting.input_shape) == 3
 
     @property
     def offers_prototypes(self) -> bool:
@@ -59,6 +62,8 @@ class LocalSilo:
         """A model on this silo's device with these parameters and buffers."""
         model = build_template(self.setting)
         model.load_state_dict(dict(tensors))
+        if self._images:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -90,6 +95,8 @@ class LocalSilo:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         for inputs, labels in guarded(iter(loader), self._context.stopped):
+            if self._images:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[training.Stage]) -> training.FitReport:
@@ -134,19 +141,24 @@ class Contributor:
         self._check_place(message)
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
-        silo = LocalSilo(self._context, self._setup, self._device, sum_id.round)
+        ended = message["kind"] == personal.KIND
+        silo = LocalSilo(self._context, self._setup, self._device, sum_id.round + ended)
         if self._context.job.local_baseline_epochs and sum_id.phase == "train-0" and sum_id.round == 1:
             save_tensors(self._context.run_dir / START, received_model(received), mode=0o600)
         tensors: dict[str, torch.Tensor] = {}
         with seeded(silo.stream("torch"), self._device):
             phase = self._phase(message)
-            if phase is None:
+            if ended:
+                schema = personal.schema()
+            elif phase is None:
                 schema = self._setup.evaluation_schema()
             else:
                 schema = self._setup.schema(phase, evaluated=message["evaluate"])
             if message["evaluate"]:
                 tensors |= self._evaluate(silo, received)
-            if phase is not None:
+            if ended:
+                tensors |= self._personalise(silo, received)
+            elif phase is not None:
                 tensors |= self._contribution(silo, phase, received, sum_id)
             else:
                 self._close(silo, received, tensors)
@@ -163,9 +175,8 @@ class Contributor:
             RunError: TF-505.
         """
         kind, number, rounds = message["kind"], message["round"], self._context.job.rounds
-        first, last = {"train": (1, rounds), "after": (rounds, rounds), "closing": (rounds, rounds)}.get(
-            kind, (0, 0)
-        )
+        first, last = (rounds, rounds) if kind in ("after", "closing", personal.KIND) else (0, 0)
+        first, last = (1, rounds) if kind == "train" else (first, last)
         if not first <= number <= last:
             raise RunError(
                 f"Expected a round from {first} to {last} for {kind!r}, but the server asks for {number}.",
@@ -196,9 +207,9 @@ class Contributor:
         )
 
     def _phase(self, message: Message) -> Phase | None:
-        """The phase that a message asks for; None for the closing."""
+        """The phase that a message asks for; None for the closing and the personal models."""
         kind, index = message["kind"], message["phase"]
-        if kind == "closing":
+        if kind in ("closing", personal.KIND):
             return None
         phases = {
             statistics.KIND: self._setup.statistics_phases,
@@ -222,6 +233,29 @@ class Contributor:
                 score_bins=settings.score_bins,
             )
 
+    def _personalise(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
+        """Make the personal model, keep it and its results here; propose how good it is."""
+        setup, run_dir = self._setup, self._context.run_dir
+        phase = setup.training_phases(setup.job.rounds)[-1]
+        self._context.log.info("%s: making the personal model", silo.name)
+        with memory_named("training.batch_size", setup.job.training.batch_size, self._device):
+            model = personal.build(silo, setup.method, phase, received, self._store.committed())
+        tensors, confusion = personal.count(
+            setup.method.predict,
+            model,
+            silo.batches("test", augment=False, shuffle=False),
+            silo.class_counts("train"),
+            setup.dataset.num_classes,
+        )
+        sha256 = save_tensors(run_dir / PERSONAL, model.state_dict(), mode=0o600)
+        if (run_dir / REPORT).is_file():
+            report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
+            results = {name.removeprefix("personal/"): float(value) for name, value in tensors.items()}
+            report["personal"] = {"model_sha256": sha256, "confusion": confusion.tolist()} | results
+            write_json(run_dir / REPORT, report, mode=0o600)
+        self._context.log.info("%s: personal model (this silo's own): %s", silo.name, run_dir / PERSONAL)
+        return tensors
+
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""
         run_dir, names = self._context.run_dir, self._setup.dataset.class_names
@@ -237,6 +271,7 @@ class Contributor:
             "model_sha256": sha256,
             "global": evaluation.local_metrics(counted, names),
             "local_only": None,
+            "personal": None,
         }
         write_json(run_dir / REPORT, report, mode=0o600)
         self._context.log.info(

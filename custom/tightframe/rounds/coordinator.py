@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tightframe.errors import REASONS, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals
-from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, statistics
+from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, personal, statistics
 from tightframe.rounds.context import Message
 from tightframe.rounds.secure.record import ServerRecord
 from tightframe.rounds.secure.server import SecureSums, ServerIdentity
@@ -47,6 +47,26 @@ class Result:
 
     state: ServerState
     outcome: outcome.Outcome
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run a sum is: what it is for, its round, its place among ``of`` phases."""
+
+    kind: str
+    round: int
+    index: int = 0
+    of: int = 1
+
+    @property
+    def evaluates(self) -> bool:
+        """A round's first sum carries the evaluation of the model before it."""
+        return self.kind == "train" and self.index == 0
+
+
+def _places(kind: str, number: int, phases: Sequence[Phase]) -> Iterator[tuple[Place, Phase]]:
+    for index, phase in enumerate(phases):
+        yield Place(kind, number, index, len(phases)), phase
 
 
 class Coordinator:
@@ -128,21 +148,25 @@ class Coordinator:
         self._announce()
         state = self._initial_state()
         self._enroll(transport)
-        for index, phase in enumerate(self.setup.statistics_phases()):
-            state = self._phase(transport, state, phase, statistics.KIND, 0, index, evaluate=False)
-        for index, phase in enumerate(self.setup.before_phases()):
-            state = self._phase(transport, state, phase, "before", 0, index, evaluate=False)
+        for place, phase in _places(statistics.KIND, 0, self.setup.statistics_phases()):
+            state, _ = self._phase(transport, state, phase, place)
+        state = self.setup.standardised(state)
+        for place, phase in _places("before", 0, self.setup.before_phases()):
+            state, _ = self._phase(transport, state, phase, place)
         for number in range(1, job.rounds + 1):
-            for index, phase in enumerate(self.setup.training_phases(number)):
-                state = self._phase(transport, state, phase, "train", number, index, evaluate=index == 0)
+            among: list[str] | None = None
+            for place, phase in _places("train", number, self.setup.training_phases(number)):
+                state, among = self._phase(transport, state, phase, place, among)
             self.record.rounds_done = number
             checkpoint.save_state(self.folder, state, round_number=number, job_sha256=job.sha256())
-        for index, phase in enumerate(self.setup.after_phases()):
-            state = self._phase(transport, state, phase, "after", job.rounds, index, evaluate=False)
+        for place, phase in _places("after", job.rounds, self.setup.after_phases()):
+            state, _ = self._phase(transport, state, phase, place)
         sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
         self.record.write_card(sha256)
         self.record.trained = True
         self._close(transport, state)
+        if job.personalise:
+            self._personal(transport, state)
         self.record.write_card(sha256)
         return state
 
@@ -206,23 +230,24 @@ class Coordinator:
         transport: Transport,
         state: ServerState,
         phase: Phase,
-        kind: str,
-        number: int,
-        index: int,
-        *,
-        evaluate: bool,
-    ) -> ServerState:
-        """One phase: broadcast, collect, open, update."""
+        place: Place,
+        among: Sequence[str] | None = None,
+    ) -> tuple[ServerState, list[str]]:
+        """One phase: broadcast, collect, open, update; the next state, and who is in the sum.
+
+        Only silos ``among`` these are asked; a round's later phases are for those in its earlier ones,
+        because what they send rests on that.
+        """
         setup, flagged = self.setup, bool(self.setup.class_flags(phase).fields)
         offer = classes.offered(self._holders, setup.dataset.num_classes)
         broadcast = dict(phase.broadcast(state))
-        evaluate = evaluate and any(name.startswith("model/") for name in broadcast)
+        evaluate = place.evaluates and any(name.startswith("model/") for name in broadcast)
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
-        row, totals = self._collect(transport, schema, sent, kind, number, index, evaluate=evaluate)
-        if row.shut and kind == statistics.KIND:
+        row, totals = self._collect(transport, schema, sent, place, evaluate=evaluate, among=among)
+        if row.shut and place.kind == statistics.KIND:
             if row.dropped:
-                row, totals = self._again(transport, schema, sent, row, index, evaluate=False)
+                row, totals = self._again(transport, schema, sent, row, place, evaluate=False)
             if row.shut:
                 why = (
                     f"silos dropped out twice: {named_codes(row.dropped)}"
@@ -240,7 +265,8 @@ class Coordinator:
                     setup.method.title,
                 )
             self._holders = self._holders if holders is None else holders
-        cohort = Cohort(number, {site: self.weights[site] for site in row.silos}, max(self.weights.values()))
+        weights = {site: self.weights[site] for site in row.silos}
+        cohort = Cohort(place.round, weights, max(self.weights.values()), enrolled=len(self.weights))
         if others:
             state = phase.update(state, others, cohort)
         row.training = {
@@ -249,7 +275,7 @@ class Coordinator:
             if name.startswith("training/")
         }
         self._add(row, own if evaluate and own else None, broadcast)
-        return state
+        return state, row.silos
 
     def _close(self, transport: Transport, state: ServerState) -> None:
         """Evaluate the last model everywhere and leave it at the silos.
@@ -257,17 +283,47 @@ class Coordinator:
         Counts are opened for the whole roster only: if a silo drops out just here, all are asked once more.
         """
         schema = self.setup.evaluation_schema()
-        broadcast, rounds = broadcast_model(state.model), self.setup.job.rounds
+        broadcast = broadcast_model(state.model)
+        place = Place("closing", self.setup.job.rounds)
+        row, totals = self._counts(transport, schema, broadcast, place, evaluate=True)
+        self._add(row, totals or None, broadcast)
+
+    def _personal(self, transport: Transport, state: ServerState) -> None:
+        """Let every silo make its personal model, and sum how good they are on their own records.
+
+        The model is trained and on record, so nothing that happens here can take it back.
+        """
+        phase = self.setup.training_phases(self.setup.job.rounds)[-1]
+        broadcast = {**phase.broadcast(state), **broadcast_model(state.model)}
+        place = Place(personal.KIND, self.setup.job.rounds)
         try:
-            row, totals = self._collect(transport, schema, broadcast, "closing", rounds, 0, evaluate=True)
+            row, totals = self._counts(transport, personal.schema(), broadcast, place, evaluate=False)
+        except TightframeError as error:
+            self.log.warning("personal models: %s", error)
+            return
+        self._add(row, None, broadcast)
+        self.record.personal = personal.summarise(totals) if totals else None
+
+    def _counts(
+        self,
+        transport: Transport,
+        schema: Schema,
+        broadcast: Mapping[str, torch.Tensor],
+        place: Place,
+        *,
+        evaluate: bool,
+    ) -> tuple[outcome.Row, Totals]:
+        """A sum of counts alone: opened for the whole roster only, so that all may be asked twice."""
+        try:
+            row, totals = self._collect(transport, schema, broadcast, place, evaluate=evaluate)
         except TooFewError as error:
             if self.setup.job.summation == "plain":
                 raise
-            row = outcome.Row(rounds, "closing", error.cohort, error.failed, 0.0, 0, 0, shut=True)
+            row = outcome.Row(place.round, place.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
             totals = {}
         if row.shut and row.dropped:
-            row, totals = self._again(transport, schema, broadcast, row, 0, evaluate=True)
-        self._add(row, totals or None, broadcast)
+            row, totals = self._again(transport, schema, broadcast, row, place, evaluate=evaluate)
+        return row, totals
 
     def _baseline(self, transport: Transport) -> None:
         """Let every silo train its local-only baseline; nothing of it comes back.
@@ -291,7 +347,7 @@ class Coordinator:
         schema: Schema,
         broadcast: Mapping[str, torch.Tensor],
         row: outcome.Row,
-        index: int,
+        place: Place,
         *,
         evaluate: bool,
     ) -> tuple[outcome.Row, Totals]:
@@ -303,35 +359,34 @@ class Coordinator:
         )
         if row.bytes_up:  # with too few silos the exchange is on record already
             self.record.dropped(row.kind, row.round, row.silos, row.dropped)
-        return self._collect(
-            transport, schema, broadcast, row.kind, row.round, index, evaluate=evaluate, attempt=1
-        )
+        return self._collect(transport, schema, broadcast, place, evaluate=evaluate, attempt=1)
 
     def _collect(
         self,
         transport: Transport,
         schema: Schema,
         broadcast: Mapping[str, torch.Tensor],
-        kind: str,
-        number: int,
-        index: int,
+        place: Place,
         *,
         evaluate: bool,
+        among: Sequence[str] | None = None,
         attempt: int = 0,
     ) -> tuple[outcome.Row, Totals]:
         """Send a broadcast, add the terms as they arrive, open the sum."""
         started = time.monotonic()
-        sum_id = SumId.of(kind, number, index, attempt)
+        sum_id = SumId.of(place.kind, place.round, place.index, attempt)
         request = {
-            "kind": kind,
-            "round": number,
-            "phase": index,
+            "kind": place.kind,
+            "round": place.round,
+            "phase": place.index,
             "attempt": attempt,
             "evaluate": evaluate,
             "broadcast": checkpoint.tensor_bytes(broadcast),
         }
         untold = {site: dict(self._opened[self._told.get(site, 0) :]) for site in self.weights}
-        requests = {site: {**request, "opened": opened} for site, opened in untold.items()}
+        asked = self.weights if among is None else among
+        requests = {site: {**request, "opened": untold[site]} for site in asked}
+        left_out = {site: "TF-511" for site in self.weights if site not in requests}
 
         def accepted(site: str) -> None:
             self._told[site] = len(self._opened)
@@ -339,7 +394,7 @@ class Coordinator:
         try:
             found: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)
         except TooFewError as error:
-            self.record.dropped(kind, number, error.cohort, error.failed)
+            self.record.dropped(place.kind, place.round, error.cohort, {**left_out, **error.failed})
             raise
         self.record.weights = dict(self._sums.weights)
         totals = codec.decode(schema, found.totals, parties=len(self.weights))
@@ -347,14 +402,16 @@ class Coordinator:
             self._opened.append((str(sum_id), found.cohort))
         seconds = time.monotonic() - started
         row = outcome.Row(
-            number,
-            kind,
+            place.round,
+            place.kind,
             found.cohort,
-            found.failed,
+            {**left_out, **found.failed},
             seconds,
             found.bytes_down,
             found.bytes_up,
             shut=found.shut,
+            phase=place.index,
+            phases=place.of,
         )
         return row, totals
 

@@ -31,7 +31,8 @@ class Row:
 
     ``evaluation`` belongs to that model, so it is counted by the *next* exchange, by the silos
     in ``evaluated_by``, which need not be those that trained it. ``shut``: counts and class sums of
-    this exchange stayed masked, because a silo had dropped out.
+    this exchange stayed masked, because a silo had dropped out. ``phase``: place among the ``phases``
+    of its round.
     """
 
     round: int
@@ -45,6 +46,13 @@ class Row:
     evaluation: dict[str, Any] | None = None
     evaluated_by: list[str] = field(default_factory=list)
     shut: bool = False
+    phase: int = 0
+    phases: int = 1
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether a model to be evaluated comes out of it: of a round's phases the last one."""
+        return self.kind in ("start", "train") and self.phase == self.phases - 1
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, metrics of the test fold on top where people look for them."""
@@ -52,6 +60,7 @@ class Row:
         return {
             "round": self.round,
             "kind": self.kind,
+            "phase": self.phase,
             "accuracy": test.get("accuracy"),
             "balanced_accuracy": test.get("balanced_accuracy"),
             "auroc": test.get("auroc"),
@@ -87,6 +96,7 @@ class Outcome:
     best_round: int | None = None
     reason: str | None = None
     absent: dict[str, str] = field(default_factory=dict)
+    personal: dict[str, Any] | None = None
     seconds: float = 0.0
 
     def final(self) -> Row | None:
@@ -155,11 +165,16 @@ class Outcome:
         course = [
             shown(row.evaluation["test"].get("balanced_accuracy")) if row.evaluation else "missing"
             for row in self.rows
-            if row.kind in ("start", "train")
+            if row.makes_model
         ]
         lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
         recall = test.get("recall", {})
         lines.append(" Recall: " + ", ".join(f"{name} {shown(value, 2)}" for name, value in recall.items()))
+        if self.personal is not None:
+            lines.append(
+                f" Personal models, mean of {self.personal['silos']} silos' own test records: "
+                f"accuracy {shown(self.personal['accuracy'])}"
+            )
         if self.best_round is not None:
             lines.append(f" Best round by validation: {self.best_round} (best_model.safetensors)")
         return lines
@@ -197,6 +212,7 @@ class RunRecord:
         self.trained = False
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
+        self.personal: dict[str, Any] | None = None  # means over silos of their personal models
         self.best: tuple[float, int] | None = None
         self._judges: frozenset[str] = frozenset()  # who counted the best model
         self._others: frozenset[str] | None = None  # who counted the latest model, where that differs
@@ -257,7 +273,7 @@ class RunRecord:
         if counted is not None:
             if not any(item.kind in ("start", "train") for item in self.rows):
                 self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
-            before = next(item for item in reversed(self.rows) if item.kind in ("start", "train"))
+            before = next(item for item in reversed(self.rows) if item.makes_model)
             before.evaluation = evaluation.summarise(counted, self._dataset.class_names)
             before.evaluated_by = row.silos
             self._remember_best(before, received)
@@ -311,6 +327,7 @@ class RunRecord:
             best_round=self.best[1] if self.best else None,
             reason=reason,
             absent=self.absent,
+            personal=self.personal,
             seconds=time.monotonic() - self._started,
         )
         dropped = [
@@ -334,6 +351,7 @@ class RunRecord:
             "dropped": dropped,
             "evaluation": final.evaluation if final else None,
             "evaluated_by": final.evaluated_by if final else [],
+            "personal": self.personal,
             "seconds": round(result.seconds, 1),
         }
         write_json(self.folder / "outcome.json", values)
@@ -407,7 +425,9 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
     if row.shut:
         parts.append("counts and class sums stay shut, so the evaluation is missing")
     parts.append(f"{row.seconds:.0f} s, {(row.bytes_down + row.bytes_up) / 1e6:.1f} MB")
-    head = f"round {row.round} of {rounds}" if row.kind == "train" else _exchange_name(row)
+    head = f"round {row.round} of {rounds}" if row.kind == "train" else row.kind
+    if row.phases > 1:
+        head += f", phase {row.phase + 1} of {row.phases}"
     return f"{head}: " + " | ".join(parts)
 
 
@@ -425,4 +445,5 @@ def _version(package: str) -> str:
 
 
 def _exchange_name(row: Row) -> str:
-    return f"round {row.round}" if row.kind == "train" else row.kind
+    name = f"round {row.round}" if row.kind == "train" else row.kind
+    return f"{name}, phase {row.phase + 1}" if row.phases > 1 else name

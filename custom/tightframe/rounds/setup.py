@@ -13,12 +13,24 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ValidationError
 
-from tightframe import data, methods, models
+from tightframe import data, methods, model_update, models
 from tightframe.config.job import JobConfig, check_job, listed
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError
-from tightframe.phases import Method, Phase, Schema, ServerState, Setting, stream_seed
-from tightframe.rounds import classes, codec, evaluation, statistics
+from tightframe.phases import (
+    FEATURE_MEAN,
+    FEATURE_STD,
+    Method,
+    Phase,
+    Schema,
+    ServerState,
+    Setting,
+    stream_seed,
+)
+from tightframe.rounds import classes, codec, evaluation, personal, statistics
+
+STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
+"""Parameters of a model that standardises its inputs; they never train."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,17 @@ class JobSetup:
     def statistics_phases(self) -> tuple[Phase, ...]:
         """The sums of pooled statistics that the method needs, before anything else."""
         names = self.method.statistics(self.setting) if self.method.statistics else ()
+        if STANDARDISE_MEAN in dict(model_update.shared_template(self.setting).named_parameters()):
+            names = names if "feature_moments" in names else (*names, "feature_moments")
         return statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
+
+    def standardised(self, state: ServerState) -> ServerState:
+        """The state once the statistics are in: a model that standardises its inputs has their moments."""
+        if STANDARDISE_MEAN not in state.model or FEATURE_MEAN not in state.extra:
+            return state
+        found = {STANDARDISE_MEAN: state.extra[FEATURE_MEAN], STANDARDISE_STD: state.extra[FEATURE_STD]}
+        fitted = {name: value.to(state.model[name].dtype) for name, value in found.items()}
+        return state.evolve(model={**state.model, **fitted})
 
     def before_phases(self) -> tuple[Phase, ...]:
         """Phases before round 1."""
@@ -72,6 +94,8 @@ class JobSetup:
                 ways = (True, False) if kind == "train" and index == 0 else (False,)
                 yield kind, number, index, tuple(self.schema(phase, evaluated=way) for way in ways)
         yield "closing", self.job.rounds, 0, (self.evaluation_schema(),)
+        if self.job.personalise:
+            yield personal.KIND, self.job.rounds, 0, (personal.schema(),)
 
     def _phases(self) -> Iterator[tuple[str, int, tuple[Phase, ...]]]:
         yield statistics.KIND, 0, self.statistics_phases()
@@ -102,11 +126,18 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)
+
+    def build_model() -> torch.nn.Module:
+        model = backbone.build(model_options, input_shape, dataset.num_classes)
+        if method.head is not None:
+            model.head = method.head(config, models.feature_width(model), dataset.num_classes)
+        return model
+
     setting = Setting(
         config=config,
         num_classes=dataset.num_classes,
         input_shape=input_shape,
-        build_model=lambda: backbone.build(model_options, input_shape, dataset.num_classes),
+        build_model=build_model,
         local=job.training,
         update_norm=job.update_norm,
         update_bound=job.update_bound,

@@ -89,7 +89,7 @@ class SiloSession:
 
             choose_device(context.site.device)
         data, log, name = context.data, context.log, context.name
-        log.info("%s: reading every record once: %s", name, data.source)
+        log.info("%s: checking every record: %s", name, data.source)
         data.check(lambda text: log.info("%s: %s", name, text))
         spec, _ = dataset_of(context.job)
         labels = data.labels("train")

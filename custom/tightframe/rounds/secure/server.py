@@ -124,6 +124,8 @@ class SecureSums:
 
         to_all = {}
         for site in self.params.roster:
+            if site not in requests:
+                continue
             shown = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
             term = messages.TermRequest(total.slot, sum_id, total.schema, shown)
             to_all[site] = {**requests[site], SECURE: term.to_bytes()}
