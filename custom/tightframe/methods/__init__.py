@@ -6,13 +6,20 @@ object is a ``Method``; only the one that a job names is imported.
 
 from __future__ import annotations
 
-from tightframe.methods import fedavg, fedmr
+from tightframe.methods import fedavg, fedavg_etf, fedetf, fedmr, fednh, fedrod
 from tightframe.phases import Method
 from tightframe.registry import find
 
 ENTRY_POINTS = "tightframe.methods"
 
-METHODS: list[Method] = [fedavg.METHOD, fedmr.METHOD]
+METHODS: list[Method] = [
+    fedavg.METHOD,
+    fedmr.METHOD,
+    fedetf.METHOD,
+    fednh.METHOD,
+    fedavg_etf.METHOD,
+    fedrod.METHOD,
+]
 
 
 def get(name: str) -> Method:

@@ -7,15 +7,31 @@ whose object is a ``BackboneSpec``; only the one that a job names is imported.
 from __future__ import annotations
 
 from tightframe.models.base import BackboneSpec
+from tightframe.models.conv2cifar import CONV2CIFAR
 from tightframe.models.efficientnet import EFFICIENTNET_B0
+from tightframe.models.fedilc_cnn import FEDILC_CNN
 from tightframe.models.heads import Classifier, feature_width
+from tightframe.models.mlp import MLP
 from tightframe.models.resnet18 import RESNET18
+from tightframe.models.resnet20 import RESNET20
 from tightframe.models.small_cnn import SMALL_CNN
+from tightframe.models.vgg11 import VGG11
+from tightframe.models.wrn_28_10 import WRN_28_10
 from tightframe.registry import find
 
 ENTRY_POINTS = "tightframe.backbones"
 
-BACKBONES: list[BackboneSpec] = [SMALL_CNN, EFFICIENTNET_B0, RESNET18]
+BACKBONES: list[BackboneSpec] = [
+    SMALL_CNN,
+    EFFICIENTNET_B0,
+    RESNET18,
+    RESNET20,
+    WRN_28_10,
+    VGG11,
+    CONV2CIFAR,
+    FEDILC_CNN,
+    MLP,
+]
 
 
 def get(name: str) -> BackboneSpec:

@@ -17,10 +17,13 @@ class DropoutLinear(nn.Linear):
         in_features: feature width d.
         out_features: number of classes C.
         dropout: probability with which an input entry is set to zero.
+        bias: whether logits have a bias.
     """
 
-    def __init__(self, in_features: int, out_features: int, dropout: float = 0.0) -> None:
-        super().__init__(in_features, out_features)
+    def __init__(
+        self, in_features: int, out_features: int, dropout: float = 0.0, *, bias: bool = True
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
         self.dropout = dropout
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -28,6 +31,32 @@ class DropoutLinear(nn.Linear):
         if self.dropout > 0:
             input = nn.functional.dropout(input, self.dropout, self.training)
         return super().forward(input)
+
+
+class SingleLogit(DropoutLinear):
+    """Two classes by one number: z = w . x + b, as the logits ``[0, z]``.
+
+    Their softmax cross-entropy is the binary cross-entropy of z, ``log(1 + e^z) - y z``, so losses
+    and metrics for (B, C) logits serve a network with one output unchanged. The parameters are those of
+    ``nn.Linear(d, 1)``: a weight (1, d) and a bias (1,).
+
+    Args:
+        in_features: feature width d.
+        dropout: probability with which an input entry is set to zero while training.
+
+    >>> head = SingleLogit(2)
+    >>> _ = head.load_state_dict({"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([0.5])})
+    >>> head(torch.tensor([[1.0, 1.0]])).tolist()
+    [[0.0, 3.5]]
+    """
+
+    def __init__(self, in_features: int, dropout: float = 0.0) -> None:
+        super().__init__(in_features, 1, dropout)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Logits (B, 2) of features (B, d)."""
+        single = super().forward(input)
+        return torch.cat([torch.zeros_like(single), single], dim=1)
 
 
 class Classifier(nn.Module):
@@ -38,15 +67,22 @@ class Classifier(nn.Module):
         feature_width: the feature width d.
         num_classes: number of classes C.
         dropout: of the head's input, while training.
+        head: another head than ``DropoutLinear(feature_width, num_classes, dropout)``.
     """
 
     def __init__(
-        self, backbone: nn.Module, feature_width: int, num_classes: int, dropout: float = 0.0
+        self,
+        backbone: nn.Module,
+        feature_width: int,
+        num_classes: int,
+        dropout: float = 0.0,
+        *,
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.feature_width = feature_width
         self.backbone = backbone
-        self.head = DropoutLinear(feature_width, num_classes, dropout)
+        self.head = DropoutLinear(feature_width, num_classes, dropout) if head is None else head
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Penultimate features (B, d) of inputs (B, ...)."""

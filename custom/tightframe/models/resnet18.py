@@ -13,6 +13,7 @@ from torch import nn
 
 from tightframe.models.base import BackboneSpec, Options, image_channels
 from tightframe.models.heads import Classifier
+from tightframe.models.layers import Norm, initialise_convolutions, normalisation
 
 STAGE_WIDTHS = (64, 128, 256, 512)
 
@@ -21,10 +22,12 @@ class ResNet18Options(Options):
     """Options of ``resnet18``.
 
     Attributes:
+        norm: ``batch``, or ``group`` of eight groups.
         bn_momentum: weight of the newest batch in BatchNorm's running statistics.
         dropout: of the head's input.
     """
 
+    norm: Norm = "batch"
     bn_momentum: float = Field(default=0.1, gt=0, le=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
 
@@ -32,19 +35,20 @@ class ResNet18Options(Options):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut: relu(shortcut(x) + residual(x))."""
 
-    def __init__(self, channels: int, width: int, stride: int, momentum: float) -> None:
+    def __init__(self, channels: int, width: int, stride: int, options: ResNet18Options) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(width, momentum=momentum),
-            nn.ReLU(inplace=True),
+            normalisation(options.norm, width, options.bn_momentum),
+            nn.ReLU(),
             nn.Conv2d(width, width, 3, padding=1, bias=False),
-            nn.BatchNorm2d(width, momentum=momentum),
+            normalisation(options.norm, width, options.bn_momentum),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width, momentum=momentum)
+                nn.Conv2d(channels, width, 1, stride, bias=False),
+                normalisation(options.norm, width, options.bn_momentum),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,23 +63,20 @@ def build(options: ResNet18Options, input_shape: tuple[int, ...], num_classes: i
         ValueError: if the input is no image of at least 8 x 8 pixels.
     """
     channels = image_channels("resnet18", input_shape, 8)
-    momentum = options.bn_momentum
     layers: list[nn.Module] = [
         nn.Conv2d(channels, STAGE_WIDTHS[0], 3, padding=1, bias=False),
-        nn.BatchNorm2d(STAGE_WIDTHS[0], momentum=momentum),
-        nn.ReLU(inplace=True),
+        normalisation(options.norm, STAGE_WIDTHS[0], options.bn_momentum),
+        nn.ReLU(),
     ]
     channels = STAGE_WIDTHS[0]
     for stage, width in enumerate(STAGE_WIDTHS):
         layers += [
-            BasicBlock(channels, width, 1 if stage == 0 else 2, momentum),
-            BasicBlock(width, width, 1, momentum),
+            BasicBlock(channels, width, 1 if stage == 0 else 2, options),
+            BasicBlock(width, width, 1, options),
         ]
         channels = width
     backbone = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(1))
-    for module in backbone.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    initialise_convolutions(backbone)
     return Classifier(backbone, channels, num_classes, options.dropout)
 
 

@@ -123,6 +123,8 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     config = _options(method, "config", raw, "method_options", problems)
     dataset_options = _options(dataset, "options", raw, "dataset_options", problems)
     model_options = _options(backbone, "options", raw, "model_options", problems)
+    if method and method.head and model_options and raw.get("model_options", {}).get("dropout"):
+        problems.append(f"model_options.dropout: {method.name} has a head of its own, without dropout")
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)

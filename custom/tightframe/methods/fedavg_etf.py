@@ -1,0 +1,388 @@
+"""FedAvg_ETF: a classifier fixed as an equiangular tight frame, and global memory vectors.
+
+Source: Huang, Xie, Yang, Wang, Lin and Cai, Neural Collapse Inspired Federated Learning with Non-iid Data
+(2023).
+
+The classifier V is a simplex equiangular tight frame that nobody trains, so that silos with other
+classes cannot turn its class vectors against each other: ``logits = f V``. After a warm-up, each
+training record is shifted by its class's global memory vector mu, the mean of that class's features
+over the silos::
+
+    logits = (f + alpha mu_y) V = f V + A[y],   A = alpha mu V    (C x C)
+
+So a memory vector is a label-dependent offset of the logits, and silos receive A and which of its
+rows exist, never mu. Inference has no offsets: ``logits = f V``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update, phases
+from tightframe.errors import TrainingError
+from tightframe.models import feature_width
+from tightframe.models.geometry_heads import EtfHead
+from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
+from tightframe.training import BatchView, OptimizerSettings, Stage, Term, cross_entropy
+
+Divisor = Literal["over_holders", "over_selected", "count_weighted"]
+Measure = Literal["eval_pass", "last_epoch"]
+Average = Literal["uniform", "weighted"]
+Collected = Literal["nothing", "flags", "means"]
+
+TERMS = ("cross_entropy", "margin")
+NUMERATOR, DENOMINATOR = "memory/numerator", "memory/denominator"
+OFFSETS, VALID = "memory/offsets", "memory/valid"
+MEMORY, MEMORY_VALID = "memory", "memory_valid"
+ETF = "head.etf"
+
+FEATURE_BOUND = 2.0**14
+COUNT_BOUND = 2.0**24
+SUM_BOUND = 2.0**28
+
+
+class FedAvgETFConfig(BaseModel):
+    """FedAvg_ETF's options.
+
+    Attributes:
+        alpha: weight of the memory vectors; the paper uses 0.5 to 1. With 0 there is no memory, and
+            nothing of it is sent.
+        warm_up: R_warm, the first round (from 1) that uses the memory; class means are collected
+            from the round before on. None stands for the second half of the run; the paper's best
+            runs start after 50 to 90 of 100 rounds. Under the class rules class sums are open from the
+            second round on, so that the memory acts from round 3 at the earliest.
+        beta_etf: length of the frame's class vectors.
+        min_class_count: with fewer local records of a class a silo adds nothing to its memory vector,
+            because the mean of a few is close to one record's features; 0 is the paper. Choose it no
+            larger than the sites' own rule, which counts holders without it.
+        mu_divisor: ``over_holders`` is the mean over silos that have the class, ``over_selected`` the
+            paper's algorithm read literally (all silos of the round, so that rare classes shrink),
+            ``count_weighted`` the mean over records.
+        measure: features of the class means: ``eval_pass`` with the trained model over all records, or
+            ``last_epoch``, as they came by in the last epoch of training.
+        average: models are averaged with the same weight for each silo, as in the paper, or by the
+            job's public weights.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    alpha: float = Field(default=0.5, ge=0, le=100)
+    warm_up: int | None = Field(default=None, ge=1)
+    beta_etf: float = Field(default=1.0, gt=0, le=1000)
+    min_class_count: int = Field(default=5, ge=0)
+    mu_divisor: Divisor = "over_holders"
+    measure: Measure = "eval_pass"
+    average: Average = "uniform"
+
+    def first_round(self, rounds: int) -> int:
+        """R_warm of a run of so many rounds."""
+        return rounds // 2 + 1 if self.warm_up is None else self.warm_up
+
+
+def update_memory(previous: torch.Tensor, summed_means: torch.Tensor, holders: torch.Tensor) -> torch.Tensor:
+    """The memory vectors: the ratio of two sums, ``mu_c = sum_k m_kc / sum_k has_kc``.
+
+    A class that no silo has keeps its previous vector.
+
+    Args:
+        previous: mu of the round before, (C, d).
+        summed_means: class means summed over the silos that have the class, (C, d).
+        holders: how many these are, (C,); below 1/2 counts as none.
+
+    Returns:
+        (C, d) in the type of ``previous``.
+
+    >>> update_memory(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0])).tolist()
+    [[3.0], [1.0]]
+    """
+    seen = holders >= 0.5
+    divisor = torch.where(seen, holders, 1).to(torch.float64)
+    means = (summed_means.to(torch.float64) / divisor[:, None]).to(previous.dtype)
+    return torch.where(seen[:, None], means, previous)
+
+
+def memory_logits(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    memory: torch.Tensor,
+    valid: torch.Tensor,
+    etf: torch.Tensor,
+    *,
+    alpha: float,
+) -> torch.Tensor:
+    """The paper's form: logits ``(f + alpha mu_y) V`` of training records.
+
+    Silos compute ``f V + memory_offsets(...)[y]`` instead, which is the same; this is the reference.
+
+    Args:
+        features: f, (B, d).
+        labels: y, (B,) int64 in [0, C).
+        memory: mu, (C, d); rows that are not valid are never used.
+        valid: (C,) bool or uint8.
+        etf: V, class vectors in columns, (d, C).
+        alpha: weight of the memory vectors.
+
+    Returns:
+        (B, C).
+    """
+    vectors = torch.where(valid.to(torch.bool)[:, None], memory, 0)
+    return (features + alpha * vectors[labels]) @ etf
+
+
+def memory_offsets(
+    memory: torch.Tensor, valid: torch.Tensor, etf: torch.Tensor, *, alpha: float
+) -> torch.Tensor:
+    """What silos receive in place of the memory: ``A = alpha mu V``, (C, C), rows by label.
+
+    Args:
+        memory: mu, (C, d).
+        valid: (C,) bool or uint8.
+        etf: V, (d, C).
+        alpha: weight of the memory vectors.
+
+    Returns:
+        (C, C) in the type of ``etf``; rows that are not valid are zero.
+
+    >>> memory_offsets(torch.eye(2), torch.tensor([True, False]), torch.ones(2, 2), alpha=0.5).tolist()
+    [[0.5, 0.5], [0.0, 0.0]]
+    """
+    vectors = torch.where(valid.to(torch.bool)[:, None], memory, 0).to(torch.float64)
+    return (alpha * vectors @ etf.to(torch.float64)).to(etf.dtype)
+
+
+def offset_margins(offsets: torch.Tensor) -> torch.Tensor:
+    """How far the offsets alone put each label ahead: ``A[y, y] - max over j != y of A[y, j]``, (C,).
+
+    Where this is large, the loss of records near their memory vector vanishes, and so do their
+    gradients; so its mean over the records is reported.
+    """
+    own = torch.eye(len(offsets), dtype=torch.bool, device=offsets.device)
+    return offsets.diagonal() - offsets.masked_fill(own, -torch.inf).amax(1)
+
+
+def head(config: FedAvgETFConfig, width: int, classes: int) -> nn.Module:
+    """The frozen frame: ``logits = f V``."""
+    return EtfHead(width, classes, scale=config.beta_etf)
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, frame included, and no memory yet."""
+    width = feature_width(model_update.shared_template(setting))
+    return ServerState(
+        model=model_update.initial_model(setting, seed),
+        extra={
+            MEMORY: torch.zeros(setting.num_classes, width),
+            MEMORY_VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+        },
+    )
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: train, with offsets from R_warm on, and collect class means from the round before on."""
+    config: FedAvgETFConfig = setting.config
+    uses, collect = _schedule(config, round, rounds)
+    template = model_update.shared_template(setting)
+    model_fields = model_update.model_fields(setting, template)
+    terms = TERMS if uses else TERMS[:1]
+    schema = phases.Schema(
+        (
+            *(dataclasses.replace(item, weighted=config.average == "weighted") for item in model_fields),
+            *model_update.training_fields(terms),
+            *_memory_fields(config, setting.num_classes, feature_width(template), collect),
+        )
+    )
+    return (
+        Phase(
+            "train",
+            schema,
+            partial(broadcast, alpha=config.alpha if uses else None),
+            partial(contribute, collect=collect, terms=terms),
+            partial(update, config=config),
+        ),
+    )
+
+
+def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, Collected]:
+    """Whether a round uses the memory, and what it collects for it.
+
+    The memory of round R_warm must exist by then, so class means are collected from R_warm - 1 on.
+    Under the class rules a class sum is open only once an earlier sum has told who holds the class;
+    so the round before that has a per-class field without content, for the rules' own flags.
+    """
+    first = config.first_round(rounds)
+    if config.alpha == 0 or round < first - 2:
+        return False, "nothing"
+    return round >= first, "flags" if round == first - 2 else "means"
+
+
+def _memory_fields(
+    config: FedAvgETFConfig, classes: int, width: int, collect: Collected
+) -> tuple[phases.Field, ...]:
+    by_records = config.mu_divisor == "count_weighted"
+    shared = partial(phases.Field, static=True, per_class=True)
+    shares = shared(
+        DENOMINATOR,
+        (classes,),
+        bound=COUNT_BOUND if by_records else 1.0,
+        sensitivity=1.0 if by_records else None,
+    )
+    sums = shared(NUMERATOR, (classes, width), bound=SUM_BOUND if by_records else FEATURE_BOUND)
+    return {"nothing": (), "flags": (shares,), "means": (sums, shares)}[collect]
+
+
+def broadcast(state: ServerState, *, alpha: float | None) -> phases.Tensors:
+    """The global model as ``model/<name>``; with an ``alpha`` also the offsets, never the memory."""
+    model = model_update.broadcast_model(state.model)
+    if alpha is None:
+        return model
+    valid = state.extra[MEMORY_VALID]
+    offsets = memory_offsets(state.extra[MEMORY], valid, state.model[ETF], alpha=alpha)
+    return {**model, OFFSETS: offsets, VALID: valid}
+
+
+def contribute(
+    silo: SiloView,
+    broadcast: phases.Tensors,
+    state: phases.Tensors,
+    *,
+    collect: Collected,
+    terms: Sequence[str],
+) -> Contribution:
+    """Local training of the backbone, with the offsets that were broadcast, if any; nothing is kept."""
+    setting = silo.setting
+    config: FedAvgETFConfig = setting.config
+    received = model_update.received_model(broadcast)
+    model = silo.load(received)
+    width, classes = received[ETF].shape
+    seen = ClassSums(classes, width)
+    parts: tuple[Term, ...] = (cross_entropy(),)
+    if OFFSETS in broadcast:
+        rows = broadcast[VALID].to(torch.bool)[:, None]
+        parts = offset_terms(torch.where(rows, broadcast[OFFSETS], 0).to(silo.device))
+    measured = collect == "means" and silo.offers_prototypes
+    if measured and config.measure == "last_epoch":
+        before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
+        parts = (*parts, _watch(seen, after=before))
+    stage = Stage(terms=parts, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
+    report = silo.fit(model, [stage])
+    if measured and config.measure == "eval_pass":
+        seen.add_pass(model.eval(), silo.batches("train", augment=False, shuffle=False))
+    tensors = model_update.model_terms(received, model) | model_update.training_terms(report, terms)
+    numerator, denominator = seen.terms(config)
+    if collect != "nothing":
+        tensors[DENOMINATOR] = denominator
+    if collect == "means":
+        tensors[NUMERATOR] = numerator
+    return Contribution(tensors)
+
+
+def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
+    """The cross-entropy of the logits with each record's offsets, and the mean margin, which is only told.
+
+    Args:
+        offsets: A, (C, C); constant.
+    """
+    margins = offset_margins(offsets)
+
+    def shifted(view: BatchView) -> torch.Tensor:
+        return nn.functional.cross_entropy(view.logits + offsets[view.labels], view.labels)
+
+    return (
+        Term("cross_entropy", 1.0, shifted, per_record=True),
+        Term("margin", 0.0, lambda view: margins[view.labels].mean(), per_record=True),
+    )
+
+
+class ClassSums:
+    """Per class the sum of a silo's features and the number of records, float64 on the CPU."""
+
+    def __init__(self, classes: int, width: int) -> None:
+        self.sums = torch.zeros(classes, width, dtype=torch.float64)
+        self.counts = torch.zeros(classes, dtype=torch.float64)
+
+    def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count a batch: features (B, d), labels (B,)."""
+        # A product, because adding by index has no fixed order on a GPU.
+        member = nn.functional.one_hot(labels, len(self.counts)).to(torch.float64)
+        self.sums += (member.T @ features.detach().to(torch.float64)).cpu()
+        self.counts += member.sum(0).cpu()
+
+    @torch.no_grad()
+    def add_pass(self, model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Count all batches by the features that ``model`` gives them."""
+        for inputs, labels in batches:
+            self.add(model.features(inputs), labels)  # type: ignore[operator]
+
+    def terms(self, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
+        """The silo's terms of the memory's numerator (C, d) and denominator (C,).
+
+        Classes with fewer than ``min_class_count`` records are zero in both.
+
+        Raises:
+            TrainingError: TF-301 if a feature is not finite.
+        """
+        if not bool(self.sums.isfinite().all()):
+            raise TrainingError("Expected finite features of local training, but some are NaN or infinite.")
+        held = self.counts >= max(config.min_class_count, 1)
+        if config.mu_divisor == "count_weighted":
+            return torch.where(held[:, None], self.sums, 0), torch.where(held, self.counts, 0)
+        return torch.where(held[:, None], self.sums / self.counts.clamp_min(1)[:, None], 0), held.double()
+
+
+def _watch(seen: ClassSums, *, after: int) -> Term:
+    """A term without weight that counts the features of all records after the first ``after``."""
+    passed = 0
+
+    def watch(view: BatchView) -> torch.Tensor:
+        nonlocal passed
+        if passed >= after:
+            seen.add(view.features, view.labels)
+        passed += len(view.labels)
+        return view.features.new_zeros(())
+
+    return Term("watch", 0.0, watch, per_record=False)
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvgETFConfig) -> ServerState:
+    """The mean of the models, and the memory where class means were collected and opened.
+
+    Where they were not opened (a silo dropped out), the memory keeps its values.
+    """
+    averaged = cohort
+    if config.average == "uniform":
+        averaged = Cohort(cohort.round, dict.fromkeys(cohort.weights, 1.0), 1.0)
+    state = state.evolve(model=model_update.apply_mean(state.model, totals, averaged))
+    if NUMERATOR not in totals:
+        return state
+    shares = torch.as_tensor(totals[DENOMINATOR])
+    seen = shares >= 0.5
+    if config.mu_divisor == "over_selected":
+        shares = torch.where(seen, float(cohort.size), 0.0).to(torch.float64)
+    memory = update_memory(state.extra[MEMORY], torch.as_tensor(totals[NUMERATOR]), shares)
+    valid = (state.extra[MEMORY_VALID].to(torch.bool) | seen).to(torch.uint8)
+    return state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C), without offsets, because the label is not known."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+METHOD = Method(
+    name="fedavg_etf",
+    title="FedAvg_ETF",
+    paper="Huang et al., Neural Collapse Inspired Federated Learning with Non-iid Data (2023)",
+    config=FedAvgETFConfig,
+    head=head,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+)

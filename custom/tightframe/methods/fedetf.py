@@ -1,0 +1,303 @@
+"""FedETF: a fixed frame as the classifier, a projection, and a balanced feature loss.
+
+Source: Li, Shang, He, Lin and Wu, No Fear of Classifier Biases: Neural Collapse Inspired Federated
+Learning with Synthetic and Fixed Classifier, ICCV 2023.
+
+Silos with different classes train different classifiers, and their mean fits nobody. FedETF fixes
+the classifier for everybody: the class vectors V (d, C) are a simplex equiangular tight frame, the
+features h are projected to d and brought to unit length, and a learned temperature beta scales
+the cosines::
+
+    mu = (P h + b) / |P h + b|,    z = beta * mu V,
+    l  = -log( n_y^gamma exp(z_y) / sum_c n_c^gamma exp(z_c) )      n_c: the silo's own class counts
+
+What leaves a silo: the differences of the backbone u, the projection p and beta, and nothing else.
+The class counts enter the loss at the silo only.
+
+Personalisation happens after the last round, in three steps that all minimise the plain
+cross-entropy: the features are adapted with the projection and the frame fixed; then, with the
+features fixed, the frame and the projection are tuned in turn. Its result never leaves the silo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update, training
+from tightframe.losses import ZeroCounts, balanced_softmax_loss
+from tightframe.models.geometry_heads import EtfHead, TemperatureForm, etf_logits
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    Schema,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+    stream_seed,
+)
+from tightframe.training import Batch, OptimizerSettings, Stage, Term, cross_entropy
+
+__all__ = ["METHOD", "FedETFConfig", "balanced_softmax_loss", "etf_logits"]
+
+TERMS = ("balanced_softmax",)
+FRAME, TEMPERATURE, PROJECTION = "head.etf", "head.beta", "head.projection."
+
+
+class FedETFConfig(BaseModel):
+    """FedETF's options; where paper and published code disagree, both readings.
+
+    Attributes:
+        dim: width d of the frame, at least C - 1; None is the number of classes, as in the authors'
+            code for its ResNets (64 for its small CNN).
+        temperature: first value of beta: the authors' code has 1 in its ResNets and 10 in its small
+            CNN. This project's small CNN, which has group normalisation, trains far better from 1.
+        temperature_form: ``plain`` (paper and code); ``softplus`` or ``clamp`` keep beta positive,
+            without which a negative one turns the classifier around.
+        temperature_decay: whether the weight decay acts on beta, too (code).
+        gamma: exponent of the class counts (paper); the code has always 1.
+        zero_counts: of classes that a silo lacks: ``clamp`` counts them once (code, and so the
+            printed tables), ``exclude`` leaves them out of the denominator (paper, literally).
+        personal_features: the first step of personalisation. ``paper``: plain cross-entropy on
+            backbone and beta; ``official``: one more ordinary round, with the balanced loss on
+            everything that trains.
+        personal_epochs: its epochs; None is the job's.
+        personal_temperature: beta in the later two steps: ``trained`` (paper) or ``frozen`` (code).
+        personal_alternations: how often the frame and the projection are tuned in turn; 0 leaves
+            them out.
+        frame_epochs, frame_learning_rate: of the frame, by plain SGD; it then is no tight frame any
+            more, and is not made one again.
+        projection_epochs, projection_learning_rate, projection_momentum, projection_weight_decay: of
+            the projection, by SGD.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    dim: int | None = Field(default=None, ge=1, le=65_536)
+    temperature: float = Field(default=1.0, gt=1e-3, le=1e4)
+    temperature_form: TemperatureForm = "plain"
+    temperature_decay: bool = True
+    gamma: float = Field(default=1.0, ge=0, le=10)
+    zero_counts: ZeroCounts = "clamp"
+    personal_features: Literal["paper", "official"] = "paper"
+    personal_epochs: int | None = Field(default=None, ge=0, le=10_000)
+    personal_temperature: Literal["trained", "frozen"] = "trained"
+    personal_alternations: int = Field(default=20, ge=0, le=10_000)
+    frame_epochs: int = Field(default=3, ge=1, le=10_000)
+    frame_learning_rate: float = Field(default=0.1, gt=0, le=100)
+    projection_epochs: int = Field(default=3, ge=1, le=10_000)
+    projection_learning_rate: float = Field(default=0.05, gt=0, le=100)
+    projection_momentum: float = Field(default=0.9, ge=0, lt=1)
+    projection_weight_decay: float = Field(default=5e-4, ge=0, le=1)
+
+
+def head(config: FedETFConfig, feature_width: int, num_classes: int) -> EtfHead:
+    """Projection, unit length, frame and temperature: ``z = beta * mu V``.
+
+    Raises:
+        ValueError: if there is no frame of this width for so many classes.
+    """
+    return EtfHead(
+        feature_width,
+        num_classes,
+        dim=config.dim,
+        temperature=config.temperature,
+        projection=True,
+        normalise=True,
+        temperature_form=config.temperature_form,
+    )
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, the frame with it."""
+    return ServerState(model=model_update.initial_model(setting, seed))
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: train, and sum the weighted differences of backbone, projection and temperature."""
+    schema = Schema((*model_update.model_fields(setting), *model_update.training_fields(TERMS)))
+    return (Phase("train", schema, broadcast, contribute, update),)
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """The global model, as ``model/<name>``; the frame is part of it."""
+    return model_update.broadcast_model(state.model)
+
+
+def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """E epochs of the balanced loss from the global model; the silo keeps nothing."""
+    received = model_update.received_model(broadcast)
+    model = silo.load(received)
+    report = silo.fit(model, [_balanced_stage(silo, silo.setting.local.epochs)])
+    return Contribution(
+        {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)}
+    )
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j``; the frame stays as it is."""
+    return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C), without the class counts: those of balanced classes."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
+    """The balanced loss on everything that trains, with this silo's class counts as the prior."""
+    config, local = silo.setting.config, silo.setting.local
+    counts = silo.class_counts("train").to(silo.device)
+    term = Term(
+        TERMS[0],
+        1.0,
+        lambda view: balanced_softmax_loss(
+            view.logits, view.labels, counts, gamma=config.gamma, zero_counts=config.zero_counts
+        ),
+        # One record more changes the counts, and with them the loss of every other record.
+        per_record=config.gamma == 0 and config.zero_counts == "clamp",
+    )
+    return Stage(
+        terms=(term,),
+        optimizer=OptimizerSettings.of(local),
+        epochs=epochs,
+        corrections=_corrections(config, local.weight_decay),
+    )
+
+
+def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[training.GradientCorrection, ...]:
+    """Takes the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
+    if config.temperature_decay or not weight_decay:
+        return ()
+
+    def without_decay(model: nn.Module) -> None:
+        beta = model.get_parameter(TEMPERATURE)
+        if beta.grad is not None:
+            beta.grad.sub_(beta.detach(), alpha=weight_decay)
+
+    return (without_decay,)
+
+
+def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
+    """This silo's own model from the final global one: features, then frame and projection in turn.
+
+    The backbone is fixed in the later steps, so its features are computed once, as evaluation sees
+    them; the batches of these steps are drawn anew in each epoch.
+
+    Args:
+        silo: whose training records are used.
+        model: the final global model, by its own names.
+        state: not used; FedETF's silos keep nothing.
+
+    Returns:
+        The personal model in evaluation mode; its frame has been trained.
+    """
+    setting, config = silo.setting, silo.setting.config
+    personal = silo.load(model).eval()
+    epochs = setting.local.epochs if config.personal_epochs is None else config.personal_epochs
+    if epochs:
+        silo.fit(personal, [_feature_stage(silo, epochs)])
+    if config.personal_alternations:
+        features, labels = _features(silo, personal)
+        # An order of records for each epoch, drawn from a stream of its own.
+        seed = int(torch.randint(2**62, (), generator=silo.generator("personal")))
+        training.fit(
+            _OnFeatures(personal.head),
+            lambda epoch: _shuffled(features, labels, setting.local.batch_size, stream_seed(seed, epoch)),
+            _tuning_stages(config),
+            device=silo.device,
+        )
+    return personal
+
+
+def _feature_stage(silo: SiloView, epochs: int) -> Stage:
+    """Step 1 of personalisation: adapt the features to the fixed classifier."""
+    config, local = silo.setting.config, silo.setting.local
+    if config.personal_features == "official":
+        return _balanced_stage(silo, epochs)
+    return Stage(
+        terms=(cross_entropy(),),
+        optimizer=OptimizerSettings.of(local),
+        epochs=epochs,
+        trainable=lambda name: not name.startswith(PROJECTION),
+        corrections=_corrections(config, local.weight_decay),
+    )
+
+
+def _tuning_stages(config: FedETFConfig) -> list[Stage]:
+    """Steps 2 and 3 in turn: {V, beta}, then {p, beta}, each with an optimiser of its own."""
+    beta = {TEMPERATURE} if config.personal_temperature == "trained" else set()
+    weight_decay = config.projection_weight_decay
+    frame = Stage(
+        terms=(cross_entropy(),),
+        optimizer=OptimizerSettings(learning_rate=config.frame_learning_rate),
+        epochs=config.frame_epochs,
+        trainable=lambda name: name == FRAME or name in beta,
+    )
+    projection = Stage(
+        terms=(cross_entropy(),),
+        optimizer=OptimizerSettings(
+            learning_rate=config.projection_learning_rate,
+            momentum=config.projection_momentum,
+            weight_decay=weight_decay,
+        ),
+        epochs=config.projection_epochs,
+        trainable=lambda name: name.startswith(PROJECTION) or name in beta,
+        corrections=_corrections(config, weight_decay),
+    )
+    return [frame, projection] * config.personal_alternations
+
+
+class _OnFeatures(nn.Module):
+    """A head as a model of its own, whose inputs are features; its frame may train."""
+
+    def __init__(self, head: Any) -> None:
+        super().__init__()
+        self.head = head
+        self.head.etf.requires_grad_(True)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """The inputs."""
+        return x
+
+
+@torch.no_grad()
+def _features(silo: SiloView, model: Any) -> Batch:
+    """Features (n, h) and labels (n,) of the training fold, without augmentation."""
+    pairs = [
+        (training.at_least_float32(model.features(inputs)), labels)
+        for inputs, labels in silo.batches("train", augment=False, shuffle=False)
+    ]
+    return torch.cat([features for features, _ in pairs]), torch.cat([labels for _, labels in pairs])
+
+
+def _shuffled(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Iterator[Batch]:
+    """Mini-batches in the order that the seed gives."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    for chosen in training.merge_single_tail(order.to(labels.device), batch_size):
+        yield features[chosen], labels[chosen]
+
+
+METHOD = Method(
+    name="fedetf",
+    title="FedETF",
+    paper=(
+        "Li et al., No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with "
+        "Synthetic and Fixed Classifier, ICCV 2023"
+    ),
+    config=FedETFConfig,
+    head=head,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    personalise=personalise,
+)

@@ -1,0 +1,207 @@
+"""FedROD: a generic head on the balanced loss for everybody, a personal head beside it.
+
+Source: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image
+Classification, ICLR 2022.
+
+The global model (backbone and generic head G) is trained on the balanced softmax and averaged, so
+that it fits balanced classes. Each silo has a personal head P, which never leaves it: it learns from
+the plain cross-entropy what the silo's own class distribution adds to the generic logits::
+
+    l_generic  = -log( n_y exp(G(h)_y) / sum_c n_c exp(G(h)_c) )    trains backbone and G
+    l_personal = cross_entropy( stop(G(h)) + P(stop(h)), y )        trains P only
+
+The global model predicts by G(h), the personal one by G(h) + P(h).
+
+The personal head is linear. The paper's other form, a network that makes the personal head from the
+silo's class distribution, is not implemented: a job that asks for it is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update
+from tightframe.losses import balanced_softmax_loss
+from tightframe.models import feature_width
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    Schema,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.training import BatchView, FitReport, OptimizerSettings, Stage, Term
+
+TERMS = ("balanced_softmax", "personal")
+PERSONAL = "personal_head"
+ABSENT_SHARE = 1e-12
+
+
+class FedRODConfig(BaseModel):
+    """FedROD's options.
+
+    Attributes:
+        absent_classes: how a silo counts a class that it lacks: ``clamp`` once, ``tiny`` 1e-12 times
+            (both are in use in published code), ``exclude`` leaves it out of the denominator.
+        personal_head: ``linear``; nothing else is implemented.
+        personal_epochs: local training between the final global model and the personal one; None
+            is one more round (the job's epochs), 0 puts the kept personal head on the final global
+            model as it is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    absent_classes: Literal["clamp", "tiny", "exclude"] = "clamp"
+    personal_head: Literal["linear"] = "linear"
+    personal_epochs: int | None = Field(default=None, ge=0, le=10_000)
+
+
+class SummedHead(nn.Module):
+    """The head of a personal model: the generic logits plus the personal ones.
+
+    Args:
+        generic: G, maps features (B, d) to logits (B, C).
+        personal: P, likewise.
+    """
+
+    def __init__(self, generic: nn.Module, personal: nn.Module) -> None:
+        super().__init__()
+        self.generic = generic
+        self.personal = personal
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits (B, C) of features (B, d)."""
+        logits: torch.Tensor = self.generic(features) + self.personal(features)
+        return logits
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives: backbone and generic head."""
+    return ServerState(model=model_update.initial_model(setting, seed))
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: train both heads, and sum the weighted differences of backbone and generic head."""
+    schema = Schema((*model_update.model_fields(setting), *model_update.training_fields(TERMS)))
+    return (Phase("train", schema, broadcast, contribute, update),)
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """The global model, as ``model/<name>``."""
+    return model_update.broadcast_model(state.model)
+
+
+def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """E epochs of both losses; the personal head is this silo's state and goes nowhere else."""
+    received = model_update.received_model(broadcast)
+    model = silo.load(received)
+    personal = _personal_head(silo, model, state)
+    report = _train(silo, model, personal, silo.setting.local.epochs)
+    return Contribution(
+        {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)},
+        proposed_state={
+            f"{PERSONAL}.{name}": tensor.detach().cpu().clone()
+            for name, tensor in personal.state_dict().items()
+        },
+    )
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort."""
+    return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C): the generic head's, or the sum of both heads' for a personal model."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
+    """This silo's own model: one more round of local training, then the sum of both heads.
+
+    Args:
+        silo: whose training records are used.
+        model: the final global model, by its own names.
+        state: the personal head as of the last round that this silo was part of; a silo that was
+            part of none starts from zeros, as every silo does in its first round.
+
+    Returns:
+        The personal model in evaluation mode.
+    """
+    own: Any = silo.load(model)
+    personal = _personal_head(silo, own, state)
+    config, local = silo.setting.config, silo.setting.local
+    epochs = local.epochs if config.personal_epochs is None else config.personal_epochs
+    if epochs:
+        _train(silo, own, personal, epochs)
+    own.head = SummedHead(own.head, personal)
+    own.eval()
+    return own
+
+
+def _personal_head(silo: SiloView, model: nn.Module, state: Tensors) -> nn.Module:
+    """The kept personal head; zeros, which change no logit, where none is kept yet."""
+    head = nn.utils.skip_init(nn.Linear, feature_width(model), silo.setting.num_classes)
+    if state:
+        head.load_state_dict({name.removeprefix(f"{PERSONAL}."): item for name, item in state.items()})
+    else:
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+    return head.to(silo.device)
+
+
+def _train(silo: SiloView, model: nn.Module, personal: nn.Module, epochs: int) -> FitReport:
+    """Train backbone and generic head on the one loss, the personal head on the other, in place."""
+    absent = silo.setting.config.absent_classes
+    counts = silo.class_counts("train").to(silo.device)
+    if absent == "tiny":  # no count is zero then, so that nothing is excluded
+        counts = counts.double().clamp_min(ABSENT_SHARE)
+
+    def generic_loss(view: BatchView) -> torch.Tensor:
+        zero_counts: Literal["clamp", "exclude"] = "clamp" if absent == "clamp" else "exclude"
+        return balanced_softmax_loss(view.logits, view.labels, counts, zero_counts=zero_counts)
+
+    def personal_loss(view: BatchView) -> torch.Tensor:
+        logits = view.logits.detach() + personal(view.features.detach())
+        return nn.functional.cross_entropy(logits, view.labels)
+
+    stage = Stage(
+        terms=(
+            # One record more changes the counts, and with them the loss of every other record.
+            Term(TERMS[0], 1.0, generic_loss, per_record=False),
+            Term(TERMS[1], 1.0, personal_loss, per_record=True),
+        ),
+        optimizer=OptimizerSettings.of(silo.setting.local),
+        epochs=epochs,
+    )
+    # A part of the model while it trains only, so that it is no part of what leaves the silo.
+    model.add_module(PERSONAL, personal)
+    try:
+        return silo.fit(model, [stage])
+    finally:
+        delattr(model, PERSONAL)
+
+
+METHOD = Method(
+    name="fedrod",
+    title="FedROD",
+    paper=(
+        "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, "
+        "ICLR 2022"
+    ),
+    config=FedRODConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    personalise=personalise,
+)

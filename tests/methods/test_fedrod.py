@@ -1,0 +1,251 @@
+"""FedROD: the personal head never leaves its silo, and never touches what does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tightframe.methods import fedrod
+from tightframe.methods.fedrod import METHOD, FedRODConfig
+from tightframe.phases import ServerState
+
+STATE = {"personal_head.weight", "personal_head.bias"}
+PERSONAL_REPORTS = {"training/loss", "training/personal"}
+
+
+def _contribute(setting: Any, silo: Any, model: Any, state: Any = None) -> Any:
+    (phase,) = METHOD.plan(setting, silo.round, 3)
+    received = phase.broadcast(ServerState(model=model))
+    return phase.contribute(silo, received, {} if state is None else state)
+
+
+def _random_state(setting: Any, seed: int = 0) -> dict[str, torch.Tensor]:
+    stream = torch.Generator().manual_seed(seed)
+    shape = (setting.num_classes, setting.build_model().feature_width)
+    return {
+        "personal_head.weight": torch.randn(shape, generator=stream),
+        "personal_head.bias": torch.randn(shape[0], generator=stream),
+    }
+
+
+def _summed(model: Any, inputs: torch.Tensor, state: Any) -> torch.Tensor:
+    """G(h) + P(h) as the equation says it."""
+    with torch.no_grad():
+        features = model.features(inputs)
+        personal = features @ state["personal_head.weight"].T + state["personal_head.bias"]
+        return model.head(features) + personal
+
+
+def test_what_leaves_does_not_depend_on_the_personal_head(make_setting: Any, make_silo: Any) -> None:
+    setting = make_setting(FedRODConfig(), epochs=2)
+    model = METHOD.init_server(setting, 5).model
+    labels = [0] * 9 + [1] * 8
+    first = _contribute(setting, make_silo(setting, labels), model)
+    second = _contribute(setting, make_silo(setting, labels), model, _random_state(setting))
+    (phase,) = METHOD.plan(setting, 1, 3)
+    declared = {item.name for item in phase.schema.fields}
+    assert set(first.tensors) == declared
+    assert {name for name in declared if name.startswith("update/")} == {f"update/{name}" for name in model}
+    for name, tensor in first.tensors.items():
+        assert torch.equal(tensor, second.tensors[name]) is (name not in PERSONAL_REPORTS), name
+    assert set(first.proposed_state) == set(second.proposed_state) == STATE
+    assert not torch.equal(*(one.proposed_state["personal_head.weight"] for one in (first, second)))
+
+
+def test_the_generic_model_learns_the_balanced_loss(make_setting: Any, make_silo: Any) -> None:
+    """Against torch's own optimiser: one step on all records, each class divided by its count."""
+    setting = make_setting(FedRODConfig(), batch_size=64, augment=False)
+    model = METHOD.init_server(setting, 5).model
+    silo = make_silo(setting, [0] * 9 + [1] * 3)
+    found = _contribute(setting, silo, model).tensors
+    other: Any = silo.load(model)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    exponentials = other(silo.inputs).exp() * torch.tensor([9.0, 3.0, 1.0])
+    chosen = exponentials.gather(1, silo.labels[:, None])[:, 0]
+    loss = -(chosen / exponentials.sum(1)).log().mean()
+    loss.backward()
+    optimizer.step()
+    assert float(found["training/balanced_softmax"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(found[f"update/{name}"], (parameter - model[name]).detach())
+
+
+def test_the_personal_head_learns_the_rest(make_setting: Any, make_silo: Any) -> None:
+    """One step on all records from zeros: the gradient is mean_i (softmax(G(h_i)) - onehot_i) h_i^T."""
+    setting = make_setting(FedRODConfig(), batch_size=64, augment=False, weight_decay=0.0)
+    model = METHOD.init_server(setting, 5).model
+    silo = make_silo(setting, [0] * 9 + [1] * 3)
+    found = _contribute(setting, silo, model)
+    other: Any = silo.load(model)
+    with torch.no_grad():
+        features = other.features(silo.inputs).double()
+        gap = torch.softmax(other.head(features.float()).double(), 1) - nn.functional.one_hot(silo.labels, 3)
+    expected = {
+        "personal_head.weight": -0.05 * gap.T @ features / 12,
+        "personal_head.bias": -0.05 * gap.mean(0),
+    }
+    for name, tensor in found.proposed_state.items():
+        torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-4, atol=1e-7)
+        assert not tensor.requires_grad
+    generic = nn.functional.cross_entropy(other(silo.inputs), silo.labels)
+    assert float(found.tensors["training/personal"]) == pytest.approx(float(generic.detach()), rel=1e-5)
+
+
+def test_the_personal_head_goes_on_only_from_what_was_committed(make_setting: Any, make_silo: Any) -> None:
+    setting = make_setting(FedRODConfig(), learning_rate=1e-12, momentum=0.0)
+    model = METHOD.init_server(setting, 5).model
+    kept = _random_state(setting)
+    silo = make_silo(setting, [0, 1, 2] * 4, round=2)
+    again = _contribute(setting, silo, model, kept).proposed_state
+    for name in STATE:
+        torch.testing.assert_close(again[name], kept[name], rtol=0, atol=1e-6)
+    # A term that was never opened leaves nothing: the silo starts anew.
+    assert all(item.abs().max() < 1e-9 for item in _contribute(setting, silo, model).proposed_state.values())
+
+
+@pytest.mark.parametrize(
+    ("absent", "powers"), [("clamp", [4, 2, 1]), ("tiny", [4, 2, 1e-12]), ("exclude", [4, 2, 0])]
+)
+def test_absent_classes(make_setting: Any, make_silo: Any, absent: Any, powers: list[float]) -> None:
+    """With equal logits the loss is that of the class counts alone."""
+    setting = make_setting(FedRODConfig(absent_classes=absent), batch_size=6)
+    model = dict(METHOD.init_server(setting, 5).model)
+    model |= {"head.weight": torch.zeros_like(model["head.weight"]), "head.bias": torch.zeros(3)}
+    found = _contribute(setting, make_silo(setting, [0, 0, 0, 0, 1, 1]), model).tensors
+    expected = np.log(sum(powers)) - (4 * np.log(4) + 2 * np.log(2)) / 6
+    assert float(found["training/balanced_softmax"]) == pytest.approx(expected, rel=1e-5)
+    # The gradient of the absent class's logit is its share of the denominator.
+    pushed = -0.05 * powers[2] / sum(powers)
+    assert float(found["update/head.bias"][2]) == pytest.approx(pushed, rel=1e-4, abs=1e-20)
+
+
+# ---------------------------------------------------------------- rounds
+
+
+ROSTER = {"site-1": [0] * 9 + [1] * 8, "site-2": [1] * 5, "site-3": [0]}
+
+
+def _rounds(make_setting: Any, make_silo: Any, open_sum: Any, config: FedRODConfig, dropped: str = "") -> Any:
+    """Two rounds; what ``dropped`` proposes in the first is not committed, and not in its sum."""
+    setting = make_setting(config)
+    state = METHOD.init_server(setting, 7)
+    states: dict[str, Any] = {name: {} for name in ROSTER}
+    proposed: list[dict[str, Any]] = []
+    for number in (1, 2):
+        (phase,) = METHOD.plan(setting, number, 2)
+        terms = {}
+        proposed.append({})
+        for name, labels in ROSTER.items():
+            silo = make_silo(setting, labels, name=name, round=number)
+            contribution = phase.contribute(silo, phase.broadcast(state), states[name])
+            proposed[-1][name] = contribution.proposed_state
+            if number == 2 or name != dropped:
+                terms[name] = (len(labels), contribution.tensors)
+        states |= {name: proposed[-1][name] for name in terms}
+        state = phase.update(state, *open_sum(phase.schema, terms))
+    return setting, state, proposed
+
+
+@pytest.mark.parametrize("absent", ["clamp", "tiny", "exclude"])
+def test_rounds_with_missing_and_single_classes(
+    make_setting: Any, make_silo: Any, open_sum: Any, absent: Any
+) -> None:
+    config = FedRODConfig(absent_classes=absent)
+    _, state, proposed = _rounds(make_setting, make_silo, open_sum, config)
+    assert all(torch.isfinite(item).all() for item in state.model.values())
+    assert set(state.model) == set(METHOD.init_server(make_setting(config), 7).model)
+    weights = [proposed[1][name]["personal_head.weight"] for name in sorted(ROSTER)]
+    assert all(torch.isfinite(item).all() for item in weights)
+    assert not torch.equal(weights[0], weights[1])
+    _, again, repeated = _rounds(make_setting, make_silo, open_sum, config)
+    assert all(torch.equal(again.model[name], state.model[name]) for name in state.model)
+    assert torch.equal(repeated[1]["site-1"]["personal_head.weight"], weights[0])
+
+
+def test_a_dropped_silo_starts_its_head_anew(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
+    _, _, with_it = _rounds(make_setting, make_silo, open_sum, FedRODConfig())
+    _, _, without = _rounds(make_setting, make_silo, open_sum, FedRODConfig(), dropped="site-1")
+    first = {name: item["personal_head.weight"] for name, item in without[0].items()}
+    second = {name: item["personal_head.weight"] for name, item in without[1].items()}
+    assert torch.equal(first["site-1"], with_it[0]["site-1"]["personal_head.weight"])
+    # Two rounds from zeros move further than one; the dropped silo has one only.
+    longer = with_it[1]["site-1"]["personal_head.weight"].norm()
+    assert second["site-1"].norm() < 0.8 * longer
+
+
+# ---------------------------------------------------------------- personal models
+
+
+def _personal(setting: Any, silo: Any, model: Any, state: Any) -> Any:
+    assert METHOD.personalise is not None
+    before = {name: tensor.clone() for name, tensor in {**model, **state}.items()}
+    personal = METHOD.personalise(silo, model, state)
+    assert not any(module.training for module in personal.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in {**model, **state}.items())
+    return personal
+
+
+def _silo(make_setting: Any, make_silo: Any, labels: Sequence[int], **options: Any) -> Any:
+    setting = make_setting(FedRODConfig(**options))
+    return setting, make_silo(setting, labels, round=4), METHOD.init_server(setting, 7).model
+
+
+def test_the_kept_head_on_the_final_model(make_setting: Any, make_silo: Any) -> None:
+    setting, silo, final = _silo(make_setting, make_silo, [0, 1] * 6, personal_epochs=0)
+    state = _random_state(setting)
+    personal = _personal(setting, silo, final, state)
+    with torch.no_grad():
+        found = METHOD.predict(personal, silo.inputs)
+    torch.testing.assert_close(found, _summed(silo.load(final).eval(), silo.inputs, state))
+    # A silo that was never part of a sum has the global model.
+    with torch.no_grad():
+        fresh = METHOD.predict(_personal(setting, silo, final, {}), silo.inputs)
+        assert torch.equal(fresh, METHOD.predict(silo.load(final).eval(), silo.inputs))
+
+
+def test_one_more_round_before_the_personal_model(make_setting: Any, make_silo: Any) -> None:
+    setting, silo, final = _silo(make_setting, make_silo, [0] * 9 + [1] * 8)
+    state = _random_state(setting)
+    personal = _personal(setting, silo, final, state)
+    contribution = _contribute(setting, silo, final, state)
+    trained = {
+        name: (tensor.double() + contribution.tensors[f"update/{name}"].double()).float()
+        for name, tensor in final.items()
+    }
+    expected = _summed(silo.load(trained).eval(), silo.inputs, contribution.proposed_state)
+    with torch.no_grad():
+        torch.testing.assert_close(METHOD.predict(personal, silo.inputs), expected, rtol=1e-4, atol=1e-5)
+    names = {name for name, _ in personal.named_parameters()}
+    assert {"head.generic.weight", "head.personal.weight"} < names
+    assert not any(name.startswith(fedrod.PERSONAL) for name in names)
+
+
+def test_a_personal_model_knows_its_own_classes(make_setting: Any, make_silo: Any) -> None:
+    """The balanced head gives the rare class more room than the silo's own records do."""
+    setting, silo, final = _silo(make_setting, make_silo, [0] * 30 + [1] * 2)
+    setting = replace(setting, config=FedRODConfig(personal_epochs=10))
+    silo.setting = setting
+    personal = _personal(setting, silo, final, {})
+    with torch.no_grad():
+        both = METHOD.predict(personal, silo.inputs)
+        generic = personal.head.generic(personal.features(silo.inputs))
+    assert nn.functional.cross_entropy(both, silo.labels) < nn.functional.cross_entropy(generic, silo.labels)
+    shares = torch.softmax(both, 1).mean(0)
+    torch.testing.assert_close(shares, torch.tensor([30, 2, 0]) / 32, rtol=0, atol=0.05)
+
+
+def test_options_are_checked() -> None:
+    for wrong in (
+        {"personal_head": "hypernetwork"},
+        {"absent_classes": "drop"},
+        {"personal_epochs": -1},
+        {"gamma": 2.0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            FedRODConfig.model_validate(wrong)
