@@ -26,9 +26,9 @@ SMALL: dict[str, Any] = {
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Two cores are shared by everything that the tests start."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Two cores are shared by everything that the tests start. Here and not in a hook, because the
+# `conftest` of a folder imports torch before hooks run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

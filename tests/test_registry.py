@@ -42,3 +42,14 @@ def test_installed_packages_add_names(
         module.get("wrong")
     with pytest.raises(JobError, match=r"other.*'nothing'"):
         module.get("nothing")
+
+
+def test_a_name_that_two_packages_offer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = _Entry("other", methods.METHODS[0]), _Entry("other", methods.METHODS[0])
+    two.value = "another_package:other"
+    monkeypatch.setattr(registry, "entry_points", lambda group: [one, two])
+    with pytest.raises(JobError, match=r"one installed package.*another_package:other.*package:other"):
+        methods.get("other")
+    assert (one.loaded, two.loaded) == (0, 0)
+    two.value = one.value  # the same distribution, seen twice on the path
+    assert methods.get("other") is methods.METHODS[0]

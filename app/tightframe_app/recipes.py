@@ -127,6 +127,27 @@ RECIPES: list[Recipe] = [
         _SIX,
     ),
     Recipe(
+        "fedetf_isic",
+        "FedETF (fixed frame, balanced loss, personal models) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedetf", "personalise": True},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fednh_isic",
+        "FedNH (normalised class prototypes) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fednh"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fedavg_etf_isic",
+        "FedAvg_ETF (fixed frame, global memory vectors) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedavg_etf"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
         "fedavg_isic",
         "FedAvg, the yardstick, on Fed-ISIC2019 dermoscopy",
         {**_ISIC, "method": "fedavg"},

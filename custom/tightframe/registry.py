@@ -35,18 +35,21 @@ def find(own: Sequence[Item], name: str, *, group: str, kind: type[Item], what: 
         what: for messages, for example ``a method``.
 
     Raises:
-        JobError: if there is none, listing the known names, or if an entry is of another kind.
+        JobError: if there is none, listing the known names, if two packages offer it, or if an entry is
+            of another kind.
     """
     for item in own:
         if item.name == name:
             return item
     offered = entry_points(group=group)
-    for entry in offered:
-        if entry.name == name:
-            loaded = entry.load()
-            if not isinstance(loaded, kind):
-                raise JobError([f"Expected {entry.value!r} to be a {kind.__name__}, but got {loaded!r}"])
-            return loaded
+    found = [entry for entry in offered if entry.name == name]
+    if len(places := sorted({entry.value for entry in found})) > 1:
+        raise JobError([f"Expected {what} {name!r} from one installed package, but {places} offer it"])
+    if found:
+        loaded = found[0].load()
+        if not isinstance(loaded, kind):
+            raise JobError([f"Expected {found[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
+        return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
     raise JobError([f"Expected {what} of {known}, but got {name!r}"])
 

@@ -65,6 +65,9 @@ def test_mistakes_are_explained_without_a_traceback(arguments: list[str], named:
 
 
 def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path) -> None:
+    for recipe in recipes.RECIPES:
+        files = recipes.job_files(recipe.job())
+        recipes.write_job(files, tmp_path / "jobs" / recipe.name)
     for name in ("fedmr_isic", "fedavg_isic"):
         assert tightframe("jobs", "export", name, "--committed", cwd=tmp_path).returncode == 0
     assert tightframe("jobs", "check", cwd=tmp_path).returncode == 0
@@ -82,8 +85,8 @@ def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path) -
 def test_the_committed_allow_list_is_the_simulators_own(root: Path, tmp_path: Path) -> None:
     committed = root / "simulator_workspace" / "local" / "resources.json"
     assert committed.read_text() == simulator.allow_list_text()
-    for name in ("fedmr_isic", "fedavg_isic"):
-        recipes.write_job(recipes.job_files(recipes.get(name).job()), tmp_path / "jobs" / name)
+    for recipe in recipes.RECIPES:
+        recipes.write_job(recipes.job_files(recipe.job()), tmp_path / "jobs" / recipe.name)
     wide = tmp_path / "simulator_workspace" / "local" / "resources.json"
     wide.parent.mkdir(parents=True)
     wide.write_text(committed.read_text().replace("flare.executor.SiloExecutor", ""))

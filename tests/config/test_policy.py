@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from tests.conftest import SMALL
 
+from tightframe import __version__
 from tightframe.config.job import check_job, parse_job
 from tightframe.config.policy import PROFILES, PolicyBlock
+from tightframe.config.site import SiteEntry, open_data
 from tightframe.errors import PolicyError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.silo import SiloSession
 from tightframe.securesum.rules import SiteRules
 
 
@@ -80,6 +85,32 @@ def test_all_broken_rules_are_listed_together() -> None:
         policy.check(_job(summation="plain", class_rules="off"))
     for rule in ("require_secure_sum", "class_rules_off", "weights", "minimum_cohort"):
         assert rule in str(caught.value)
+
+
+def test_sums_split_by_sign_are_refused_at_enrolment_before_anything_is_declared(tmp_path: Path) -> None:
+    """Which method sums so is known from its options alone; the other variants are accepted."""
+
+    def enrol(variant: str, block: PolicyBlock) -> None:
+        job = parse_job(
+            {
+                **SMALL,
+                "summation": "plain",
+                "method": "fedilc",
+                "method_options": {"variant": variant},
+            }
+        )
+        entry = SiteEntry(policy=block)
+        session = SiloSession(
+            SiloContext("site-1", job, entry, run_dir=tmp_path, records=open_data(job, "site-1", None))
+        )
+        session.handle("enroll", {"job_sha256": job.sha256(), "version": __version__})
+
+    strict, loose = PolicyBlock(allow_sign_split=False), PolicyBlock()
+    with pytest.raises(PolicyError, match="allow_sign_split"):
+        enrol("inter_geo", strict)
+    assert not list(tmp_path.rglob("declaration.json"))
+    enrol("intra_geo", strict)
+    enrol("inter_geo", loose)
 
 
 def test_the_twin_may_use_single_records_and_real_ones_five() -> None:

@@ -117,6 +117,22 @@ class Policy(BaseModel):
                 + "\n".join(f"  - {problem}" for problem in problems)
             )
 
+    def check_method(self, options: Any) -> None:
+        """Refuse what a job's method does in a way that this policy does not accept.
+
+        Args:
+            options: the method's validated options; with ``splits_by_sign`` it sums by sign.
+
+        Raises:
+            PolicyError: TF-614.
+        """
+        if getattr(options, "splits_by_sign", False) and not self.allow_sign_split:
+            raise PolicyError(
+                "the job asks for less than this site's policy requires:\n"
+                "  - allow_sign_split: the method sums each coordinate's signs and logarithms apart, so that "
+                "a coordinate with one positive silo tells that silo's value; that is not accepted"
+            )
+
     def describe(self) -> str:
         """One line for people: the profile, and each rule that differs from ``standard``."""
         strict = PROFILES["standard"]

@@ -6,7 +6,7 @@ object is a ``Method``; only the one that a job names is imported.
 
 from __future__ import annotations
 
-from tightframe.methods import fedavg, fedavg_etf, fedetf, fedmr, fednh, fedrod
+from tightframe.methods import fedavg, fedavg_etf, fedetf, fedilc, fedmr, fednh, fedrod
 from tightframe.phases import Method
 from tightframe.registry import find
 
@@ -18,6 +18,7 @@ METHODS: list[Method] = [
     fedetf.METHOD,
     fednh.METHOD,
     fedavg_etf.METHOD,
+    fedilc.METHOD,
     fedrod.METHOD,
 ]
 

@@ -121,11 +121,16 @@ class LocalSilo:
 
 
 class Contributor:
-    """The tasks of a silo that need torch."""
+    """The tasks of a silo that need torch.
+
+    Raises:
+        PolicyError: TF-614 if the method does what the site's policy does not accept.
+    """
 
     def __init__(self, context: SiloContext) -> None:
         self._context = context
         self._setup = prepare(context.job)
+        context.policy.check_method(self._setup.setting.config)
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
         self._store = SiloStateStore(context.state_folder, context.name)

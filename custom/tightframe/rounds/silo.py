@@ -64,6 +64,8 @@ class SiloSession:
     def _enroll(self, message: Message) -> Message:
         """Check job, policy, configuration and every record; declare the public weight."""
         self._check_job(message)
+        if not self.context.policy.allow_sign_split:
+            self._training()  # looks at what the method sums; costs torch's import, once
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}
         # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.

@@ -1,0 +1,170 @@
+"""What long preparations need to be resumed: whole files, and a manifest of what is done. Torch-free.
+
+A manifest is a file of JSON lines: what was done (the recipe), then a line for each finished file with
+the SHA-256 of what it was made from and of itself. A line is appended as soon as its file is there, so
+that a run that is cut off loses the files in the making only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished file.
+
+    Attributes:
+        name: of the record.
+        input_sha256, output_sha256: hex, of the file it was made from and of the file made.
+        facts: whatever else is worth knowing of it; plain values.
+    """
+
+    name: str
+    input_sha256: str
+    output_sha256: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def vouches(self, input_sha256: str, output: Path) -> bool:
+        """Whether the file that was made from this input is there, unchanged."""
+        if input_sha256 != self.input_sha256:
+            return False
+        try:
+            return sha256(output.read_bytes()) == self.output_sha256
+        except OSError:
+            return False
+
+
+class Manifest:
+    """The manifest of one folder; open it with ``Manifest.open`` in a ``with`` statement.
+
+    Attributes:
+        path: of the file.
+        entries: finished files by name, as the file tells; those of earlier runs are to be verified.
+    """
+
+    def __init__(self, path: Path, recipe: Mapping[str, Any], entries: dict[str, Entry]) -> None:
+        self.path = path
+        self.entries = entries
+        self._head = {"format": FORMAT, "recipe": dict(recipe)}
+        self._stream: IO[bytes] | None = None
+
+    @classmethod
+    def open(cls, path: Path, recipe: Mapping[str, Any], *, beside: Path) -> Manifest:
+        """Read the manifest, or begin one.
+
+        Lines that a crash has torn count as not written: their files are made again.
+
+        Args:
+            path: of the manifest.
+            recipe: plain values that say how files are made.
+            beside: folder of the files.
+
+        Raises:
+            FileExistsError: if the files there were made by another recipe or by nobody known.
+        """
+        if not path.exists():
+            if beside.is_dir() and any(beside.iterdir()):
+                raise FileExistsError(
+                    f"Expected {beside} to be free or an earlier run's, but it holds files and there is no "
+                    f"{path}: choose another output."
+                )
+            return cls(path, recipe, {})
+        first, *lines = [_parsed(line) for line in path.read_bytes().split(b"\n")]
+        if first != {"format": FORMAT, "recipe": dict(recipe)}:
+            raise FileExistsError(
+                f"Expected {path} to be of files made by {dict(recipe)}, but its first line says "
+                f"{first}: choose another output, or remove that one."
+            )
+        entries = [entry for line in lines if (entry := _entry(line)) is not None]
+        return cls(path, recipe, {entry.name: entry for entry in entries})
+
+    def __enter__(self) -> Manifest:
+        """Write the file anew, whole, and keep it open for further lines."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.rewrite()
+        self._stream = self.path.open("ab")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it; after a run to the end, in the order of names."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        if kind is None:
+            self.rewrite()
+
+    def add(self, entry: Entry) -> None:
+        """Note a file that is finished."""
+        if self._stream is None:
+            raise ValueError("Expected the manifest to be open, but it is not: use it in a `with` statement.")
+        self.entries[entry.name] = entry
+        self._stream.write(_line(asdict(entry)))
+        self._stream.flush()
+
+    def forget(self, name: str) -> None:
+        """Vouch for a file no longer."""
+        self.entries.pop(name, None)
+
+    def rewrite(self) -> None:
+        """Write the file from ``entries``, in the order of names, so that equal work gives equal files."""
+        lines = [self._head, *(asdict(self.entries[name]) for name in sorted(self.entries))]
+        write_whole(self.path, b"".join(_line(line) for line in lines))
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256, hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that whoever looks finds it whole, old or new.
+
+    Without waiting for the disk: what a loss of power tears, its hash in the manifest finds.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(data)
+    os.replace(temporary, path)
+
+
+def worker_starts() -> None:
+    """For processes of a pool: leave an interruption to the parent, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+        threading.Thread(target=lambda: wait([sentinel]) and os._exit(1), daemon=True).start()
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def _parsed(line: bytes) -> Any:
+    """The JSON of a line; None if it is torn."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _entry(values: Any) -> Entry | None:
+    """The entry of a parsed line; None if it is none."""
+    if not isinstance(values, dict) or values.keys() != {"name", "input_sha256", "output_sha256", "facts"}:
+        return None
+    return Entry(**values)
