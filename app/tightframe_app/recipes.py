@@ -116,6 +116,43 @@ def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
     return {name: {key: value for layer in layers for key, value in layer[name].items()} for name in PRESETS}
 
 
+# FedILC's eICU experiment: its network (no ReLU after the last hidden layer), and its table's preparation.
+# 920 columns are the demo's 48-hour drugs, so that one job serves the twin and the demo.
+_EICU: Mapping[str, Any] = {
+    "dataset": "eicu",
+    "dataset_options": {"window": "48h", "silos": "regions", "equal_sizes": True, "oversample_minority": True},
+    "model": "mlp",
+    "model_options": {"last_activation": False, "single_logit": True},
+    "seed": 2022,
+}
+_EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {
+        "dataset_options": {"drugs": 920, "twin_scale": 0.1},
+        "model_options": {"widths": [256, 256, 128]},
+        "rounds": 10,
+        "threads": 1,
+        "site_timeout": 120,
+    },
+    "full": {
+        "dataset_options": {"drugs": 1399},
+        "model_options": {"widths": [1024, 1024, 512]},
+        "threads": 4,
+        "site_timeout": 3600,
+    },
+}
+_FEDILC_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"method_options": {"learning_rate": 1e-3}},
+    "full": {"rounds": 301},
+}
+_FEDAVG_EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.02}},
+    "full": {"rounds": 50, "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.02}},
+}
+_HEART_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"rounds": 10, "site_timeout": 120},
+    "full": {"rounds": 50, "site_timeout": 600, "local_baseline_epochs": 50},
+}
+
 _SIX = tuple(f"site-{number}" for number in range(1, 7))
 
 RECIPES: list[Recipe] = [
@@ -153,6 +190,36 @@ RECIPES: list[Recipe] = [
         {**_ISIC, "method": "fedavg"},
         _ISIC_PRESETS,
         _SIX,
+    ),
+    Recipe(
+        "fedilc_eicu",
+        "FedILC (Fishr, geometric mean) on eICU: mortality from drugs, regions as silos",
+        {**_EICU, "method": "fedilc", "training": {"epochs": 1, "batch_size": 64}},
+        _joined(_EICU_PRESETS, _FEDILC_PRESETS),
+        _SIX[:5],
+    ),
+    Recipe(
+        "fedavg_eicu",
+        "FedAvg, the yardstick, on eICU: mortality from drugs, regions as silos",
+        {**_EICU, "method": "fedavg"},
+        _joined(_EICU_PRESETS, _FEDAVG_EICU_PRESETS),
+        _SIX[:5],
+    ),
+    Recipe(
+        "fedetf_heart",
+        "FedETF (fixed frame, balanced loss, personal models) on Fed-Heart-Disease",
+        {
+            "dataset": "fed_heart_disease",
+            "method": "fedetf",
+            "model": "mlp",
+            "model_options": {"widths": [16], "standardise": True},
+            "seed": 1988,
+            "threads": 1,
+            "training": {"epochs": 4, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
+            "personalise": True,
+        },
+        _HEART_PRESETS,
+        _SIX[:4],
     ),
 ]
 

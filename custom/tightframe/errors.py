@@ -65,8 +65,8 @@ class SecureSumError(TightframeError):
 class DataError(TightframeError):
     """A site's records cannot be read as the site's configuration says.
 
-    TF-203 no such folder, TF-204 no or malformed split file, TF-205 missing image files,
-    TF-206 unreadable images, TF-207 unknown class, TF-208 empty centre or fold.
+    TF-203 no such folder, TF-204 no or malformed split file or table, TF-205 missing files,
+    TF-206 unreadable files, TF-207 unknown class, TF-208 empty centre or fold, TF-209 another vocabulary.
     """
 
     code = "TF-203"
@@ -96,11 +96,12 @@ REASONS: Mapping[str, str] = {
     "TF-201": "not configured",
     "TF-202": "site configuration wrong",
     "TF-203": "data folder missing",
-    "TF-204": "split file missing or malformed",
-    "TF-205": "image files missing",
-    "TF-206": "unreadable images",
+    "TF-204": "split file or table missing or malformed",
+    "TF-205": "files missing",
+    "TF-206": "unreadable files",
     "TF-207": "unknown class",
     "TF-208": "empty centre or fold",
+    "TF-209": "another drug vocabulary than the job's",
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",

@@ -269,7 +269,7 @@ class Method:
         predict: class logits (B, C) of a batch from a model.
         head: makes what replaces the backbone's linear head, from (options, feature width, classes):
             logits (B, C) of features (B, d). What is fixed for all silos is a parameter without a
-            gradient: it travels with the model, but is never sent up.
+            gradient: it travels with the model, but is never sent up. None keeps the backbone's.
         statistics: pooled statistics that it needs in its state before round 1.
         before, after: phases outside the training rounds.
         personalise: makes a silo's personal model from (silo, the final model's tensors, the silo's
@@ -284,7 +284,7 @@ class Method:
     init_server: Callable[[Setting, int], ServerState]
     plan: Callable[[Setting, int, int], tuple[Phase, ...]]
     predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
-    head: Callable[[Any, int, int], torch.nn.Module] | None = None
+    head: Callable[[Any, int, int], torch.nn.Module | None] | None = None
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tightframe.data import eicu, heart_options
 from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.data.isic import CLASS_NAMES, NUM_CENTERS, IsicOptions, IsicSite
 from tightframe.registry import deferred, find
@@ -30,6 +31,28 @@ DATASETS: list[DatasetSpec] = [
         open=deferred("tightframe.data.isic_folder", "open_folder"),
         twin=deferred("tightframe.data.twin", "open_twin"),
         num_centers=NUM_CENTERS,
+    ),
+    DatasetSpec(
+        name="eicu",
+        title="eICU",
+        class_names=eicu.CLASS_NAMES,
+        options=eicu.EicuOptions,
+        site=eicu.EicuSite,
+        input_shape=lambda options: (options.drugs,),
+        open=deferred("tightframe.data.eicu_silo", "open_site"),
+        twin=deferred("tightframe.data.eicu_twin", "open_twin"),
+        num_centers=len(eicu.REGIONS),
+    ),
+    DatasetSpec(
+        name="fed_heart_disease",
+        title="Fed-Heart-Disease",
+        class_names=heart_options.CLASS_NAMES,
+        options=heart_options.HeartOptions,
+        site=heart_options.HeartSite,
+        input_shape=lambda options: (len(heart_options.FEATURES),),
+        open=deferred("tightframe.data.heart_disease", "open_site"),
+        twin=deferred("tightframe.data.heart_twin", "open_twin"),
+        num_centers=heart_options.NUM_CENTERS,
     ),
 ]
 

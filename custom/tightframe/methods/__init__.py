@@ -6,7 +6,21 @@ object is a ``Method``; only the one that a job names is imported.
 
 from __future__ import annotations
 
-from tightframe.methods import fedavg, fedavg_etf, fedetf, fedilc, fedmr, fednh, fedrod
+from tightframe.methods import (
+    combine,
+    fedavg,
+    fedavg_etf,
+    fedetf,
+    fedilc,
+    fedmr,
+    fednh,
+    fednova,
+    fedopt,
+    fedprox,
+    fedrod,
+    moon,
+    scaffold,
+)
 from tightframe.phases import Method
 from tightframe.registry import find
 
@@ -20,6 +34,12 @@ METHODS: list[Method] = [
     fedavg_etf.METHOD,
     fedilc.METHOD,
     fedrod.METHOD,
+    fedprox.METHOD,
+    fednova.METHOD,
+    fedopt.METHOD,
+    scaffold.METHOD,
+    moon.METHOD,
+    combine.METHOD,
 ]
 
 

@@ -123,16 +123,15 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     config = _options(method, "config", raw, "method_options", problems)
     dataset_options = _options(dataset, "options", raw, "dataset_options", problems)
     model_options = _options(backbone, "options", raw, "model_options", problems)
-    if method and method.head and model_options and raw.get("model_options", {}).get("dropout"):
-        problems.append(f"model_options.dropout: {method.name} has a head of its own, without dropout")
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)
 
     def build_model() -> torch.nn.Module:
         model = backbone.build(model_options, input_shape, dataset.num_classes)
-        if method.head is not None:
-            model.head = method.head(config, models.feature_width(model), dataset.num_classes)
+        head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
+        if head is not None:
+            model.head = head
         return model
 
     setting = Setting(
@@ -146,6 +145,9 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     )
     setup = JobSetup(job, method, dataset, setting)
     _check_sums(setup)
+    head = model_update.shared_template(setting).head
+    if raw.get("model_options", {}).get("dropout") and not hasattr(head, "dropout"):
+        raise JobError([f"model_options.dropout: {method.name} has a head of its own, without dropout"])
     return setup
 
 

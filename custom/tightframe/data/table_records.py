@@ -1,0 +1,40 @@
+"""Rows of a table as a torch data set. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+
+class TableRecords(Dataset[tuple[torch.Tensor, int]]):
+    """Map-style data set of (float32 (D,), int label). A table has no training transforms.
+
+    A whole batch is made at once (``__getitems__``), so that a wide, sparse row costs little.
+
+    Args:
+        labels: int64 (n,).
+        read: values of the records of these numbers, a fresh float32 (B, D).
+    """
+
+    def __init__(
+        self, labels: NDArray[np.int64], read: Callable[[Sequence[int]], NDArray[np.float32]]
+    ) -> None:
+        self._labels: list[int] = labels.tolist()
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"Expected an index below {len(self)}, but got {index}.")
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
+        """The records of a batch, as the loader asks for them."""
+        values = torch.from_numpy(self._read(indices))
+        return list(zip(values.unbind(0), (self._labels[index] for index in indices), strict=True))

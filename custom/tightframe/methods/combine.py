@@ -1,0 +1,209 @@
+"""Any head, with any local objective, with any server rule: comparisons that need no new method.
+
+The rows "+ETF" of FedAvg_ETF's Table 2 (Huang et al., Neural Collapse Inspired Federated Learning with
+Non-iid Data) are such combinations, for example ``head: etf, local: scaffold, server: scaffold`` or
+``head: etf, server: fedadam``, and so are SCAFFOLD's and FedNova's with other heads and losses. The file
+gathers what the methods' own files define; it has no formula of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from torch import nn
+
+from tightframe.local_training import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    averaging,
+    composed_method,
+    plain_training,
+)
+from tightframe.losses import ZeroCounts, balanced_softmax_loss
+from tightframe.methods import fednova, fedopt, fedprox, moon, scaffold
+from tightframe.models.geometry_heads import EtfHead, NormalisedPrototypeHead, PrototypeInit, TemperatureForm
+from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.stages import Term
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class EtfOptions(_Options):
+    """Arguments of ``EtfHead``; the defaults are FedAvg_ETF's frame on the bare features."""
+
+    dim: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    projection: bool = False
+    normalise: bool = False
+    scale: float = Field(default=1.0, gt=0)
+    temperature_form: TemperatureForm = "plain"
+
+
+class NormalisedOptions(_Options):
+    """Arguments of ``NormalisedPrototypeHead``; its prototypes stay as they are drawn."""
+
+    init: PrototypeInit = "orthonormal"
+    scale: float = Field(default=1.0, gt=0)
+    learn_scale: bool = True
+
+
+class BalancedSoftmaxOptions(_Options):
+    """Arguments of ``balanced_softmax_loss``, whose class counts are the silo's own."""
+
+    gamma: float = Field(default=1.0, ge=0)
+    zero_counts: ZeroCounts = "clamp"
+
+
+OPTIONS: dict[str, type[BaseModel]] = {
+    "etf": EtfOptions,
+    "normalised": NormalisedOptions,
+    "balanced_softmax": BalancedSoftmaxOptions,
+    "fedprox": fedprox.FedProxConfig,
+    "moon": moon.MoonConfig,
+    "scaffold": scaffold.ScaffoldConfig,
+    "fedopt": fedopt.AdaptiveServer,
+}
+"""The options of each part; a job writes those of ``moon`` as ``moon_mu`` and ``moon_tau``."""
+
+ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi"}
+
+
+class Choices(_Options):
+    """What is combined.
+
+    Attributes:
+        head: ``linear`` is the backbone's own, ``etf`` a frozen frame, ``normalised`` cosines with frozen
+            prototypes.
+        local: what a silo minimises.
+        server: what the server does with the updates.
+    """
+
+    head: Literal["linear", "etf", "normalised"] = "linear"
+    local: Literal["cross_entropy", "balanced_softmax", "fedprox", "moon", "scaffold"] = "cross_entropy"
+    server: Literal["fedavg", "fednova", "fedadam", "fedyogi", "scaffold"] = "fedavg"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Choices:
+        if (self.local == "scaffold") != (self.server == "scaffold"):
+            raise ValueError(
+                "Expected `local` and `server` to be both 'scaffold' or neither, because the silos' control "
+                "variates are what its server sums and what its local steps are corrected by, but got "
+                f"`local` {self.local!r} and `server` {self.server!r}"
+            )
+        chosen = {self.head, self.local, "fedopt" if self.server in ADAPTIVE else self.server}
+        unused = [name for name in sorted(self.model_fields_set) if _owner(name) not in {None, *chosen}]
+        if unused:
+            raise ValueError(
+                f"Expected options of the chosen parts {sorted(chosen)} only, but got {unused}, which would "
+                "change nothing"
+            )
+        return self
+
+
+def _owner(option: str) -> str | None:
+    """The part whose option this is; None for the choices themselves."""
+    return next((part for part in OPTIONS if option.startswith(f"{part}_")), None)
+
+
+def _flat(part: str) -> dict[str, Any]:
+    fields = OPTIONS[part].model_fields
+    return {f"{part}_{name}": (info.annotation, info) for name, info in fields.items()}
+
+
+CombineConfig: type[Choices] = create_model(
+    "CombineConfig",
+    __base__=Choices,
+    __doc__="The choices, and the options of every part by their own names after the part's.",
+    **{name: field for part in OPTIONS for name, field in _flat(part).items()},
+)
+
+
+def options_of(config: Choices, part: str) -> Any:
+    """The options of one part as its own file knows them.
+
+    >>> options_of(CombineConfig(local="moon", moon_mu=5.0), "moon")
+    MoonConfig(mu=5.0, tau=0.5)
+    """
+    model = OPTIONS[part]
+    return model(**{name: getattr(config, f"{part}_{name}") for name in model.model_fields})
+
+
+def head(config: Choices, feature_width: int, num_classes: int) -> nn.Module | None:
+    """The module in place of the backbone's head; None keeps that.
+
+    Raises:
+        ValueError: if there is no such frame for this width and number of classes.
+    """
+    if config.head == "etf":
+        return EtfHead(feature_width, num_classes, **options_of(config, "etf").model_dump())
+    if config.head == "normalised":
+        chosen = options_of(config, "normalised").model_dump()
+        return NormalisedPrototypeHead(feature_width, num_classes, **chosen)
+    return None
+
+
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """The two halves that the options choose.
+
+    Raises:
+        ValueError: if the job's training does not suit them (see each method).
+    """
+    return local_rule(setting), server_rule(setting)
+
+
+def local_rule(setting: Setting) -> LocalRule:
+    """What a silo minimises."""
+    config: Choices = setting.config
+    if config.local == "balanced_softmax":
+        return balanced_training(options_of(config, "balanced_softmax"))
+    if config.local == "fedprox":
+        return fedprox.local_rule(options_of(config, "fedprox"))
+    if config.local == "moon":
+        return moon.local_rule(options_of(config, "moon"))
+    if config.local == "scaffold":
+        return scaffold.local_rule(options_of(config, "scaffold"), setting)
+    return plain_training()
+
+
+def server_rule(setting: Setting) -> ServerRule:
+    """What the server does with the updates."""
+    config: Choices = setting.config
+    if config.server == "fednova":
+        mu = options_of(config, "fedprox").mu if config.local == "fedprox" else 0.0
+        return fednova.server_rule(setting, mu=mu)
+    if config.server in ADAPTIVE:
+        return fedopt.server_rule(options_of(config, "fedopt"), ADAPTIVE[config.server])
+    if config.server == "scaffold":
+        return scaffold.server_rule(options_of(config, "scaffold"))
+    return averaging()
+
+
+def balanced_training(options: BalancedSoftmaxOptions) -> LocalRule:
+    """The balanced softmax with the silo's own class counts, which stay there."""
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        counts = silo.class_counts("train").to(silo.device)
+        # Adding a record changes the counts, and by them the gradient of every other record.
+        term = Term(
+            "balanced_softmax",
+            1.0,
+            lambda view: balanced_softmax_loss(view.logits, view.labels, counts, **options.model_dump()),
+            per_record=False,
+        )
+        return Objective((term,))
+
+    return LocalRule(("balanced_softmax",), objective)
+
+
+METHOD = composed_method(
+    name="combine",
+    title="combination",
+    paper="none: parts of other methods put together",
+    config=CombineConfig,
+    parts=parts,
+    head=head,
+)

@@ -1,0 +1,86 @@
+"""FedProx: a quadratic term that keeps a silo near the global model.
+
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, Federated Optimization in Heterogeneous
+Networks, MLSys 2020, eq. (2)::
+
+    min over v of  f_k(v) + (mu / 2) |v - w|^2
+
+with w the global model that the silo received. The term is minimised by the same optimiser as the
+loss, momentum and all; the server averages as FedAvg does. With mu = 0 this is FedAvg.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe.local_training import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    averaging,
+    composed_method,
+    trained_parameters,
+)
+from tightframe.model_update import BROADCAST
+from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.stages import ParameterTerm, cross_entropy
+
+
+class FedProxConfig(BaseModel):
+    """FedProx's option.
+
+    Attributes:
+        mu: weight of the term; the paper tries 0.001, 0.01, 0.1 and 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    mu: float = Field(default=0.01, ge=0)
+
+
+def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
+    """``|v - w|^2 / 2`` over the parameters that have an anchor: a scalar attached to them.
+
+    Args:
+        model: v.
+        anchors: w by parameter name, on the model's device, constant.
+    """
+    return (
+        0.5
+        * torch.stack(
+            [
+                (parameter - anchors[name]).square().sum()
+                for name, parameter in model.named_parameters()
+                if name in anchors
+            ]
+        ).sum()
+    )
+
+
+def local_rule(config: FedProxConfig) -> LocalRule:
+    """Cross-entropy and the proximal term."""
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        anchors = {
+            name: broadcast[BROADCAST + name].to(silo.device) for name in trained_parameters(silo.setting)
+        }
+        proximal = ParameterTerm("proximal", config.mu, lambda model: half_squared_distance(model, anchors))
+        return Objective((cross_entropy(),), (proximal,))
+
+    return LocalRule(("cross_entropy", "proximal"), objective)
+
+
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """FedProx's training, FedAvg's mean."""
+    return local_rule(setting.config), averaging()
+
+
+METHOD = composed_method(
+    name="fedprox",
+    title="FedProx",
+    paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+    config=FedProxConfig,
+    parts=parts,
+)

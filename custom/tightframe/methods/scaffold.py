@@ -1,0 +1,220 @@
+"""SCAFFOLD: control variates that take the drift out of local steps.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning, ICML 2020, algorithm 1 with option II for c_k::
+
+    v <- v - eta (g(v) - c_k + c)                        tau_k steps from v = w
+    c_k' = c_k - c + (w - w_k) / (eta tau_k)
+    w <- w + eta_g mean over S of (w_k - w)
+    c <- c + (|S| / K) mean over S of (c_k' - c_k)       K: all silos enrolled
+
+c_k is silo k's own state. It becomes c_k' only if the silo's term was in the opened sum, so that at the
+server c stays the mean of all c_k whoever drops out. For this to hold to the last bit a silo takes up
+the change of c_k as it is summed, rounded to the grid of the encoding, and the server keeps the sum.
+
+The formula for c_k' takes every step to be the learning rate times one gradient, which momentum breaks; see
+``ScaffoldConfig.momentum``. Weight decay counts as part of the gradient. Means are not weighted by the
+silos' sizes. The job's ``update_norm`` rescales w_k - w only: c_k' must be what was summed. A personal
+model is trained without the correction, which would take out of it what is the silo's own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import phases
+from tightframe.local_training import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    composed_method,
+    gradient_weight,
+    mean_updates,
+    next_model,
+    plus,
+    require_sgd,
+    trained_parameters,
+    update_fields,
+)
+from tightframe.model_update import UPDATE
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
+from tightframe.stages import GradientCorrection, cross_entropy
+
+Momentum = Literal["refuse", "normalise", "ignore"]
+
+CONTROL = "control/"
+SILOS = "control_silos"
+
+# Changes are rounded to the grid of the 64-bit ring, so that silos and server add up the same numbers;
+# sums of multiples of 2**-24 are exact in float64 while they stay below 2**29.
+GRID = 2.0**24
+CONTROL_BOUND = 1e6
+
+
+class ScaffoldConfig(BaseModel):
+    """SCAFFOLD's options.
+
+    Attributes:
+        global_learning_rate: eta_g, the server's step along the mean update.
+        momentum: what to do where the job's SGD has momentum (the job's default has). ``refuse`` the
+            job; ``normalise``: divide by FedNova's sum of gradient weights in place of tau_k, so
+            that c_k' is still a mean of gradients; ``ignore``: divide by tau_k all the same, as
+            NIID-Bench does, which makes control variates up to 1 / (1 - momentum) times too large.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    global_learning_rate: float = Field(default=1.0, gt=0)
+    momentum: Momentum = "refuse"
+
+
+def gradient_correction(own: Tensors, common: Tensors) -> GradientCorrection:
+    """``g <- g - c_k + c`` on the parameters that have a control variate.
+
+    Args:
+        own: c_k by parameter name.
+        common: c, likewise, on the device of the model in training.
+    """
+    differences = {name: common[name] - own[name].to(common[name]) for name in common}
+
+    def correct(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if name in differences and parameter.grad is not None:
+                parameter.grad.add_(differences[name])
+
+    return correct
+
+
+def control_change(
+    update: torch.Tensor, common: torch.Tensor, *, learning_rate: float, weight: float
+) -> torch.Tensor:
+    """``c_k' - c_k = (w - w_k) / (eta a) - c`` on the grid of the sum, float64.
+
+    Args:
+        update: w_k - w.
+        common: c.
+        learning_rate: eta.
+        weight: a, how many gradients are in the update: tau_k for plain SGD.
+
+    >>> control_change(torch.tensor([-0.5]), torch.tensor([0.25]), learning_rate=0.5, weight=2).tolist()
+    [0.25]
+    """
+    change = -update.double() / (learning_rate * weight) - common.double()
+    return (change * GRID).round() / GRID
+
+
+def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
+    """Corrected steps of the cross-entropy; sends the change of c_k and keeps c_k'.
+
+    Raises:
+        ValueError: if the job's optimiser is not SGD, or has momentum that the options refuse.
+    """
+    require_sgd(setting, "SCAFFOLD's control variate")
+    if setting.local.momentum and config.momentum == "refuse":
+        raise ValueError(
+            "Expected `training.momentum` to be 0, because SCAFFOLD's control variates assume plain SGD, but "
+            f"got {setting.local.momentum:g}: set it to 0, or the method's option `momentum` to 'normalise'."
+        )
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        common = {name: item.to(silo.device) for name, item in _controls(broadcast).items()}
+        own = _controls(state) or {name: torch.zeros_like(item) for name, item in common.items()}
+        return Objective((cross_entropy(),), corrections=(gradient_correction(own, common),))
+
+    def finish(trained: Trained) -> Contribution:
+        rho = setting.local.momentum if config.momentum == "normalise" else 0.0
+        weight = gradient_weight(trained.report.steps, momentum=rho)
+        changes, kept = {}, {}
+        for name, common in _controls(trained.broadcast).items():
+            change = control_change(
+                trained.terms[UPDATE + name],
+                common.cpu(),
+                learning_rate=setting.local.learning_rate,
+                weight=max(weight, 1.0),  # without any step the update is zero
+            )
+            changes[CONTROL + name] = change
+            kept[CONTROL + name] = trained.state.get(CONTROL + name, torch.zeros_like(change)) + change
+        return Contribution(changes, kept)
+
+    return LocalRule(("cross_entropy",), objective, fields=control_fields, finish=finish)
+
+
+def control_fields(setting: Setting) -> tuple[phases.Field, ...]:
+    """``control/<parameter>``: the change of c_k, not weighted."""
+    return tuple(
+        phases.Field(CONTROL + name, tuple(item.shape), ring=64, bound=CONTROL_BOUND)
+        for name, item in trained_parameters(setting).items()
+    )
+
+
+def server_rule(config: ScaffoldConfig) -> ServerRule:
+    """Both of the server's formulas. In its state: the sum over all silos of c_k, and their number K."""
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        size = float(cohort.size)
+        steps = {
+            name: config.global_learning_rate * mean for name, mean in mean_updates(totals, size).items()
+        }
+        sums = {
+            CONTROL + name: item + torch.as_tensor(totals[CONTROL + name])
+            for name, item in _controls(state.extra).items()
+        }
+        return state.evolve(
+            model=next_model(state.model, plus(state.model, steps), totals, size),
+            extra={**state.extra, **sums, SILOS: _silos(state, cohort)},
+        )
+
+    return ServerRule(
+        fields=lambda setting: update_fields(setting, weighted=False),
+        update=update,
+        initial=_no_controls,
+        broadcast=mean_control,
+    )
+
+
+def mean_control(state: ServerState) -> dict[str, torch.Tensor]:
+    """c, the mean over all silos of c_k, as ``control/<parameter>`` in float32."""
+    silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
+    return {CONTROL + name: (item / silos).float() for name, item in _controls(state.extra).items()}
+
+
+def _silos(state: ServerState, cohort: Cohort) -> torch.Tensor:
+    """K. A silo that is lost for good keeps its place, as its c_k stays in the sum."""
+    if cohort.enrolled < cohort.size:
+        raise ValueError(
+            f"Expected `cohort.enrolled` to be at least the {cohort.size} silos of the sum, but got "
+            f"{cohort.enrolled}."
+        )
+    return torch.tensor(max(int(state.extra[SILOS]), cohort.enrolled), dtype=torch.int64)
+
+
+def _no_controls(setting: Setting) -> dict[str, torch.Tensor]:
+    zeros = {
+        CONTROL + name: torch.zeros(item.shape, dtype=torch.float64)
+        for name, item in trained_parameters(setting).items()
+    }
+    return {**zeros, SILOS: torch.zeros((), dtype=torch.int64)}
+
+
+def _controls(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The control variates among them, by parameter name."""
+    return {name.removeprefix(CONTROL): item for name, item in tensors.items() if name.startswith(CONTROL)}
+
+
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """SCAFFOLD's training and SCAFFOLD's server: neither makes sense without the other."""
+    return local_rule(setting.config, setting), server_rule(setting.config)
+
+
+METHOD = composed_method(
+    name="scaffold",
+    title="SCAFFOLD",
+    paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
+    config=ScaffoldConfig,
+    parts=parts,
+)

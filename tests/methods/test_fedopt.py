@@ -1,0 +1,51 @@
+"""FedOpt: both variants against the paper's formulas by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.methods import by_hand
+
+from tightframe import methods
+from tightframe.methods.fedopt import METHOD, FedOptConfig
+
+
+class FedAdam(by_hand.FedOpt):
+    variant = "adam"
+
+
+class FedYogi(by_hand.FedOpt):
+    variant = "yogi"
+
+
+@pytest.mark.parametrize("loop", [FedAdam, FedYogi])
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+def test_rounds_are_those_of_a_loop_by_hand(
+    loop: type[by_hand.FedOpt], weighting: Any, open_sum: Callable[..., Any]
+) -> None:
+    """Three rounds, one of them without a silo; v passes from below D^2 to above it and back."""
+    config = FedOptConfig(variant=loop.variant, server_learning_rate=loop.learning_rate, weighting=weighting)  # type: ignore[arg-type]
+    setting = by_hand.setting_of(METHOD, config)
+    lost = {(2, "site-1")}
+    state, _ = by_hand.federate(METHOD, setting, 3, open_sum, lost=lost)
+    expected = loop(setting, uniform=weighting == "uniform", lost=lost)
+    by_hand.assert_models_agree(state.model, expected.run(3), atol=1e-5)
+    for name, second in expected.second.items():
+        torch.testing.assert_close(state.extra[f"second/{name}"].double(), second, rtol=1e-3, atol=1e-8)
+        torch.testing.assert_close(
+            state.extra[f"first/{name}"].double(), expected.first[name], rtol=0, atol=2e-6
+        )
+    assert len(state.extra) == 2 * len(expected.second), "the moments are all that the server keeps"
+
+
+def test_the_paper_is_the_default() -> None:
+    config = FedOptConfig()
+    assert (config.beta1, config.beta2, config.tau, config.weighting) == (0.9, 0.99, 1e-3, "uniform")
+
+
+def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "METHODS", [METHOD])
+    by_hand.assert_plain_is_secure("fedopt", {"variant": "yogi"}, momentum=0.9)
