@@ -212,6 +212,32 @@ def test_a_request_that_comes_again_gets_the_identical_bytes(tmp_path: Path) -> 
     assert len(again) == 4 * 6 and all(one == other for one, other in again)
 
 
+def test_a_task_that_two_processes_work_on_at_once_is_answered_alike_by_both(tmp_path: Path) -> None:
+    """The simulator with fewer threads than silos was seen to do so; the later one masks nothing."""
+    of, answers = job(rounds=1), []
+
+    class Racing(Wire):
+        def exchange(self, task: str, requests: Any, accept: Any) -> Any:
+            if task == "contribute" and not answers:
+                context = contexts(of, tmp_path, memory_only=False)["site-1"]
+                late, early = SiloSession(context), SiloSession(context)
+                training = late._training()
+                contribute = training.contribute
+
+                def slow(*arguments: Any) -> Any:
+                    answers.append(early.handle(task, requests["site-1"])["secure"])
+                    return contribute(*arguments)
+
+                training.contribute = slow  # type: ignore[method-assign]
+                answers.append(late.handle(task, requests["site-1"])["secure"])
+            return super().exchange(task, requests, accept)
+
+    sessions = {site: SiloSession(one) for site, one in contexts(of, tmp_path, memory_only=False).items()}
+    result = coordinator(of, tmp_path).run(Racing(sessions))
+    assert len(answers) == 2 and answers[0] == answers[1]
+    assert all(row.silos == FOUR for row in result.outcome.rows if row.kind == "train")
+
+
 def test_a_slot_is_never_used_for_something_else(tmp_path: Path) -> None:
     of = job(rounds=1)
     _, line = run(of, tmp_path)

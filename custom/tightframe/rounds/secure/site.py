@@ -16,7 +16,7 @@ from tightframe.rounds.secure.record import SiteRecord
 from tightframe.rounds.secure.vault import Vault
 from tightframe.rounds.summation import Encoded
 from tightframe.securesum import messages, rules, site
-from tightframe.securesum.errors import InconsistencyError, StateError
+from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Established, Masked
 
@@ -210,13 +210,27 @@ class SecureSite:
             )
         key = hashlib.sha256(raw + also).digest()
         with named():
-            kept = self._vault.recall(f"reply-{task}")
-            if kept is not None and kept[: len(key)] == key:
-                self._context.log.info(
-                    "%s: %s was asked again; answered with the same bytes", self._context.name, task
-                )
-                return kept[len(key) :]
-            return make(key)
+            kept = self._recall(task, key)
+            if kept is not None:
+                return kept
+            try:
+                return make(key)
+            except ReplayError:
+                # The engine may run one task in two processes at once; the other one was first.
+                kept = self._recall(task, key)
+                if kept is None:
+                    raise
+                return kept
+
+    def _recall(self, task: str, key: bytes) -> bytes | None:
+        """What the request of this key was answered with, if it was the last one of its task."""
+        kept = self._vault.recall(f"reply-{task}")
+        if kept is None or kept[: len(key)] != key:
+            return None
+        self._context.log.info(
+            "%s: %s was asked again; answered with the same bytes", self._context.name, task
+        )
+        return kept[len(key) :]
 
     def _commit(self, task: str, key: bytes, step: Any) -> bytes:
         reply: bytes = step.reply.to_bytes()
