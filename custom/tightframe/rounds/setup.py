@@ -31,6 +31,8 @@ from tightframe.rounds import classes, codec, evaluation, personal, statistics
 
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""
+HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
+"""Options of backbones that are of their own head only."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,7 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     )
     setup = JobSetup(job, method, dataset, setting)
     _check_sums(setup)
-    head = model_update.shared_template(setting).head
-    if raw.get("model_options", {}).get("dropout") and not hasattr(head, "dropout"):
-        raise JobError([f"model_options.dropout: {method.name} has a head of its own, without dropout"])
+    _check_head(setup, raw.get("model_options", {}))
     return setup
 
 
@@ -171,6 +171,19 @@ def _check_sums(setup: JobSetup) -> None:
         raise JobError([str(error)]) from None
     except (ValueError, TypeError) as error:
         raise JobError([f"the method cannot be planned with these options: {error}"]) from None
+
+
+def _check_head(setup: JobSetup, asked: dict[str, Any]) -> None:
+    """Refuse options of the backbone's head where the method brings a head of its own."""
+    options = sorted(name for name in HEAD_OPTIONS if asked.get(name))
+    method, setting = setup.method, setup.setting
+    if not options or method.head is None:
+        return
+    width = models.feature_width(model_update.shared_template(setting))
+    if method.head(setting.config, width, setting.num_classes) is not None:
+        raise JobError(
+            [f"model_options.{name}: {method.name} has a head of its own, without it" for name in options]
+        )
 
 
 def _named(get: Any, name: Any, key: str, problems: list[str]) -> Any:
