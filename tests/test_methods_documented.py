@@ -14,8 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tightframe import data, methods, models
-from tightframe.data.benchmark_sets import BENCHMARK_SETS
+from tightframe import methods, models
 from tightframe.phases import Method
 from tightframe.rounds.setup import prepare
 from tightframe_app import recipes
@@ -157,9 +156,6 @@ def commands() -> list[tuple[str, list[str]]]:
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """``benchmarks/methods.py``, with its data sets in the registry."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    known = {spec.name for spec in data.DATASETS}
-    more = [spec for spec in BENCHMARK_SETS if spec.name not in known]
-    monkeypatch.setattr(data, "DATASETS", [*data.DATASETS, *more])
     return importlib.import_module("methods")
 
 

@@ -25,7 +25,7 @@ class _Entry:
     [
         (methods, methods.METHODS, "tightframe.methods"),
         (models, models.BACKBONES, "tightframe.backbones"),
-        (data, data.DATASETS, "tightframe.datasets"),
+        (data, [listed.load() for listed in data.DATASETS], "tightframe.datasets"),
     ],
 )
 def test_installed_packages_add_names(

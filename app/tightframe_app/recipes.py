@@ -120,7 +120,12 @@ def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
 # 920 columns are the demo's 48-hour drugs, so that one job serves the twin and the demo.
 _EICU: Mapping[str, Any] = {
     "dataset": "eicu",
-    "dataset_options": {"window": "48h", "silos": "regions", "equal_sizes": True, "oversample_minority": True},
+    "dataset_options": {
+        "window": "48h",
+        "silos": "regions",
+        "equal_sizes": True,
+        "oversample_minority": True,
+    },
     "model": "mlp",
     "model_options": {"last_activation": False, "single_logit": True},
     "seed": 2022,

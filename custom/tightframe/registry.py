@@ -6,9 +6,10 @@ Only what is installed at a site can be named, and only the entry that is named 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tightframe.errors import JobError
 
@@ -24,7 +25,25 @@ class Named(Protocol):
 Item = TypeVar("Item", bound=Named)
 
 
-def find(own: Sequence[Item], name: str, *, group: str, kind: type[Item], what: str) -> Item:
+@dataclass(frozen=True)
+class Listed(Generic[Item]):
+    """An item of ours that is imported when it is named.
+
+    Attributes:
+        name: what a job calls it.
+        module: whose ``SPECS``, name -> item, has it.
+    """
+
+    name: str
+    module: str
+
+    def load(self) -> Item:
+        """The item."""
+        item: Item = import_module(self.module).SPECS[self.name]
+        return item
+
+
+def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: type[Item], what: str) -> Item:
     """The item that a job calls ``name``: one of ours, or one that an installed package offers.
 
     Args:
@@ -40,7 +59,7 @@ def find(own: Sequence[Item], name: str, *, group: str, kind: type[Item], what: 
     """
     for item in own:
         if item.name == name:
-            return item
+            return item.load() if isinstance(item, Listed) else item
     offered = entry_points(group=group)
     found = [entry for entry in offered if entry.name == name]
     if len(places := sorted({entry.value for entry in found})) > 1:

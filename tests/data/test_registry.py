@@ -47,3 +47,18 @@ def test_enrolment_needs_no_torch(root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[33, 6, 24] False", "True"]
+
+
+def test_every_listed_data_set_is_there_under_its_name_and_only_what_is_named_is_imported(root: Path) -> None:
+    for listed in data.DATASETS:
+        assert listed.load().name == listed.name
+        assert data.get(listed.name) is listed.load()
+    code = (
+        "import sys\n"
+        "from tightframe import data\n"
+        "data.get('fed_isic2019')\n"
+        "print(sorted(name for name in sys.modules if name.startswith('tightframe.data.')))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "['tightframe.data.base', 'tightframe.data.isic']", done.stderr

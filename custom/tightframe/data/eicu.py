@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tightframe.data.base import SitePath
+from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.registry import deferred
 
 CLASS_NAMES = ("survived", "died")
 """In hospital, in label order."""
@@ -111,3 +112,18 @@ def vocabulary_sha256(codes: Iterable[int]) -> str:
     '53fd0c7d'
     """
     return hashlib.sha256("".join(f"{code}\n" for code in codes).encode()).hexdigest()
+
+
+SPECS = {
+    "eicu": DatasetSpec(
+        name="eicu",
+        title="eICU",
+        class_names=CLASS_NAMES,
+        options=EicuOptions,
+        site=EicuSite,
+        input_shape=lambda options: (options.drugs,),
+        open=deferred("tightframe.data.eicu_silo", "open_site"),
+        twin=deferred("tightframe.data.eicu_twin", "open_twin"),
+        num_centers=len(REGIONS),
+    ),
+}

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tightframe.data.base import SitePath
+from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.registry import deferred
 
 CLASS_NAMES = ("no disease", "disease")
 """Of the coronary arteries (angiographic status 0, or 1 to 4), in label order."""
@@ -58,3 +59,18 @@ class HeartSite(BaseModel):
 
     root: SitePath
     center: int = Field(ge=0, lt=NUM_CENTERS)
+
+
+SPECS = {
+    "fed_heart_disease": DatasetSpec(
+        name="fed_heart_disease",
+        title="Fed-Heart-Disease",
+        class_names=CLASS_NAMES,
+        options=HeartOptions,
+        site=HeartSite,
+        input_shape=lambda options: (len(FEATURES),),
+        open=deferred("tightframe.data.heart_disease", "open_site"),
+        twin=deferred("tightframe.data.heart_twin", "open_twin"),
+        num_centers=NUM_CENTERS,
+    ),
+}

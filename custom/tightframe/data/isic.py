@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tightframe.data.base import SitePath
+from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.registry import deferred
 
 CLASS_NAMES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 """Melanoma, naevus, basal cell carcinoma, actinic keratosis, benign keratosis,
@@ -88,3 +89,18 @@ def shorter_side(size: int) -> int:
     (224, 54)
     """
     return round(FULL_SHORTER_SIDE * size / FULL_SIZE)
+
+
+SPECS = {
+    "fed_isic2019": DatasetSpec(
+        name="fed_isic2019",
+        title="Fed-ISIC2019",
+        class_names=CLASS_NAMES,
+        options=IsicOptions,
+        site=IsicSite,
+        input_shape=lambda options: (3, options.image_size, options.image_size),
+        open=deferred("tightframe.data.isic_folder", "open_folder"),
+        twin=deferred("tightframe.data.twin", "open_twin"),
+        num_centers=NUM_CENTERS,
+    ),
+}
