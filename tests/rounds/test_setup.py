@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,6 @@ def test_a_rounds_later_phases_are_for_those_in_the_earlier_ones(tmp_path: Path)
 
 
 def test_personal_models_stay_at_the_silos_and_only_their_mean_is_told(tmp_path: Path) -> None:
-    import json
-
     result, line = run(job(method="fedavg", rounds=1, personalise=True), tmp_path)
     reports = [json.loads((tmp_path / site / "local_report.json").read_text())["personal"] for site in FOUR]
     assert result.outcome.personal is not None
