@@ -1,0 +1,30 @@
+"""The benchmark on the real eICU demo, and what federated training must reach there."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import eicu
+
+    return eicu
+
+
+@pytest.mark.slow
+def test_federated_training_on_the_demo_reaches_an_auroc_of_seven_tenths(
+    benchmark: ModuleType, real_data: Path
+) -> None:
+    """Mean of five seeds; pooled logistic regression reaches 0.75 on all of it, resampling sd 0.03."""
+    records = benchmark.silos(real_data)
+    values = [benchmark.federated("FedAvg", records, 15, seed, "plain")["auroc"] for seed in range(1, 6)]
+    assert statistics.mean(values) >= 0.70, values
+    assert 0.69 < benchmark.pooled(benchmark.silos(real_data, {"drugs": 920})) < 0.78
