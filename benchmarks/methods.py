@@ -1,0 +1,389 @@
+"""Methods against FedAvg on the papers' partitions: one table, all seeds, nothing left out.
+
+All silos in one process. Prints a table (mean and spread over seeds, paired differences with
+intervals, rounds to FedAvg's best, seconds and bytes a round), writes every number as JSON and the
+curves as PNG. FedMR's weights are chosen from a declared grid on the validation folds, with seeds
+that are not in the result, and the whole grid is printed.
+
+    python benchmarks/methods.py --data digits --partition P10C2 --seeds 3
+    python benchmarks/methods.py --data fashion_mnist --partition P5C2 --seeds 5 --methods fedmr fedetf
+    python benchmarks/methods.py --data cifar10 --root /data/cifar --partition P10C3 --scale paper --seeds 3
+
+Partitions: PrhoCsigma (``P10C2``), ``Dir0.1x20`` with ``-fednh`` (default), ``-fedetf`` or ``-fedmr``,
+Cx-100-c (``C10-100-2``), ``IIDx10``; ``natural`` for sets that have silos of their own. A method may
+come with options: ``fedetf:gamma=0.5,temperature=10``. Silos compute on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comparison
+import isic
+import torch
+from rich.console import Console
+from scales import HAM, Scale, scale_of
+
+from tightframe import data, federation, methods
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.data.base import SiloData
+from tightframe.data.benchmark_sets import BENCHMARK_SETS, DERIVED, open_silos
+from tightframe.errors import TightframeError
+
+FIRST_GRID_SEED = 1000
+"""Seeds of the grid; those of the result lie below."""
+
+GRIDS: dict[str, list[dict[str, Any]]] = {
+    "fedmr": [
+        {"mu_intra": intra, "mu_inter": inter} for intra in (1e-6, 1e-5, 1e-4) for inter in (1e-3, 1e-2)
+    ]
+}
+"""Declared before any result: mu_intra around its hundredth of the cross-entropy, mu_inter up to 1e-2."""
+
+DEFAULT_METHODS = ("fedmr", "fedetf", "fednh", "fedavg_etf")
+ROOTS = {
+    "fashion_mnist": Path("/usr/share/datasets/fashion-mnist"),  # Debian's dataset-fashion-mnist
+    HAM: Path(os.environ.get("TIGHTFRAME_TEST_DATA", isic.DEFAULT_DATA)),
+}
+
+
+def parse_partition(text: str) -> dict[str, Any]:
+    """The options of a set for a partition as the papers write it.
+
+    >>> parse_partition("P10C2")
+    {'partition': 'class_disjoint', 'silos': 10, 'classes_per_silo': 2}
+    >>> parse_partition("Dir0.1x20-fedetf")
+    {'partition': 'dirichlet', 'silos': 20, 'alpha': 0.1, 'variant': 'fedetf'}
+    >>> parse_partition("C10-100-2")
+    {'partition': 'shards', 'silos': 100, 'classes_per_silo': 2}
+    """
+    if found := re.fullmatch(r"P(\d+)C(\d+)", text):
+        return {"partition": "class_disjoint", "silos": int(found[1]), "classes_per_silo": int(found[2])}
+    if found := re.fullmatch(r"Dir([\d.]+)x(\d+)(?:-(fednh|fedetf|fedmr))?", text):
+        variant = {"variant": found[3]} if found[3] else {}
+        return {"partition": "dirichlet", "silos": int(found[2]), "alpha": float(found[1]), **variant}
+    if found := re.fullmatch(r"C\d+-(\d+)-(\d+)", text):
+        return {"partition": "shards", "silos": int(found[1]), "classes_per_silo": int(found[2])}
+    if found := re.fullmatch(r"IIDx(\d+)", text):
+        return {"partition": "iid", "silos": int(found[1])}
+    if text == "natural":
+        return {}
+    raise argparse.ArgumentTypeError(f"expected P10C2, Dir0.1x20, C10-100-2, IIDx10 or natural, got {text!r}")
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any] | None]:
+    """A method and its options, None where none are given.
+
+    >>> parse_method("fedetf:gamma=0.5,zero_counts=exclude")
+    ('fedetf', {'gamma': 0.5, 'zero_counts': 'exclude'})
+    """
+    name, colon, rest = text.partition(":")
+    if not colon:
+        return name, None
+    options: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise argparse.ArgumentTypeError(f"expected name:key=value,..., got {text!r}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return name, options
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One data set, partition and scale.
+
+    Attributes:
+        name: of the data set, as ``--data`` calls it.
+        partition: options of the set.
+        root: folder with the files.
+        scale: how large a run is.
+        summation, threads, personalise: of the jobs.
+    """
+
+    name: str
+    partition: Mapping[str, Any]
+    root: Path | None
+    scale: Scale
+    summation: str = "secure"
+    threads: int = 1
+    personalise: bool = False
+
+    def silos(self, seed: int) -> dict[str, SiloData]:
+        """The silos' records; each seed has a partition of its own, which all methods share."""
+        if self.name == HAM:
+            assert self.root is not None
+            return isic.silos(self.root, 32)
+        return open_silos(self.name, root=self.root, **self.dataset_options(seed))
+
+    def dataset_options(self, seed: int) -> dict[str, Any]:
+        """What the jobs of a seed ask of the data set."""
+        if self.name == HAM:
+            return {"image_size": 32}
+        asked: dict[str, Any] = {**self.partition, "partition_seed": seed, "test": "own"}
+        subsets = ("subset",) if self.name in DERIVED else ("subset", "test_subset")
+        return asked | {key: value for key in subsets if (value := getattr(self.scale, key)) is not None}
+
+    def job(
+        self, method: str, options: Mapping[str, Any], names: Sequence[str], seed: int, rules: str
+    ) -> JobConfig:
+        """The same training for every method."""
+        scale = self.scale
+        return parse_job(
+            {
+                "job_name": f"{method}-{self.name}".replace("_", "-"),
+                "method": method,
+                "method_options": {**(scale.method_options or {}).get(method, {}), **options},
+                "dataset": "fed_isic2019" if self.name == HAM else self.name,
+                "dataset_options": self.dataset_options(seed),
+                "model": scale.model,
+                "model_options": dict(scale.model_options),
+                "sites": sorted(names),
+                "min_sites": len(names),
+                "rounds": scale.rounds,
+                "seed": seed,
+                "class_rules": rules,
+                "summation": self.summation,
+                "threads": self.threads,
+                "personalise": self.personalise,
+                "training": {
+                    "epochs": scale.epochs,
+                    "batch_size": scale.batch_size,
+                    "learning_rate": scale.learning_rate,
+                    "weight_decay": scale.weight_decay,
+                    "augment": scale.augment,
+                },
+            }
+        )
+
+    def run(self, job: JobConfig, records: Mapping[str, SiloData]) -> dict[str, Any]:
+        """Train; the measure after every round, and what a round cost. A failure is a result, too."""
+        try:
+            found = federation.run_job(job, data=records).outcome
+        except TightframeError as error:
+            return {"seed": job.seed, "error": error.code, "reason": str(error)}
+        models = [row.evaluation or {} for row in found.rows if row.makes_model]
+        course, validation = (
+            [model.get(fold, {}).get(self.scale.measure) for model in models]
+            for fold in ("test", "validation")
+        )
+        exchanges = [row for row in found.rows if row.kind == "train"]
+        return {
+            "seed": job.seed,
+            "course": course,
+            "validation_course": validation,
+            "seconds_a_round": sum(row.seconds for row in exchanges) / job.rounds,
+            "bytes_a_round": sum(row.bytes_up + row.bytes_down for row in exchanges) / job.rounds,
+            "personal": (found.personal or {}).get("accuracy"),
+            "rules": found.rules,
+            "sums": found.summation,
+        }
+
+
+def choose(bench: Bench, method: str, seeds: Sequence[int], rules: str, tell: Any) -> dict[str, Any]:
+    """Search a method's declared grid by the validation folds; every point is kept."""
+    points: list[dict[str, Any]] = [{"options": options, "scores": []} for options in GRIDS[method]]
+    for seed in seeds:
+        records = bench.silos(seed)
+        for point in points:
+            run = bench.run(bench.job(method, point["options"], list(records), seed, rules), records)
+            watched = {"course": run.get("validation_course", [])}
+            point["scores"].append(comparison.score(watched, bench.scale.last))
+            tell(
+                f"grid, seed {seed}: {method} {comparison.described(point['options'])}: {point['scores'][-1]}"
+            )
+    for point in points:
+        whole = None not in point["scores"]
+        point["mean"] = statistics.fmean(point["scores"]) if whole else None
+    usable = [point for point in points if point["mean"] is not None]
+    if not usable:
+        raise SystemExit(f"no point of the grid of {method} could be trained with every seed")
+    best = max(usable, key=lambda point: point["mean"])
+    return {"seeds": list(seeds), "points": points, "chosen": best["options"]}
+
+
+def measure(
+    bench: Bench,
+    wanted: Sequence[tuple[str, dict[str, Any] | None]],
+    *,
+    seeds: Sequence[int],
+    grid_seeds: Sequence[int],
+    class_rules: Sequence[str],
+    tell: Any = lambda text: None,
+) -> dict[str, Any]:
+    """Every method with every seed; FedAvg is always there.
+
+    Args:
+        bench: data, partition and scale.
+        wanted: methods with their options; None takes the grid's choice or the scale's defaults.
+        seeds: of the result.
+        grid_seeds: of the grid; empty leaves the grid out.
+        class_rules: ``off``, ``on`` or both; the first one is the one that is compared.
+        tell: gets a line after each run.
+
+    Returns:
+        Plain values: what was run, the grids, and every run of ``results[rules][method]``.
+    """
+    grids = {
+        name: choose(bench, name, grid_seeds, class_rules[0], tell)
+        for name, options in wanted
+        if options is None and name in GRIDS and grid_seeds
+    }
+    entries = [(comparison.BASELINE, "fedavg", {})]
+    for name, options in wanted:
+        if name == "fedavg" and not options:
+            continue
+        asked = grids[name]["chosen"] if options is None and name in grids else options or {}
+        title = methods.get(name).title
+        entries.append((f"{title} ({comparison.described(asked)})" if asked else title, name, asked))
+    results: dict[str, dict[str, list[dict[str, Any]]]] = {
+        rules: {title: [] for title, _, _ in entries} for rules in class_rules
+    }
+    folds: dict[str, Any] = {}
+    for seed in seeds:
+        records = bench.silos(seed)
+        folds[str(seed)] = {
+            name: {fold: len(silo.labels(fold)) for fold in ("train", "validation", "test")}  # type: ignore[arg-type]
+            for name, silo in records.items()
+        }
+        for rules in class_rules:
+            for title, name, asked in entries:
+                run = bench.run(bench.job(name, asked, list(records), seed, rules), records)
+                results[rules][title].append(run)
+                shown = run.get("error") or comparison.score(run, bench.scale.last)
+                tell(f"seed {seed}, class rules {rules}: {title}: {shown}")
+    spec = data.get("fed_isic2019" if bench.name == HAM else bench.name)
+    title = "HAM four-centre subset" if bench.name == HAM else spec.title
+    kind = comparison.described(bench.partition) if bench.partition else "natural silos"
+    used = "" if bench.scale.subset is None else f", {bench.scale.subset} training images"
+    return {
+        "data": f"{title}, {kind}{used}",
+        "seeds": len(seeds),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "torch": torch.__version__,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "settings": {
+            **vars(bench.scale),
+            "summation": bench.summation,
+            "threads": bench.threads,
+            "partition": dict(bench.partition),
+        },
+        "records": folds,
+        "grids": grids,
+        "results": results,
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [spec.name for spec in BENCHMARK_SETS]
+    found.add_argument("--data", choices=[*names, HAM], default="digits")
+    found.add_argument("--root", type=Path, help="folder with the files of the data set")
+    found.add_argument("--partition", type=parse_partition, help="default: P10C2, or natural")
+    found.add_argument(
+        "--methods", nargs="+", type=parse_method, default=[(n, None) for n in DEFAULT_METHODS]
+    )
+    found.add_argument("--seeds", type=int, default=3, help="number of seeds of the result")
+    found.add_argument("--first-seed", type=int, default=0)
+    found.add_argument("--grid-seeds", type=int, default=2, help="0 takes a method's defaults instead")
+    found.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
+    found.add_argument(
+        "--class-rules", choices=("off", "on", "both"), default="off", help="off as in the papers"
+    )
+    found.add_argument("--summation", choices=("secure", "plain"), default="secure")
+    found.add_argument("--threads", type=int, default=1)
+    found.add_argument("--personalise", action="store_true", help="personal models after the last round, too")
+    found.add_argument("--deterministic", action="store_true", help="the same bits on the same GPU, slower")
+    found.add_argument("--no-curves", action="store_true")
+    found.add_argument("--out", type=Path, default=Path("methods.json"))
+    for name, kind in (("rounds", int), ("epochs", int), ("batch_size", int), ("subset", int), ("last", int)):
+        found.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of the scale's")
+    for name in ("test_subset", "learning_rate", "weight_decay", "model"):
+        kind = {"test_subset": int, "model": str}.get(name, float)
+        found.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of the scale's")
+    found.add_argument("--model-options", type=json.loads, help='JSON, for example {"widths": [16, 32]}')
+    return found
+
+
+def bench_of(arguments: argparse.Namespace) -> Bench:
+    """What the command line asks for."""
+    scale = scale_of(arguments.data, arguments.scale)
+    asked = {
+        name: getattr(arguments, name) for name in vars(scale) if getattr(arguments, name, None) is not None
+    }
+    if "model" in asked and "model_options" not in asked:
+        asked["model_options"] = {}
+    scale = replace(scale, **asked)
+    natural = arguments.data == HAM or arguments.data in DERIVED
+    partition = arguments.partition
+    if partition is None:
+        partition = {} if natural else parse_partition("P10C2")
+    if natural != (not partition):
+        raise SystemExit(f"{arguments.data} has {'silos' if natural else 'no silos'} of its own")
+    return Bench(
+        arguments.data,
+        partition,
+        arguments.root or ROOTS.get(arguments.data),
+        replace(scale, last=min(scale.last, scale.rounds)),
+        summation=arguments.summation,
+        threads=arguments.threads,
+        personalise=arguments.personalise,
+    )
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run, show, write."""
+    arguments = parser().parse_args(given)
+    if not arguments.no_curves and importlib.util.find_spec("matplotlib") is None:
+        print("curves need matplotlib: pip install 'tightframe[benchmarks]', or --no-curves", file=sys.stderr)
+        return 2
+    if arguments.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    if arguments.first_seed + arguments.seeds > FIRST_GRID_SEED:
+        print(f"seeds from {FIRST_GRID_SEED} on are the grid's: ask for lower ones", file=sys.stderr)
+        return 2
+    rules = ["off", "on"] if arguments.class_rules == "both" else [arguments.class_rules]
+    console, progress = Console(width=160), Console(stderr=True)
+    bench = bench_of(arguments)
+    report = measure(
+        bench,
+        arguments.methods,
+        seeds=range(arguments.first_seed, arguments.first_seed + arguments.seeds),
+        grid_seeds=range(FIRST_GRID_SEED, FIRST_GRID_SEED + arguments.grid_seeds),
+        class_rules=rules,
+        tell=partial(progress.print, highlight=False),
+    )
+    comparison.show(report, console)
+    report["summary"] = comparison.summarise(report)
+    arguments.out.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    console.print(f"written: {arguments.out}")
+    if not arguments.no_curves:
+        picture = arguments.out.with_suffix(".png")
+        comparison.draw(report, picture)
+        console.print(f"written: {picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except TightframeError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -1,0 +1,79 @@
+"""How large the runs of ``methods.py`` are: on two CPU cores in minutes, or as in the papers on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+HAM = "ham"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is.
+
+    Attributes:
+        model, model_options: the backbone.
+        rounds, epochs, batch_size, learning_rate, weight_decay, augment: of training.
+        subset, test_subset: images used in all; None is all.
+        measure: ``accuracy`` or ``balanced_accuracy``.
+        last: the score is the mean over so many last rounds.
+        method_options: what methods take at this scale where nothing else is asked.
+    """
+
+    model: str
+    model_options: Mapping[str, Any]
+    rounds: int
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    weight_decay: float = 1e-5
+    augment: bool = False
+    subset: int | None = None
+    test_subset: int | None = None
+    measure: str = "accuracy"
+    last: int = 5
+    method_options: Mapping[str, Mapping[str, Any]] | None = None
+
+
+SMALL_NET: dict[str, dict[str, Any]] = {"fedetf": {"temperature": 10.0}}
+"""As in the authors' code: 10 for its small CNN, 1 (our default) for its ResNets."""
+
+# Five local epochs, as in FedNH's experiments and half of FedAvg_ETF's. The learning rate was chosen by
+# FedAvg's validation accuracy on P5C2 with seed 100, which is in no table: 0.606, against 0.559 with 0.05.
+DIGITS = Scale("small_cnn", {"widths": [16, 32]}, 20, 5, 16, 0.02, method_options=SMALL_NET)
+# Learning rate as above, on Fashion-MNIST: 0.371 with 0.02, 0.364 with 0.05 (10 rounds, mean of the last 5).
+SMALL = Scale(
+    "small_cnn",
+    {"widths": [16, 32, 64]},
+    rounds=10,
+    epochs=2,
+    batch_size=32,
+    learning_rate=0.02,
+    subset=4000,
+    test_subset=2000,
+    method_options=SMALL_NET,
+)
+PAPER = Scale("resnet18", {}, 100, 10, 128, 0.01, augment=True)
+"""FedMR's settings; the other papers' by flags."""
+
+CPU_SCALES: dict[str, Scale] = {
+    "digits": DIGITS,
+    # Chosen by FedAvg's validation score with a seed that is in no table; see `isic.py`.
+    HAM: Scale(
+        "small_cnn", {}, 20, 4, 16, 0.03, measure="balanced_accuracy", last=1, method_options=SMALL_NET
+    ),
+    "color_mnist": replace(SMALL, subset=None, test_subset=None),
+    "rotated_cifar10": replace(SMALL, subset=10_000, test_subset=None),
+}
+PAPER_SCALES: dict[str, Scale] = {
+    "digits": DIGITS,
+    "cifar100": replace(PAPER, model="wrn_28_10", rounds=400),
+    HAM: CPU_SCALES[HAM],
+}
+
+
+def scale_of(name: str, size: str) -> Scale:
+    """The scale ``cpu`` or ``paper`` of a data set."""
+    return CPU_SCALES.get(name, SMALL) if size == "cpu" else PAPER_SCALES.get(name, PAPER)
