@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 # A job small enough to train in a fraction of a second.
 SMALL: dict[str, Any] = {
@@ -29,6 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
 # `conftest` of a folder imports torch before hooks run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# How long an example takes depends on what else runs; tests time nothing.
+settings.register_profile("steady", deadline=None)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -40,9 +40,9 @@ ROLE = "client"
 """What provisioning writes as the role of a site (attribute ``unstructuredName``)."""
 
 SIGNATURE_HASHES = ("sha256", "sha384", "sha512")
-SALT_BYTES = 32
-"""Of RSA-PSS. The engine's login signs with the longest salt that fits, so that even the padding of
-its signatures differs from ours."""
+PSS_SALT_BYTES = 32
+"""The engine's login signs with the longest salt that fits, so that even the padding of its signatures
+differs from ours."""
 
 # What a verifier does not understand but the issuer calls critical, it must refuse (RFC 5280, 4.2).
 _UNDERSTOOD = (
@@ -360,7 +360,7 @@ def _listed(values: list[str | bytes]) -> str:
 
 
 def _pss() -> padding.PSS:
-    return padding.PSS(padding.MGF1(SHA256()), SALT_BYTES)
+    return padding.PSS(padding.MGF1(SHA256()), PSS_SALT_BYTES)
 
 
 def _require_prefix(message: bytes) -> None:

@@ -26,6 +26,7 @@ from tightframe.securesum.errors import KeyAgreementError, ShareError, Signature
 
 PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
 KEY_BYTES = 32
+HASH_BYTES = 32
 NONCE_BYTES = 12
 SIGNATURE_BYTES = 64
 

@@ -183,8 +183,8 @@ class _Reading:
         params = Params.from_bytes(read["params"])
         _demand(params.to_bytes() == read["params"], "session.params", "in canonical form", "in another")
         self.check_params(params)
-        shown = read_advertisements(params, Advertisements(tuple(read["advertisements"])))
-        again = [item.to_bytes() for item in shown]
+        shown = read_advertisements(params, Advertisements(read["advertisements"]))
+        again = tuple(item.to_bytes() for item in shown)
         _demand(again == read["advertisements"], "session.advertisements", "in canonical form", "in another")
         verifier, digest = Verifier(self.anchor, self.pins, False, read["time"]), params.digest()
         keys = Keys(params.slots)
@@ -241,11 +241,11 @@ class _Reading:
             sum_id=read["sum_id"],
             schema=read["schema"],
             broadcast=read["broadcast"],
-            receipts=tuple(read["receipts"]),
-            survivors=tuple(read["survivors"]),
+            receipts=read["receipts"],
+            survivors=read["survivors"],
             agreements=read["agreements"],
         )
-        groups, roster = tuple(read.get("groups", ())), current.params.roster
+        groups, roster = read.get("groups", ()), current.params.roster
         self.check_place(record, current)
         signers = _check_receipts(record, current)
         _check_agreed(record, current, signers, opened=bool(groups))

@@ -11,31 +11,23 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any
 
+from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.messages import (
     GROUPS,
     HASH_BYTES,
-    MAX_APPLICATION,
-    MAX_CERTIFICATE,
-    MAX_SIGNATURE,
+    MAX_ADVERTISEMENT,
     Advertisement,
     Group,
     Params,
     Receipt,
     SumId,
-    _integer,
-    _mapping,
-    _one_of,
-    _record,
-    _sequence,
-    _shape,
-    _sum_id,
-    _text,
+    read_sum_id,
 )
 from tightframe.securesum.primitives import SIGNATURE_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
@@ -48,8 +40,6 @@ SERVER = "server"
 MAX_LINE = 2**28
 MAX_WORDS = 2**16
 """Longest reason; one that names every site with its own is far shorter."""
-
-Check: TypeAlias = Callable[[object, str], Any]
 
 
 @dataclass(frozen=True)
@@ -170,12 +160,12 @@ def parse(raw: bytes) -> dict[str, Any]:
             "the line", expected="one JSON object", found=f"{len(raw)} bytes that are none, or cut off"
         ) from None
     if not isinstance(value, dict):
-        raise MessageError("the line", expected="one JSON object", found=_shape(value))
+        raise MessageError("the line", expected="one JSON object", found=reading.described(value))
     if _canonical(value) != raw:
         # This also refuses a key that stands twice, of which a reader would see only one.
         raise MessageError("the line", expected="in canonical form", found="the same content in another form")
-    _one_of(*BODIES, "sum")(value.get("line"), "the kind of line")
-    _text(64)(value.get("previous"), "the hash of the line before")
+    reading.one_of(*BODIES, "sum")(value.get("line"), "the kind of line")
+    reading.text(64)(value.get("previous"), "the hash of the line before")
     return value
 
 
@@ -194,11 +184,11 @@ def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     if kind != "sum":
         return _read(BODIES[kind], body, kind)
     opened = "failure" not in body
-    keys = {**SUM, **({"groups": _GROUPS} if opened else {"failure": _record({"code": _code})})}
+    keys = {**SUM, **({"groups": _GROUPS} if opened else {"failure": reading.record({"code": _code})})}
     if server:
-        keys["blamed"] = _mapping(_text(MAX_WORDS), 0, MAX_SITES)
+        keys["blamed"] = reading.mapping(reading.text(MAX_WORDS), 0, MAX_SITES)
     if server and opened:
-        keys["total"] = _mapping(_hex, 0, len(GROUPS))
+        keys["total"] = reading.mapping(_hex, 0, len(GROUPS))
     return _read(keys, body, kind)
 
 
@@ -207,8 +197,8 @@ def line_hash(line: bytes) -> str:
     return hashlib.sha256(line.removesuffix(b"\n")).hexdigest()
 
 
-def _read(keys: Mapping[str, Check], body: Mapping[str, Any], where: str) -> dict[str, Any]:
-    read: dict[str, Any] = _record(keys)(body, where)
+def _read(keys: reading.Keys, body: Mapping[str, Any], where: str) -> dict[str, Any]:
+    read: dict[str, Any] = reading.record(keys)(body, where)
     return read
 
 
@@ -254,7 +244,7 @@ def _utc(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="seconds")
 
 
-def _base64(least: int, most: int) -> Check:
+def _base64(least: int, most: int) -> reading.Check:
     def check(value: object, where: str) -> bytes:
         try:
             data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
@@ -262,7 +252,9 @@ def _base64(least: int, most: int) -> Check:
             data = None
         # One content, one text: a decoder alone would ignore bits behind the last byte.
         if data is None or _base64_text(data) != value or not least <= len(data) <= most:
-            raise MessageError(where, expected=f"base64 of {least} to {most} bytes", found=_shape(value))
+            raise MessageError(
+                where, expected=f"base64 of {least} to {most} bytes", found=reading.described(value)
+            )
         return data
 
     return check
@@ -270,7 +262,9 @@ def _base64(least: int, most: int) -> Check:
 
 def _hex(value: object, where: str) -> bytes:
     if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{2 * HASH_BYTES}}}", value):
-        raise MessageError(where, expected=f"{HASH_BYTES} bytes in lower-case hex", found=_shape(value))
+        raise MessageError(
+            where, expected=f"{HASH_BYTES} bytes in lower-case hex", found=reading.described(value)
+        )
     return bytes.fromhex(value)
 
 
@@ -280,60 +274,61 @@ def _time(value: object, where: str) -> datetime:
     except ValueError:
         time = None
     if time is None or time.utcoffset() != timedelta(0) or _utc(time) != value:
-        raise MessageError(where, expected="a time as 2030-12-31T23:59:59+00:00", found=_shape(value))
+        raise MessageError(
+            where, expected="a time as 2030-12-31T23:59:59+00:00", found=reading.described(value)
+        )
     return time
 
 
 def _code(value: object, where: str) -> str:
     if not isinstance(value, str) or not re.fullmatch("TF-[0-9]{3}", value):
-        raise MessageError(where, expected="a code such as TF-501", found=_shape(value))
+        raise MessageError(where, expected="a code such as TF-501", found=reading.described(value))
     return value
 
 
 def _reason(value: object, where: str) -> str | None:
-    return None if value is None else str(_text(MAX_WORDS)(value, where))
-
-
-def _receipt(value: object, where: str) -> Receipt:
-    keys = {
-        "name": _text(64),
-        "slot": _integer(0, MAX_SLOTS - 1),
-        "sum_id": _sum_id,
-        "broadcast": _hex,
-        "update": _hex,
-        "static": _hex,
-        "signature": _base64(SIGNATURE_BYTES, SIGNATURE_BYTES),
-    }
-    return Receipt(**_record(keys)(value, where))
+    return None if value is None else str(reading.text(MAX_WORDS)(value, where))
 
 
 _SIGNATURE = _base64(SIGNATURE_BYTES, SIGNATURE_BYTES)
-_GROUPS = _sequence(_one_of(*GROUPS), 1, len(GROUPS))
-_ADVERTISEMENT = _base64(1, MAX_CERTIFICATE + MAX_APPLICATION + MAX_SIGNATURE + 512 + MAX_SLOTS * 128)
+_GROUPS = reading.sequence(reading.one_of(*GROUPS), 1, len(GROUPS))
+_ADVERTISEMENT = _base64(1, MAX_ADVERTISEMENT)
+_RECEIPT = reading.built(
+    Receipt,
+    {
+        "name": reading.text(64),
+        "slot": reading.integer(0, MAX_SLOTS - 1),
+        "sum_id": read_sum_id,
+        "broadcast": _hex,
+        "update": _hex,
+        "static": _hex,
+        "signature": _SIGNATURE,
+    },
+)
 
-BODIES: Mapping[str, Mapping[str, Check]] = {
+BODIES: Mapping[str, reading.Keys] = {
     "run": {
-        "format": _integer(FORMAT, FORMAT),
-        "view": _text(64),
-        "job": _text(256),
-        "version": _text(64),
+        "format": reading.integer(FORMAT, FORMAT),
+        "view": reading.text(64),
+        "job": reading.text(256),
+        "version": reading.text(64),
         "started": _time,
     },
     "session": {
         "params": _base64(1, MAX_LINE),
-        "advertisements": _sequence(_ADVERTISEMENT, 1, MAX_SITES),
-        "ready": _mapping(_SIGNATURE, 1, MAX_SITES),
+        "advertisements": reading.sequence(_ADVERTISEMENT, 1, MAX_SITES),
+        "ready": reading.mapping(_SIGNATURE, 1, MAX_SITES),
         "time": _time,
     },
-    "end": {"reason": _reason, "sums": _integer(0, 2**53)},
+    "end": {"reason": _reason, "sums": reading.integer(0, 2**53)},
 }
-SUM: Mapping[str, Check] = {
-    "epoch": _integer(0, 2**31),
-    "slot": _integer(0, MAX_SLOTS - 1),
-    "sum_id": _sum_id,
-    "schema": _text(256),
+SUM: reading.Keys = {
+    "epoch": reading.integer(0, 2**31),
+    "slot": reading.integer(0, MAX_SLOTS - 1),
+    "sum_id": read_sum_id,
+    "schema": reading.text(256),
     "broadcast": _hex,
-    "receipts": _sequence(_receipt, 0, MAX_SITES),
-    "survivors": _sequence(_text(64), 0, MAX_SITES),
-    "agreements": _mapping(_SIGNATURE, 0, MAX_SITES),
+    "receipts": reading.sequence(_RECEIPT, 0, MAX_SITES),
+    "survivors": reading.sequence(reading.text(64), 0, MAX_SITES),
+    "agreements": reading.mapping(_SIGNATURE, 0, MAX_SITES),
 }
