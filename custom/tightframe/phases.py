@@ -217,8 +217,8 @@ class SiloView(Protocol):
     setting: Setting
     device: torch.device
 
-    def class_counts(self, fold: Fold) -> torch.Tensor:
-        """Records of each class in a fold: int64 (C,)."""
+    def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
+        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once."""
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
         """A model on this silo's device with these parameters and buffers."""

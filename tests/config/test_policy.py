@@ -12,8 +12,8 @@ from tests.conftest import SMALL
 from tightframe import __version__
 from tightframe.config.job import check_job, parse_job
 from tightframe.config.policy import PROFILES, PolicyBlock
-from tightframe.config.site import SiteEntry, open_data
-from tightframe.errors import PolicyError
+from tightframe.config.site import SiteEntry, check_record_options, open_data, parse_site_file
+from tightframe.errors import PolicyError, SiteConfigError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo import SiloSession
 from tightframe.securesum.rules import SiteRules
@@ -111,6 +111,50 @@ def test_sums_split_by_sign_are_refused_at_enrolment_before_anything_is_declared
     assert not list(tmp_path.rglob("declaration.json"))
     enrol("intra_geo", strict)
     enrol("inter_geo", loose)
+
+
+EICU: dict[str, Any] = {
+    **SMALL,
+    "dataset": "eicu",
+    "dataset_options": {"drugs": 40},
+    "model": "mlp",
+    "model_options": {"widths": [4]},
+}
+
+
+@pytest.mark.parametrize("option", [{"train_hospitals": 21}, {"equal_sizes": True}, {"window": "stay"}])
+def test_a_job_may_not_choose_a_sites_records_unless_the_site_says_so(option: dict[str, Any]) -> None:
+    """Two jobs over the same silos that differ by one hospital would tell that hospital's counts."""
+    job = parse_job({**EICU, "dataset_options": {"drugs": 40, **option}})
+    standard = PolicyBlock(profile="standard").resolve(production=False)
+    research = PolicyBlock().resolve(production=False)
+    (name,) = option
+    with pytest.raises(PolicyError, match=f"accepted_options: the job asks for {name}"):
+        check_record_options(job, SiteEntry(), standard)
+    check_record_options(job, SiteEntry(), research)
+    accepting = SiteEntry(accepted_options={"eicu": option})
+    check_record_options(job, accepting, standard)
+    with pytest.raises(PolicyError, match="is required"):  # and then nothing else
+        check_record_options(parse_job(EICU), accepting, standard)
+
+
+def test_it_holds_before_every_task(tmp_path: Path) -> None:
+    job = parse_job({**EICU, "dataset_options": {"drugs": 40, "equal_sizes": True}, "summation": "secure"})
+    entry = SiteEntry(policy=PolicyBlock(profile="standard"))
+    session = SiloSession(SiloContext("site-1", job, entry, run_dir=tmp_path))
+    for task in ("enroll", "confirm", "contribute", "reveal", "baseline"):
+        with pytest.raises(PolicyError, match="equal_sizes"):
+            session.handle(task, {})
+
+
+def test_accepted_options_with_a_wrong_name_are_refused_with_the_site_file() -> None:
+    for accepted, named in (
+        ({"eicu": {"drugs": 3}}, "drugs"),
+        ({"nothing": {}}, "nothing"),
+        ({"eicu": {"window": "year"}}, "window"),
+    ):
+        with pytest.raises(SiteConfigError, match=named):
+            parse_site_file({"sites": {"site-1": {"accepted_options": accepted}}})
 
 
 def test_the_twin_may_use_single_records_and_real_ones_five() -> None:

@@ -64,6 +64,7 @@ def test_what_is_counted_is_the_schema() -> None:
             "personal/valid_classes",
             "personal/label_share",
             "personal/silos",
+            "personal/judged",
         }
     )
     for item in schema.fields:
@@ -124,23 +125,34 @@ def test_batches_do_not_change_a_count() -> None:
     [(0, [3, 3, 3], None), (8, [0, 0, 0], None), (8, [5, 0, 0], 2)],
     ids=["no test records", "no training records", "only classes it never trained on"],
 )
-def test_a_silo_without_personal_accuracies_does_not_count(
-    count: int, counts: list[int], only: int | None
-) -> None:
+def test_what_a_silo_lacks_does_not_count(count: int, counts: list[int], only: int | None) -> None:
     inputs, labels = _records(4, count)
     if only is not None:
         labels = torch.full_like(labels, only)
     batches = _batches((inputs, labels)) if count else iter(())
     tensors, confusion = personal.count(_predict, Toy(0), batches, torch.tensor(counts), CLASSES)
     assert confusion.sum() == count, "its own report still has what there is"
-    assert not any(float(value) for value in tensors.values())
-    alone = {name: value.numpy() for name, value in tensors.items()}
-    assert personal.summarise(alone) is None
-    others, _ = _count(0, _records(5, 20), [1, 1, 1])
-    together = {name: value + others[name].numpy() for name, value in alone.items()}
+    lacking = {"personal/valid_classes", "personal/label_share", "personal/judged"}
+    lacking |= set() if count else {"personal/accuracy", "personal/silos"}
+    assert {name for name, value in tensors.items() if float(value) == 0} >= lacking
+    assert float(tensors["personal/silos"]) == (1 if count else 0)
+    others = [_count(seed, _records(5 + seed, 20), [1, 1, 1])[0] for seed in range(3)]
+    together = {name: sum((one[name] for one in others), tensors[name]).numpy() for name in tensors}
     found = personal.summarise(together)
-    assert found is not None and found["silos"] == 1
-    assert found["accuracy"] == pytest.approx(float(others["personal/accuracy"]))
+    assert found is not None and found["silos"] == 3 + (count > 0)
+    expected = np.mean([float(one["personal/valid_classes"]) for one in others])
+    assert found["valid_classes"] == pytest.approx(expected)
+
+
+def test_of_fewer_than_three_silos_no_mean_is_told() -> None:
+    """It would be close to one silo's own; the three shares apart from the accuracy."""
+    full = [_count(seed, _records(5 + seed, 20), [1, 1, 1])[0] for seed in range(3)]
+    two = {name: (full[0][name] + full[1][name]).numpy() for name in full[0]}
+    assert personal.summarise(two) is None
+    unjudged, _ = _count(2, _records(7, 20), [0, 0, 0])
+    mixed = personal.summarise({name: two[name] + unjudged[name].numpy() for name in two})
+    assert mixed is not None and mixed["silos"] == 3
+    assert mixed["valid_classes"] is None and mixed["label_share"] is None
 
 
 def test_totals_that_stayed_shut_have_no_means() -> None:

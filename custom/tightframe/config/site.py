@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash, listed
-from tightframe.config.policy import PolicyBlock
+from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.data.base import DatasetSpec, SiloData, absolute
-from tightframe.errors import JobError, SiteConfigError
+from tightframe.errors import JobError, PolicyError, SiteConfigError
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
@@ -39,6 +39,8 @@ class SiteEntry(BaseModel):
         state_dir: folder for what must outlive a job; required in production.
         dataset_id: the site's own name for its records, under which it remembers for which silos
             their counts were opened; data set and place by default.
+        accepted_options: data set name -> options of a job that choose which of this site's records
+            take part, and the one value of each that it accepts beside the default.
         policy: the site's rules; see ``config.policy``.
     """
 
@@ -50,6 +52,7 @@ class SiteEntry(BaseModel):
     offer_prototypes: bool = True
     state_dir: AbsolutePath | None = None
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
+    accepted_options: dict[str, dict[str, Any]] = {}
     policy: PolicyBlock = PolicyBlock()
 
     def records_id(self, dataset: str) -> str:
@@ -263,6 +266,34 @@ def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
     return spec, spec.options.model_validate(job.dataset_options)
 
 
+def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
+    """Refuse a job that chooses which of the site's records take part, unless the site accepts that.
+
+    Counts are opened exactly. Two jobs over the same silos that differ by a few records of one silo
+    would tell that silo's, so under a policy that keeps the class rules each such option has one
+    value: the default, or what the site's ``accepted_options`` say.
+
+    Raises:
+        PolicyError: TF-614, naming the options.
+    """
+    if policy.class_rules_off:
+        return
+    spec, options = dataset_of(job)
+    accepted = entry.accepted_options.get(spec.name, {})
+    problems = [
+        f"accepted_options: the job asks for {name} {asked!r} of {spec.name}, {wanted!r} is required"
+        for name in spec.choosing
+        if (asked := getattr(options, name))
+        != (wanted := accepted.get(name, spec.options.model_fields[name].default))
+    ]
+    if problems:
+        raise PolicyError(
+            "the job chooses which of this site's records take part; if that is meant, write the value into "
+            "`accepted_options` of the site's entry, and keep it:\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
+        )
+
+
 def _records_of(entry: Any) -> list[str]:
     """Each data set of a raw entry with all that says which records it is, as text to compare."""
     return [json.dumps({name: values}, sort_keys=True) for name, values in _raw_data(entry).items()]
@@ -284,6 +315,28 @@ def _data_problems(entry: Any, prefix: str) -> list[str]:
             problems += [f"{prefix}data.{name}: {problem}" for problem in error.problems]
         except ValidationError as error:
             problems += listed(error, f"{prefix}data.{name}.")
+    return problems + _accepted_problems(entry, prefix)
+
+
+def _accepted_problems(entry: Any, prefix: str) -> list[str]:
+    """What is wrong with a raw entry's ``accepted_options``: a rule with a wrong name would hold nothing."""
+    found = entry.get("accepted_options") if isinstance(entry, dict) else None
+    problems: list[str] = []
+    for name, values in found.items() if isinstance(found, dict) else ():
+        where = f"{prefix}accepted_options.{name}"
+        try:
+            spec = data.get(name)
+        except JobError as error:
+            problems += [f"{where}: {problem}" for problem in error.problems]
+            continue
+        chosen = values if isinstance(values, dict) else {}
+        if strange := sorted(set(chosen) - set(spec.choosing)):
+            problems.append(f"{where}: Expected options of {list(spec.choosing)}, but got {strange}")
+            continue
+        try:
+            spec.options.model_validate(chosen)
+        except ValidationError as error:
+            problems += listed(error, f"{where}.")
     return problems
 
 

@@ -73,6 +73,9 @@ class DatasetSpec:
         open: the records of a configured site.
         twin: the generated stand-in for silo ``centre``; None if the set has none.
         num_centers: natural silos.
+        choosing: options that choose which of a silo's records take part. Two jobs that differ in them
+            over the same silos would tell the difference, so a site must accept another value than the
+            default by name.
     """
 
     name: str
@@ -84,6 +87,7 @@ class DatasetSpec:
     open: Callable[[Any, Any], SiloData]
     twin: Callable[[int, Any], SiloData] | None
     num_centers: int
+    choosing: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
@@ -120,6 +124,17 @@ def absolute(path: AnyPath) -> AnyPath:
 
 SitePath = Annotated[Path, Field(strict=False), AfterValidator(absolute)]
 """A path in a site's configuration."""
+
+
+def own_labels(data: SiloData) -> NDArray[np.int64]:
+    """Labels of the training fold's records, each once, (n,).
+
+    A data set that repeats records in training (oversampling) says so by ``distinct_labels``: what is
+    made public of a silo, and the rules of how many records there must be, are about these.
+    """
+    distinct = getattr(data, "distinct_labels", None)
+    labels: NDArray[np.int64] = data.labels("train") if distinct is None else distinct()
+    return labels
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

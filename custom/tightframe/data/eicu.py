@@ -125,5 +125,6 @@ SPECS = {
         open=deferred("tightframe.data.eicu_silo", "open_site"),
         twin=deferred("tightframe.data.eicu_twin", "open_twin"),
         num_centers=len(REGIONS),
+        choosing=("window", "silos", "train_hospitals", "equal_sizes"),
     ),
 }

@@ -79,6 +79,10 @@ class EicuData:
         """Labels of a fold in record order, (n,)."""
         return self.matrix.label[self.rows(fold)].astype(np.int64)
 
+    def distinct_labels(self) -> NDArray[np.int64]:
+        """Labels of the training fold's stays, each once where some are repeated."""
+        return self.matrix.label[np.unique(self.rows("train"))].astype(np.int64)
+
     def check(self, progress: Progress | None = None) -> None:
         """Verify the files; what they hold was read and checked when they were opened.
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tightframe import training
-from tightframe.data.base import class_counts
+from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import RunError, TrainingError
 from tightframe.model_update import build_template, received_model
 from tightframe.phases import Fold, Phase, Setting, Tensors, stream_seed
@@ -53,9 +53,10 @@ class LocalSilo:
         chosen = self._setup.job.prototype_sites
         return self._context.site.offer_prototypes and (chosen is None or self.name in chosen)
 
-    def class_counts(self, fold: Fold) -> torch.Tensor:
-        """Records of each class in a fold: int64 (C,)."""
-        labels = self._context.data.labels(fold)
+    def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
+        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once."""
+        data = self._context.data
+        labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
         return torch.from_numpy(class_counts(labels, self.setting.num_classes))
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
@@ -206,10 +207,18 @@ class Contributor:
             phase.schema,
             contribution.tensors,
             offer=offer,
-            counts=silo.class_counts("train"),
-            least=self._context.policy.class_count(synthetic=self._context.data.synthetic),
+            counts=silo.class_counts("train", distinct=True),
+            least=self._least_records(),
             speaks=silo.offers_prototypes,
         )
+
+    def _least_records(self) -> int:
+        """Local records that a class must have: this site's rule, or the job's own if that is stricter.
+
+        A silo that calls itself a holder and then sends nothing would leave others alone in a sum.
+        """
+        ours = self._context.policy.class_count(synthetic=self._context.data.synthetic)
+        return max(ours, int(getattr(self._setup.setting.config, "min_class_count", 0)))
 
     def _phase(self, message: Message) -> Phase | None:
         """The phase that a message asks for; None for the closing and the personal models."""

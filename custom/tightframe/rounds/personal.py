@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tightframe import metrics
 from tightframe.model_update import BUFFER, UPDATE, received_model
 from tightframe.phases import Field, Method, Phase, Schema, SiloView, Tensors, Totals
+from tightframe.rounds.classes import MIN_HOLDERS
 
 Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -27,15 +28,17 @@ ACCURACY = "personal/accuracy"
 VALID_CLASSES = "personal/valid_classes"
 LABEL_SHARE = "personal/label_share"
 SILOS = "personal/silos"
+JUDGED = "personal/judged"
 
 
 def schema() -> Schema:
     """The fields, all scalars in [0, 1].
 
-    ``personal/accuracy``, ``personal/valid_classes`` (PM(V)) and ``personal/label_share`` (PM(L)), and
-    ``personal/silos``, which is 1 for a silo that has them.
+    ``personal/accuracy``, and ``personal/silos``, which is 1 for a silo that has it;
+    ``personal/valid_classes`` (PM(V)) and ``personal/label_share`` (PM(L)), and ``personal/judged``,
+    which is 1 for a silo that has both.
     """
-    names = (ACCURACY, VALID_CLASSES, LABEL_SHARE, SILOS)
+    names = (ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED)
     return Schema(tuple(Field(name, (), ring=64, bound=1.0, static=True) for name in names))
 
 
@@ -83,8 +86,8 @@ def count(
 
     Returns:
         The tensors of ``schema``, float64, and the confusion matrix (C, C), rows true classes, which is
-        for the silo's own report and never leaves it. A silo that lacks one of the accuracies (it has
-        no records here, or none of a class that it trained on) proposes zeros for all four.
+        for the silo's own report and never leaves it. What a silo lacks (it has no records here, or
+        none of a class that it trained on) is zero, and so is its counter.
 
     Raises:
         ValueError: if ``label_counts`` has another shape, or a label is not in [0, C).
@@ -98,25 +101,30 @@ def count(
             labels.cpu().numpy(), probabilities.argmax(1).cpu().numpy(), num_classes
         )
     counts = label_counts.cpu().numpy()
-    values = {
-        ACCURACY: metrics.accuracy(confusion),
+    values = dict.fromkeys((ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED), 0.0)
+    if np.isfinite(accuracy := metrics.accuracy(confusion)):
+        values |= {ACCURACY: float(accuracy), SILOS: 1.0}
+    judged = {
         VALID_CLASSES: metrics.valid_class_accuracy(confusion, counts),
         LABEL_SHARE: metrics.label_share_accuracy(confusion, counts),
-        SILOS: 1.0,
     }
-    if not np.isfinite(list(values.values())).all():
-        values = dict.fromkeys(values, 0.0)
+    if np.isfinite(list(judged.values())).all():
+        values |= judged | {JUDGED: 1.0}
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, confusion
 
 
 def summarise(totals: Totals) -> dict[str, Any] | None:
-    """Means over silos from the totals, as plain JSON values.
+    """Means over silos from the totals, as plain JSON values; None without three silos.
 
-    ``accuracy``, ``valid_classes`` and ``label_share`` are means over ``silos`` silos. None if no silo
-    has a personal accuracy, or if the fields stayed shut after a drop-out.
+    ``accuracy`` is the mean over ``silos`` silos; ``valid_classes`` and ``label_share`` are means over
+    those that have both, None where fewer than three do. Of fewer, a mean is close to one's own.
     """
     silos = round(float(totals.get(SILOS, 0.0)))
-    if silos == 0:
+    judged = round(float(totals.get(JUDGED, 0.0)))
+    if silos < MIN_HOLDERS:
         return None
-    named = {"accuracy": ACCURACY, "valid_classes": VALID_CLASSES, "label_share": LABEL_SHARE}
-    return {key: float(totals[name]) / silos for key, name in named.items()} | {"silos": silos}
+    named = {"valid_classes": VALID_CLASSES, "label_share": LABEL_SHARE}
+    shares = {
+        key: float(totals[name]) / judged if judged >= MIN_HOLDERS else None for key, name in named.items()
+    }
+    return {"accuracy": float(totals[ACCURACY]) / silos, "silos": silos} | shares

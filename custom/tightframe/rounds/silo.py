@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
-from tightframe.config.site import dataset_of
-from tightframe.data.base import class_counts, count_table
+from tightframe.config.site import check_record_options, dataset_of
+from tightframe.data.base import class_counts, count_table, own_labels
 from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.declaration import Declaration, public_weight
@@ -51,6 +51,7 @@ class SiloSession:
         """
         # Before every task, not at enrolment only: a server might leave that out.
         self.context.policy.check(self.context.job)
+        check_record_options(self.context.job, self.context.site, self.context.policy)
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":
@@ -108,7 +109,8 @@ class SiloSession:
         )
         log.info("%s: policy %s", name, policy.describe())
         return Declaration(
-            weight=public_weight(len(labels), context.job.weights),
+            # Of repeated records each counts once: twice the larger class would tell the class counts.
+            weight=public_weight(len(own_labels(data)), context.job.weights),
             synthetic=data.synthetic,
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),

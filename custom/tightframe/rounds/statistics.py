@@ -77,7 +77,7 @@ class _ClassCounts:
         )
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
-        return {COUNTS: silo.class_counts("train").to(torch.float64)}
+        return {COUNTS: silo.class_counts("train", distinct=True).to(torch.float64)}
 
     def conclude(self, totals: Totals) -> dict[str, torch.Tensor]:
         return {CLASS_COUNTS: torch.as_tensor(totals[COUNTS])}
