@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,10 @@ def test_a_subset_is_drawn_before_the_partition() -> None:
         ({"alpha": 0.3}, "'iid' to come with .* but got alpha"),
         ({"partition": "shards", "classes_per_silo": 2, "alpha": 0.3}, "but got alpha"),
         ({"partition": "class_disjoint", "classes_per_silo": 2, "min_size": 4}, "but got min_size"),
+        (
+            {"partition": "dirichlet", "alpha": 0.3, "variant": "fedetf", "min_size": 4},
+            "no min_size with the variant 'fedetf'.*but got 4",
+        ),
         ({"partition": "patients"}, "'iid', 'class_disjoint', 'dirichlet' or 'shards'"),
         ({"silos": "10"}, "valid integer"),
         ({"silo": 10}, "Extra inputs"),
@@ -152,6 +158,33 @@ def test_a_partition_that_the_records_do_not_allow_is_the_jobs_error(
 ) -> None:
     with pytest.raises(JobError, match=f"dataset_options: .*{said}"):
         open_silos("digits", **options)
+
+
+def test_images_of_another_size_are_found_by_the_check(tmp_path: Path) -> None:
+    for stem in ("train", "t10k"):
+        images = struct.pack(">4B3I", 0, 0, 8, 3, 20, 32, 32) + bytes(20 * 32 * 32)
+        (tmp_path / f"{stem}-images-idx3-ubyte").write_bytes(images)
+        labels = struct.pack(">4BI", 0, 0, 8, 1, 20) + bytes(range(10)) * 2
+        (tmp_path / f"{stem}-labels-idx1-ubyte").write_bytes(labels)
+    for name in ("mnist", "fashion_mnist"):
+        silo = open_site(name, FolderSite(root=tmp_path, silo=0), PartitionOptions(silos=1))
+        with pytest.raises(DataError, match="28 x 28") as caught:
+            silo.check()
+        assert caught.value.code == "TF-206"
+
+
+def test_records_of_files_are_read_without_a_warning(real_data: Path, tmp_path: Path) -> None:
+    """All of the test part, which nobody copies to take a share of it."""
+    for stem in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            (source,) = (real_data / "mnist_t10k").glob(f"t10k-{kind}-ubyte*")
+            (tmp_path / source.name.replace("t10k", stem)).symlink_to(source.resolve())
+    silo = open_site("mnist", FolderSite(root=tmp_path, silo=0), PartitionOptions(silos=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        records: Any = silo.records("test")
+    assert records[0][0].shape == (1, 28, 28)
+    assert read_mnist(tmp_path, "test").images.flags.writeable
 
 
 def test_an_empty_silo_is_named() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,57 @@ def changed(**columns: Any) -> Callable[[Path], None]:
     return harm
 
 
+def with_file(name: str, data: bytes, compression: int = zipfile.ZIP_STORED) -> Callable[[Path], None]:
+    """Put other bytes in the place of one file of the archive."""
+
+    def harm(path: Path) -> None:
+        with zipfile.ZipFile(path) as stored:
+            members = {member: stored.read(member) for member in stored.namelist()}
+        members.pop("label.npy")
+        with zipfile.ZipFile(path, "w") as archive:
+            for member, content in members.items():
+                archive.writestr(member, content)
+            archive.writestr(name, data, compression)
+
+    return harm
+
+
+def foreign(path: Path) -> None:
+    """One array, as ``np.save`` writes it."""
+    with path.open("wb") as stream:
+        np.save(stream, np.zeros(3))
+
+
+def unknown_method(path: Path) -> None:
+    """A compression that no reader knows, as a flipped bit may name it."""
+    data = bytearray(path.read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        place = data.find(signature)
+        while place >= 0:
+            data[place + offset : place + offset + 2] = b"\x63\x00"
+            place = data.find(signature, place + 4)
+    path.write_bytes(data)
+
+
+def npy(header: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
+        (foreign, "cannot be read: TypeError"),
+        (unknown_method, "cannot be read: NotImplementedError"),
+        (with_file("label.npy", npy(b"{'descr': (((,\n")), "cannot be read"),
+        (with_file("label.npy", npy(b"{'descr': '''\n")), "cannot be read"),
+        (
+            with_file(
+                "label.npy",
+                npy(b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"9" * 15 + b",)}\n"),
+            ),
+            "cannot be read",
+        ),
+        (with_file("label", b"no array"), "label is .S8 of 0 axes"),
         (lambda path: path.unlink(), "cannot be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-200]), "cannot be read"),
         (lambda path: path.write_bytes(b"nothing"), "cannot be read"),
@@ -137,6 +186,7 @@ def stated(codes: list[Any]) -> str:
     [
         (None, "cannot be read"),
         ("{", "cannot be read"),
+        ("[" * 200_000, "cannot be read"),
         ("[4, 11]", "cannot be read"),
         ('{"hicl": [4]}', "cannot be read"),
         (stated([]), "ascending order"),

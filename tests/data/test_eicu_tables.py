@@ -196,6 +196,16 @@ def bent(folder: Path) -> None:
         (orders(order(1, "5.5")), "TF-204", "whole number as drughiclseqno in record 3 .*'5.5'"),
         (orders(order(1, -4)), "TF-204", "drughiclseqno of 0.*'-4'"),
         (orders([1, 1, "", "No", "", 5]), "TF-204", "whole number as drugstartoffset .*''"),
+        (patients(unit(2, 2**63, 7)), "TF-204", "64 bits as patienthealthsystemstayid in record 3 .*5808'"),
+        (patients(unit(2, -(2**63) - 1, 7)), "TF-204", "64 bits as patienthealthsystemstayid in record 3"),
+        (
+            lambda f: [
+                write(f / "hospital.csv", HOSPITAL, [[2**31, "", "", "South"]]),
+                write(f / "patient.csv", PATIENT, [unit(1, 10, 2**31)]),
+            ],
+            "TF-204",
+            "32 bits as hospitalid in record 2 .*hospital.csv.*'2147483648'",
+        ),
         (cut_off, "TF-206", "to its end"),
         (bent, "TF-206", "to its end"),
         (lambda f: (f / "medication.csv").write_bytes(b"\xff\xfe\x00"), "TF-206", "to its end"),

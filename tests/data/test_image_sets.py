@@ -207,6 +207,12 @@ TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
             "TF-206",
             "1 to 2..31 bytes",
         ),
+        (
+            replaced(TEST_IMAGES, idx(np.zeros((12, 32, 32), np.uint8))),
+            "test",
+            "TF-206",
+            rf"images of 28 x 28 in .*{TEST_IMAGES}, but got the shape \(12, 32, 32\)",
+        ),
         (lambda root: (root / TEST_LABELS).unlink(), "test", "TF-205", f"{TEST_LABELS} or {TEST_LABELS}.gz"),
     ],
 )

@@ -257,6 +257,15 @@ def test_broken_originals_are_named_and_the_others_done(
     assert (mended.made, mended.kept, mended.broken) == (4, 4, {})
 
 
+def test_an_image_that_no_jpeg_can_hold_is_broken_and_stops_no_other(
+    again: Callable[..., Report], download: Path
+) -> None:
+    save(download / ORIGINALS / f"{NAMES[0]}.jpg", np.full((1, 300, 3), 90, np.uint8))  # 224 x 67,200
+    report = again()
+    assert (report.made, list(report.broken)) == (7, [NAMES[0]])
+    assert report.broken[NAMES[0]]
+
+
 def test_an_image_whose_original_broke_later_is_vouched_for_no_longer(
     again: Callable[..., Report], download: Path
 ) -> None:

@@ -85,6 +85,13 @@ def test_all_classes_are_iid_by_dirichlet() -> None:
     np.testing.assert_array_equal(held, table(CIFAR10, parts))
 
 
+def test_too_few_records_for_all_classes_are_told_without_options_of_others() -> None:
+    labels = np.arange(25, dtype=np.int64) % 7
+    with pytest.raises(ValueError, match=r"3 silos of all 7 classes.*got 25: lower `silos`") as caught:
+        class_disjoint(labels, 3, 7, seed=0)
+    assert "min_size" not in str(caught.value) and "alpha" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("labels", "slots", "each"), [(CIFAR10, 2, 250), (CIFAR10, 5, 100), (CIFAR100, 20, 25)]
 )

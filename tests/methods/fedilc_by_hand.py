@@ -57,7 +57,10 @@ def setting_of(
 ) -> Setting:
     """Adam as gentle as SGD: with large ``eps`` and rate a step is about the direction itself."""
     gentle = {"learning_rate": 1e3, "eps": 1e3, "weight_decay": 0.01, "penalty_weight": 0.3}
-    setting = make_setting(FedILCConfig(**{**gentle, **options}), classes=classes, **(local or {}))
+    values = {**gentle, **options}
+    if values.get("variant", "intra_geo") not in WITH_FISHR:
+        del values["penalty_weight"]  # is refused where there is no penalty
+    setting = make_setting(FedILCConfig(**values), classes=classes, **(local or {}))
 
     def build_model() -> nn.Module:
         head = SingleLogit(WIDTH) if classes == 2 else nn.Linear(WIDTH, classes)

@@ -125,6 +125,12 @@ def test_a_job_gets_the_head_that_it_names(small: dict[str, Any], monkeypatch: p
         ({"local": "moon", "moon_mu": -1.0}, "method_options.moon_mu: .*greater than or equal to 0"),
         ({"local": "ditto"}, "method_options.local: "),
         ({"ditto_mu": 1.0}, "method_options.ditto_mu: Extra inputs"),
+        (
+            {"head": "etf", "etf_temperature_form": "clamp"},
+            "Expected `etf_temperature` with `etf_temperature_form` 'clamp'",
+        ),
+        ({"head": "etf", "etf_temperature": 0.0}, "method_options.etf_temperature: .*greater than 0.001"),
+        ({"head": "etf", "etf_temperature": -1.0}, "method_options.etf_temperature: "),
         ({"head": "etf", "etf_dim": 5}, "cannot be planned.*`dim` to be the feature width 8"),
         (
             {"head": "etf", "etf_projection": True, "etf_dim": 3},

@@ -222,6 +222,31 @@ def test_values_of_the_job_that_have_no_meaning_are_refused(make_setting: Any) -
             FedILCConfig.model_validate(options)
 
 
+@pytest.mark.parametrize(
+    ("options", "variants"),
+    [
+        ({"penalty_weight": 1.0}, WITH_FISHR),
+        ({"penalty_scale": "mean"}, WITH_FISHR),
+        ({"penalty_anneal_rounds": 1}, WITH_FISHR),
+        ({"penalty_weight_before": 1.0}, WITH_FISHR),
+        ({"stale": True}, WITH_FISHR),
+        ({"threshold": 0.5}, {"geometric", "inter_geo", "intra_geo"}),
+        ({"zero": "official"}, {"geometric", "inter_geo", "intra_geo", "geo_substitute"}),
+        ({"substitute": 0.5}, {"geo_substitute"}),
+    ],
+)
+def test_an_option_that_its_variant_ignores_is_refused(options: dict[str, Any], variants: set[str]) -> None:
+    (name,) = options
+    default = {name: FedILCConfig.model_fields[name].default}
+    for variant in VARIANTS:
+        FedILCConfig.model_validate({"variant": variant, **default})
+        if variant in variants:
+            FedILCConfig.model_validate({"variant": variant, **options})
+        else:
+            with pytest.raises(ValueError, match=rf"variant '{variant}' looks at, but got \['{name}'\]"):
+                FedILCConfig.model_validate({"variant": variant, **options})
+
+
 def test_what_may_be_said_of_a_variant() -> None:
     split = {variant for variant in VARIANTS if FedILCConfig(variant=variant).splits_by_sign}
     assert split == {"geometric", "inter_geo", "geo_substitute"}

@@ -178,10 +178,15 @@ def test_momentum_and_dropout_reach_the_network() -> None:
     assert [layer.p for layer in dropouts] == [0.7] * 12
     small = _build(resnet20.RESNET20, {"bn_momentum": 0.5}, (3, 8, 8), 4)
     assert {layer.momentum for layer in small.modules() if isinstance(layer, nn.BatchNorm2d)} == {0.5}
-    deep = _build(vgg11.VGG11, {"hidden": [16, 8], "dropout": 0.25}, (3, 32, 32), 4)
-    assert feature_width(deep) == 8
-    assert [layer.p for layer in deep.modules() if isinstance(layer, nn.Dropout)] == [0.25]
-    assert deep.head.dropout == 0.25
+    for options, hidden, head in (
+        ({}, 0.5, 0.5),
+        ({"dropout": 0.25}, 0.5, 0.25),
+        ({"hidden_dropout": 0.0}, 0.0, 0.5),
+    ):
+        deep = _build(vgg11.VGG11, {"hidden": [16, 12, 8], **options}, (3, 32, 32), 4)
+        assert feature_width(deep) == 8
+        assert [layer.p for layer in deep.modules() if isinstance(layer, nn.Dropout)] == [hidden] * 2
+        assert deep.head.dropout == head
 
 
 def test_identity_shortcut_is_every_second_pixel_and_zeros() -> None:
@@ -228,6 +233,7 @@ def test_features_come_after_a_relu_and_gradients_reach_every_parameter(
         (resnet20.RESNET20, {"shortcut": "none"}),
         (wrn_28_10.WRN_28_10, {"widen_factor": 0}),
         (vgg11.VGG11, {"dropout": 1.0}),
+        (vgg11.VGG11, {"hidden_dropout": 1.0}),
         (conv2cifar.CONV2CIFAR, {"head_bias": 1}),
         (fedilc_cnn.FEDILC_CNN, {"norm": "batch"}),
     ],

@@ -70,7 +70,8 @@ class PartitionOptions(_Strict):
         classes_per_silo: of ``class_disjoint`` (sigma) and of ``shards`` (c).
         alpha: of ``dirichlet``.
         variant: of ``dirichlet``: ``fednh`` (default), ``fedetf`` or ``fedmr``.
-        min_size: of ``dirichlet``: records of the smallest silo, validation included; 10 by default.
+        min_size: of ``dirichlet``: records of the smallest silo, validation included; 10 by default,
+            none with ``fedetf``.
         subset: training images that are used in all, drawn at random; None is all.
         test_subset: test images that are used in all, drawn at random; None is all.
         test: ``global`` tests every silo on the whole test set, as the papers do; with ``own`` it is
@@ -99,6 +100,11 @@ class PartitionOptions(_Strict):
             raise ValueError(
                 f"Expected the partition {self.partition!r} to come with {list(NEEDED[self.partition])} and "
                 f"nothing but {list(ALLOWED[self.partition])}, but got {', '.join(came)}"
+            )
+        if self.variant == "fedetf" and self.min_size is not None:
+            raise ValueError(
+                "Expected no min_size with the variant 'fedetf', which knows no minimum, so that it would "
+                f"change nothing, but got {self.min_size}"
             )
         return self
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -168,18 +166,21 @@ def read_matrix(path: Path) -> StayMatrix:
     again = "prepare the tables again with `tightframe data prepare eicu`."
     try:
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in _DTYPES}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            # What is no array in the file comes as its bytes.
+            arrays: dict[str, Any] = {name: np.asarray(stored[name]) for name in _DTYPES}
+        wrong = [
+            f"{name} is {array.dtype} of {array.ndim} axes"
+            for name, array in arrays.items()
+            if array.dtype != np.dtype(_DTYPES[name]) or array.ndim != 1
+        ]
+        matrix = StayMatrix(**arrays)
+        problem = ", ".join(wrong) or _inconsistent(matrix)
+    except Exception as error:  # the parsers of zip, npy and text raise whatever a foreign file leads them to
         raise DataError(
-            f"Expected a prepared matrix at {path}, but it cannot be read: {error}; {again}", code="TF-206"
+            f"Expected a prepared matrix at {path}, but it cannot be read: {type(error).__name__}: {error}; "
+            f"{again}",
+            code="TF-206",
         ) from None
-    wrong = [
-        f"{name} is {array.dtype} of {array.ndim} axes"
-        for name, array in arrays.items()
-        if array.dtype != np.dtype(_DTYPES[name]) or array.ndim != 1
-    ]
-    matrix = StayMatrix(**arrays)
-    problem = ", ".join(wrong) or _inconsistent(matrix)
     if problem:
         raise DataError(
             f"Expected a prepared matrix at {path}, but it does not fit together ({problem}): {again}",
@@ -224,7 +225,7 @@ def read_vocabulary(path: Path) -> tuple[int, ...]:
         values = json.loads(path.read_text(encoding="utf-8"))
         codes = tuple(values["hicl"])
         stated = values["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"The drug vocabulary {path} cannot be read ({error!r}); {again}", code="TF-204"
         ) from None

@@ -42,6 +42,8 @@ _MEDICATION = ("patientunitstayid", "drugstartoffset", "drugordercancelled", "dr
 _OUTCOMES: Mapping[str, int] = {"Alive": 0, "Expired": 1}
 _CODES = 2**24
 """HICL codes are below this."""
+_BITS: Mapping[str, int] = {"hospitalid": 32}
+"""Of a column's numbers in a ``StayMatrix``, where they are not 64."""
 _PAIRS = 4_000_000
 """Drugs given that are collected before repeated ones are dropped."""
 _TOLD_ROWS = 100_000
@@ -315,10 +317,14 @@ def _chosen(
 
 
 def _whole(path: Path, number: int, column: str, text: str) -> int:
+    bits = _BITS.get(column, 64)
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise _malformed(path, number, f"a whole number as {column}", text) from None
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise _malformed(path, number, f"a whole number of {bits} bits as {column}", text)
+    return value
 
 
 def _malformed(path: Path, number: int, expected: str, came: str) -> DataError:

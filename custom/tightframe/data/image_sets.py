@@ -36,6 +36,7 @@ DIGITS_FILE = "datasets/data/digits.csv.gz"
 DIGITS_TEST_SHARE = 0.2
 _IDX_UINT8 = 8
 _IDX_LIMIT = 2**31
+_MNIST_SIDE = 28
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 
@@ -100,7 +101,8 @@ def _idx(stream: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(values) != total:
         came = "more" if len(values) > total else f"{len(values)}"
         raise _unreadable(path, f"{total} bytes for the shape {shape}", f"{came} bytes")
-    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+    # A copy, because bytes cannot be written to, of which torch warns.
+    return np.frombuffer(values, dtype=np.uint8).reshape(shape).copy()
 
 
 def read_mnist(root: Path, part: Part) -> ImageSet:
@@ -117,6 +119,8 @@ def read_mnist(root: Path, part: Part) -> ImageSet:
     images, labels = (read_idx(path, dims) for path, dims in zip(found, (3, 1), strict=True))
     if len(images) != len(labels):
         raise _unreadable(found[1], f"{len(images)} labels, one for each image", f"{len(labels)}")
+    if images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
+        raise _unreadable(found[0], f"images of {_MNIST_SIDE} x {_MNIST_SIDE}", f"the shape {images.shape}")
     return ImageSet(images[:, None], _labels(labels, 10, found[1]))
 
 

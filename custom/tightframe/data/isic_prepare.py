@@ -57,7 +57,7 @@ class Report:
         centers: the centres asked for.
         made, kept: images that this run made, and that an earlier one had (verified by their hashes).
         missing: images without an original.
-        broken: image -> why its original cannot be read.
+        broken: image -> why its original cannot be read, or its result not be a JPEG.
         ignored: originals that are not asked for.
         strangers: files in the output folder that no line of the manifest vouches for.
         preprocessed: images whose original is of the preprocessed size already.
@@ -253,7 +253,7 @@ class _Result:
 
 
 def _one(task: _Task) -> _Result:
-    """Preprocess one image, unless that was done; an original that cannot be read is a result, too."""
+    """Preprocess one image, unless that was done; an original that cannot be used is a result, too."""
     name = task.target.stem
     try:
         data = task.source.read_bytes()
@@ -263,10 +263,10 @@ def _one(task: _Task) -> _Result:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as original:
             size = original.size
             image, wrapped = preprocess(original.convert("RGB"))
+        stream = io.BytesIO()
+        image.save(stream, "JPEG", quality=QUALITY)  # refuses more than 65,500 pixels a side
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         return _Result(name, None, problem=str(error))
-    stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=QUALITY)
     made = stream.getvalue()
     write_whole(task.target, made)
     return _Result(name, Entry(name, digest, sha256(made), {"size": list(size), "wrapped": wrapped}))

@@ -50,7 +50,8 @@ def class_disjoint(
         Indices of each silo. With fewer than C slots the remaining classes are in none of them.
 
     Raises:
-        ValueError: if sigma is not in 1..C, or a parameter is not positive.
+        ValueError: if sigma is not in 1..C, a parameter is not positive, or with ``sigma = C`` there
+            are too few records.
 
     >>> [part.tolist() for part in class_disjoint(np.array([0, 1, 2, 3]), 2, 2, seed=0)]
     [[0, 1], [2, 3]]
@@ -58,7 +59,13 @@ def class_disjoint(
     classes = _class_count(labels, silos, num_classes)
     _check_classes_per_silo(classes_per_silo, classes)
     if classes_per_silo == classes:
-        return dirichlet(labels, silos, EVEN, variant="fedmr", seed=seed, num_classes=classes)
+        try:
+            return dirichlet(labels, silos, EVEN, variant="fedmr", seed=seed, num_classes=classes)
+        except ValueError:  # its reason names options that this partition does not have
+            raise ValueError(
+                f"Expected enough records for {silos} silos of all {classes} classes with {MIN_SIZE} or more "
+                f"each, but got {len(labels)}: lower `silos` or `classes_per_silo`."
+            ) from None
     draws = _generator(seed, "class_disjoint")
     held: list[list[int]] = []
     for silo in range(silos):

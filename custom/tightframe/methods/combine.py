@@ -23,7 +23,13 @@ from tightframe.local_training import (
 )
 from tightframe.losses import ZeroCounts, balanced_softmax_loss
 from tightframe.methods import fednova, fedopt, fedprox, moon, scaffold
-from tightframe.models.geometry_heads import EtfHead, NormalisedPrototypeHead, PrototypeInit, TemperatureForm
+from tightframe.models.geometry_heads import (
+    LOWEST_TEMPERATURE,
+    EtfHead,
+    NormalisedPrototypeHead,
+    PrototypeInit,
+    TemperatureForm,
+)
 from tightframe.phases import Setting, SiloView, Tensors
 from tightframe.stages import Term
 
@@ -36,7 +42,7 @@ class EtfOptions(_Options):
     """Arguments of ``EtfHead``; the defaults are FedAvg_ETF's frame on the bare features."""
 
     dim: int | None = Field(default=None, ge=1)
-    temperature: float | None = None
+    temperature: float | None = Field(default=None, gt=LOWEST_TEMPERATURE)
     projection: bool = False
     normalise: bool = False
     scale: float = Field(default=1.0, gt=0)
@@ -100,6 +106,12 @@ class Choices(_Options):
             raise ValueError(
                 f"Expected options of the chosen parts {sorted(chosen)} only, but got {unused}, which would "
                 "change nothing"
+            )
+        form = getattr(self, "etf_temperature_form", "plain")
+        if form != "plain" and getattr(self, "etf_temperature", None) is None:
+            raise ValueError(
+                f"Expected `etf_temperature` with `etf_temperature_form` {form!r}, which changes nothing "
+                "without one, but got none"
             )
         return self
 

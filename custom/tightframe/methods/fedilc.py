@@ -34,7 +34,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
 from tightframe import geometric_mean, model_update, phases, silo_gradients
@@ -53,6 +53,7 @@ from tightframe.training import FitReport, OptimizerSettings, Stage, cross_entro
 __all__ = [
     "METHOD",
     "FedILCConfig",
+    "Variant",
     "fishr_penalty",
     "gradient_variance",
     "sign_log_terms",
@@ -65,18 +66,14 @@ WithFishr = Literal["fishr_arith_fullbatch", "inter_geo", MiniBatches]
 Variant = Literal["fedsgd", "geometric", "geo_substitute", WithFishr]
 MINI_BATCHES, WITH_FISHR = frozenset(get_args(MiniBatches)), frozenset(get_args(WithFishr))
 SIGN_SPLIT = frozenset({"geometric", "inter_geo", "geo_substitute"})
-
-GRADIENT, PENALTY = "gradient/", "fishr/gradient/"
-VARIANCE = "fishr/variance"  # (C, d + 1): the last layer's weight, and its bias in the last column
-MEAN, SILOS = "fishr/mean", "fishr/silos"
-TERMS = ("cross_entropy", "fishr")
-ADAM, STEP = "adam/", "adam/step"
-
-# A gradient's coordinates span many orders of magnitude, and Adam divides each by its own size. In the
-# 64-bit ring with its 24 fraction bits, this factor gives a resolution of 2^-36 = 1.5e-11 and a range of
-# 2^19 = 524,288, which 250 silos cannot make wrap. Being a power of two, it changes no digit.
-SCALE = 2.0**12
-BOUND = 2.0**19
+PENALTY_OPTIONS = tuple(f"penalty_{end}" for end in ("weight", "scale", "anneal_rounds", "weight_before"))
+USERS: dict[str, frozenset[str]] = {
+    **dict.fromkeys((*PENALTY_OPTIONS, "stale"), WITH_FISHR),
+    "threshold": frozenset({"geometric", "inter_geo", "intra_geo"}),
+    "zero": SIGN_SPLIT | {"intra_geo"},
+    "substitute": frozenset({"geo_substitute"}),
+}
+"""Options that only these variants look at."""
 
 
 class FedILCConfig(BaseModel):
@@ -86,7 +83,7 @@ class FedILCConfig(BaseModel):
     Color-MNIST 3e-4, 0.01, 15; Rotated-CIFAR10 1e-4, 1e-3, 1.
 
     Attributes:
-        variant: see above; mini-batches have the job's ``training.batch_size`` records (1 is the
+        variant: see ``fedilc``; mini-batches have the job's ``training.batch_size`` records (1 is the
             paper's reading of "each data example").
         zero: what zeros are to a geometric mean: ``neutral``, on neither side; or ``official``.
         threshold: a geometric mean is zero where the mean sign is smaller.
@@ -118,6 +115,17 @@ class FedILCConfig(BaseModel):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=1e-3, ge=0)
 
+    @model_validator(mode="after")
+    def _is_used(self) -> FedILCConfig:
+        defaults = type(self).model_fields
+        changed = [name for name in USERS if getattr(self, name) != defaults[name].default]
+        if unused := [name for name in changed if self.variant not in USERS[name]]:
+            raise ValueError(
+                f"Expected options that the variant {self.variant!r} looks at, but got {unused}, which would "
+                "change nothing"
+            )
+        return self
+
     @property
     def splits_by_sign(self) -> bool:
         """Whether sums are split by sign: a coordinate with one positive silo shows its magnitude."""
@@ -147,6 +155,19 @@ class FedILCConfig(BaseModel):
     def uses_variances(self, round: int) -> bool:
         """Whether silos sum their gradient variances in a round, from 1."""
         return self.weight_in(round) > 0 or (self.stale and self.weight_in(round + 1) > 0)
+
+
+GRADIENT, PENALTY = "gradient/", "fishr/gradient/"
+VARIANCE = "fishr/variance"  # (C, d + 1): the last layer's weight, and its bias in the last column
+MEAN, SILOS = "fishr/mean", "fishr/silos"
+TERMS = ("cross_entropy", "fishr")
+ADAM, STEP = "adam/", "adam/step"
+
+# A gradient's coordinates span many orders of magnitude, and Adam divides each by its own size. In the
+# 64-bit ring with its 24 fraction bits, this factor gives a resolution of 2^-36 = 1.5e-11 and a range of
+# 2^19 = 524,288, which 250 silos cannot make wrap. Being a power of two, it changes no digit.
+SCALE = 2.0**12
+BOUND = 2.0**19
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:

@@ -27,10 +27,12 @@ class Vgg11Options(Options):
     Attributes:
         hidden: widths of the fully connected layers before the head; the last one is the feature
             width. With none the features are the 512 of the last convolution.
-        dropout: after each fully connected layer, which for the last one means of the head's input.
+        hidden_dropout: between fully connected layers; part of the backbone, whatever head it gets.
+        dropout: of the head's input.
     """
 
     hidden: Annotated[tuple[Width, ...], Field(strict=False, max_length=4)] = (512, 512)
+    hidden_dropout: float = Field(default=0.5, ge=0, lt=1)
     dropout: float = Field(default=0.5, ge=0, lt=1)
 
 
@@ -50,7 +52,7 @@ def build(options: Vgg11Options, input_shape: tuple[int, ...], num_classes: int)
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(1)]
     for place, width in enumerate(options.hidden):
         if place:
-            layers.append(nn.Dropout(options.dropout))
+            layers.append(nn.Dropout(options.hidden_dropout))
         layers += [nn.Linear(channels, width), nn.ReLU()]
         channels = width
     backbone = nn.Sequential(*layers)
