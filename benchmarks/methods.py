@@ -147,7 +147,7 @@ class Bench:
             {
                 "job_name": f"{method}-{self.name}".replace("_", "-"),
                 "method": method,
-                "method_options": {**(scale.method_options or {}).get(method, {}), **options},
+                "method_options": dict(options),
                 "dataset": "fed_isic2019" if self.name == HAM else self.name,
                 "dataset_options": self.dataset_options(seed),
                 "model": scale.model,
