@@ -40,6 +40,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
 from tightframe.data.benchmark_sets import BENCHMARK_SETS, DERIVED, open_silos
 from tightframe.errors import TightframeError
+from tightframe.rounds.setup import prepare
 
 FIRST_GRID_SEED = 1000
 """Seeds of the grid; those of the result lie below."""
@@ -229,7 +230,7 @@ def measure(
 
     Args:
         bench: data, partition and scale.
-        wanted: methods with their options; None takes the grid's choice or the scale's defaults.
+        wanted: methods with their options; None takes the grid's choice, or the defaults.
         seeds: of the result.
         grid_seeds: of the grid; empty leaves the grid out.
         class_rules: ``off``, ``on`` or both; the first one is the one that is compared.
@@ -237,7 +238,14 @@ def measure(
 
     Returns:
         Plain values: what was run, the grids, and every run of ``results[rules][method]``.
+
+    Raises:
+        JobError: if a method or one of its options does not exist, before anything is trained.
     """
+    names = list(bench.silos(seeds[0]))
+    for name, options in wanted:
+        for asked in GRIDS.get(name, [{}]) if options is None else [options]:
+            prepare(bench.job(name, asked, names, seeds[0], class_rules[0]))
     grids = {
         name: choose(bench, name, grid_seeds, class_rules[0], tell)
         for name, options in wanted
@@ -355,8 +363,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    if arguments.first_seed + arguments.seeds > FIRST_GRID_SEED:
-        print(f"seeds from {FIRST_GRID_SEED} on are the grid's: ask for lower ones", file=sys.stderr)
+    if arguments.seeds < 1 or arguments.first_seed + arguments.seeds > FIRST_GRID_SEED:
+        print(
+            f"expected 1 seed or more, all below {FIRST_GRID_SEED}, where the grid's begin",
+            file=sys.stderr,
+        )
         return 2
     rules = ["off", "on"] if arguments.class_rules == "both" else [arguments.class_rules]
     console, progress = Console(width=160), Console(stderr=True)

@@ -138,6 +138,7 @@ def run_job(
     Raises:
         JobError, RunError: see ``run``.
     """
+    folder = None if folder is None else Path(folder)  # a notebook's user writes text
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="tightframe-") as temporary:
             return run_job(

@@ -15,6 +15,7 @@ from scipy import stats
 
 from tightframe import data
 from tightframe.data.benchmark_sets import BENCHMARK_SETS
+from tightframe.errors import JobError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -110,6 +111,17 @@ def test_a_run_that_fails_is_counted_as_failed(benchmark: ModuleType, comparison
     report = _report({"FedAvg": [_run(0, [0.1, 0.5])], "Other": [run]})
     row = comparison.summarise(report)[1]
     assert (row["mean"], row["failed"], row["difference"]) == (None, [run["error"]], None)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [("fedmr:mu=1", "method_options.mu"), ("fedmagic", "'fedmagic'")]
+)
+def test_a_method_or_option_that_does_not_exist_is_refused_before_training(
+    benchmark: ModuleType, method: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(benchmark.federation, "run_job", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(JobError, match=said.replace(".", r"\.")):
+        benchmark.main([*TINY, "--methods", "fedavg", method, "--out", str(tmp_path / "x.json")])
 
 
 def test_paired_differences_have_the_t_interval_of_scipy(comparison: ModuleType) -> None:
