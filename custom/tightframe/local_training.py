@@ -269,8 +269,7 @@ def update_fields(setting: Setting, *, weighted: bool) -> tuple[Field, ...]:
 
 def trained_parameters(setting: Setting) -> dict[str, nn.Parameter]:
     """The template's trainable parameters by name; for names and shapes only."""
-    template = model_update.shared_template(setting)
-    return {name: item for name, item in template.named_parameters() if item.requires_grad}
+    return model_update.trained_parameters(model_update.shared_template(setting))
 
 
 def mean_updates(totals: Totals, divisor: float) -> dict[str, torch.Tensor]:

@@ -45,6 +45,11 @@ def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
         return build_model()
 
 
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that train, by name, in order."""
+    return {name: item for name, item in model.named_parameters() if item.requires_grad}
+
+
 def initial_model(setting: Setting, seed: int) -> dict[str, torch.Tensor]:
     """Parameters and buffers of the model that ``seed`` gives; other streams are left untouched."""
     with torch.random.fork_rng(devices=[]):
@@ -85,8 +90,7 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
             norm=setting.update_norm,
             weighted=True,
         )
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
+        for name, parameter in trained_parameters(model).items()
     ]
     buffers = [
         Field(BUFFER + name, tuple(buffer.shape), ring=64, bound=BUFFER_BOUND, weighted=True)
@@ -119,11 +123,10 @@ def model_terms(received: Tensors, model: nn.Module) -> dict[str, torch.Tensor]:
         KeyError: if the broadcast lacks a trainable parameter.
     """
     terms = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            after = parameter.detach().to("cpu", torch.float64)
-            before = received[name].detach().to("cpu", torch.float64)
-            terms[UPDATE + name] = (after - before).float()
+    for name, parameter in trained_parameters(model).items():
+        after = parameter.detach().to("cpu", torch.float64)
+        before = received[name].detach().to("cpu", torch.float64)
+        terms[UPDATE + name] = (after - before).float()
     for name, buffer in _float_buffers(model).items():
         terms[BUFFER + name] = buffer.detach().to("cpu", torch.float32).clone()
     return terms

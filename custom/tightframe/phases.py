@@ -163,6 +163,10 @@ class Cohort:
         """Number of silos in the sum."""
         return len(self.weights)
 
+    def uniform(self) -> Cohort:
+        """The same silos, each counting once: for sums that were not weighted."""
+        return replace(self, weights=dict.fromkeys(self.weights, 1.0), largest=1.0)
+
     @property
     def total_weight(self) -> float:
         """``sum_k w_k / largest`` over the cohort, summed in roster order."""

@@ -17,13 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tightframe.errors import TrainingError
 from tightframe.fishr import GradientMoments, SiloPenalty, gradient_moments
 from tightframe.geometric_mean import RunningMean
+from tightframe.model_update import trained_parameters
 from tightframe.phases import SiloView
 from tightframe.training import at_least_float32
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that have a gradient, by name, in order."""
-    return {name: item for name, item in model.named_parameters() if item.requires_grad}
 
 
 def last_layer(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:

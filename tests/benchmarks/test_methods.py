@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tightframe import data
-from tightframe.data.benchmark_sets import BENCHMARK_SETS
 from tightframe.errors import JobError
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -22,11 +20,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """(methods, comparison), with the benchmark sets in the registry."""
+    """(methods, comparison)."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    known = {spec.name for spec in data.DATASETS}
-    more = [spec for spec in BENCHMARK_SETS if spec.name not in known]
-    monkeypatch.setattr(data, "DATASETS", [*data.DATASETS, *more])
     import comparison
 
     import methods

@@ -17,7 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch.utils.data import DataLoader
 
-from tightframe import data, federation
+from tightframe import federation
 from tightframe.data import partition
 from tightframe.data.base import SiloData
 from tightframe.data.benchmark_sets import BENCHMARK_SETS, FolderSite, PartitionOptions, ShareSite, open_silos
@@ -410,15 +410,7 @@ def test_enrolment_needs_neither_torch_nor_scikit_learn(root: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("[] ")
 
 
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry with these sets in it."""
-    known = {spec.name for spec in data.DATASETS}
-    more = [spec for spec in BENCHMARK_SETS if spec.name not in known]
-    monkeypatch.setattr(data, "DATASETS", [*data.DATASETS, *more])
-
-
-def test_a_run_on_the_real_digits_is_not_called_synthetic(registered: None, tmp_path: Path) -> None:
+def test_a_run_on_the_real_digits_is_not_called_synthetic(tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "dataset": "digits",
         "model_options": {"widths": [16, 32]},

@@ -16,7 +16,6 @@ rows exist, never mu. Inference has no offsets: ``logits = f V``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
@@ -27,6 +26,7 @@ from torch import nn
 
 from tightframe import model_update, phases
 from tightframe.errors import TrainingError
+from tightframe.local_training import update_fields
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
@@ -189,11 +189,10 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     config: FedAvgETFConfig = setting.config
     uses, collect = _schedule(config, round, rounds)
     template = model_update.shared_template(setting)
-    model_fields = model_update.model_fields(setting, template)
     terms = TERMS if uses else TERMS[:1]
     schema = phases.Schema(
         (
-            *(dataclasses.replace(item, weighted=config.average == "weighted") for item in model_fields),
+            *update_fields(setting, weighted=config.average == "weighted"),
             *model_update.training_fields(terms),
             *_memory_fields(config, setting.num_classes, feature_width(template), collect),
         )
@@ -355,9 +354,7 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvg
 
     Where they were not opened (a silo dropped out), the memory keeps its values.
     """
-    averaged = cohort
-    if config.average == "uniform":
-        averaged = Cohort(cohort.round, dict.fromkeys(cohort.weights, 1.0), 1.0)
+    averaged = cohort.uniform() if config.average == "uniform" else cohort
     state = state.evolve(model=model_update.apply_mean(state.model, totals, averaged))
     if NUMERATOR not in totals:
         return state

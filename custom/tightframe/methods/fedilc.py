@@ -45,9 +45,10 @@ from tightframe.geometric_mean import (
     weighted_geometric_mean,
     weighted_geometric_mean_from_sums,
 )
+from tightframe.model_update import trained_parameters
 from tightframe.phases import Cohort, Contribution, Phase, ServerState, Setting, SiloView, Tensors, Totals
 from tightframe.server_optimizers import adam_step, kept_moments
-from tightframe.silo_gradients import last_layer, trained_parameters
+from tightframe.silo_gradients import last_layer
 from tightframe.training import FitReport, OptimizerSettings, Stage, cross_entropy
 
 __all__ = [

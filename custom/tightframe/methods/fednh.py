@@ -29,6 +29,7 @@ from torch import nn
 
 from tightframe import model_update, phases
 from tightframe.errors import TrainingError
+from tightframe.local_training import update_fields
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import NormalisedPrototypeHead, PrototypeInit
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
@@ -196,11 +197,9 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     """One phase: train backbone and scale, then sum updates and prototype terms."""
     config: FedNHConfig = setting.config
     template = model_update.shared_template(setting)
-    weighted = config.average == "weighted"
-    model_fields = model_update.model_fields(setting, template)
     schema = phases.Schema(
         (
-            *(dataclasses.replace(item, weighted=weighted) for item in model_fields),
+            *update_fields(setting, weighted=config.average == "weighted"),
             *model_update.training_fields(TERMS),
             phases.Field(
                 SUMS,
@@ -315,7 +314,7 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedNHC
     Where the prototypes' sum was not opened (a silo dropped out), all of them keep their values.
     """
     if config.average == "uniform":
-        cohort = Cohort(cohort.round, dict.fromkeys(cohort.weights, 1.0), 1.0)
+        cohort = cohort.uniform()
     model = model_update.apply_mean(state.model, totals, cohort)
     if SUMS in totals:
         model[HEAD_PROTOTYPES] = update_prototypes(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from tightframe.local_training import (
@@ -29,7 +28,7 @@ from tightframe.local_training import (
     update_fields,
 )
 from tightframe.phases import Cohort, ServerState, Setting, Totals
-from tightframe.server_optimizers import FIRST, SECOND, fedopt_step
+from tightframe.server_optimizers import fedopt_step, kept_moments
 
 Variant = Literal["adam", "yogi"]
 Weighting = Literal["uniform", "size"]
@@ -77,7 +76,7 @@ def server_rule(config: AdaptiveServer, variant: Variant) -> ServerRule:
         parameters, moments = fedopt_step(
             {name: state.model[name] for name in means},
             means,
-            _moments(state),
+            kept_moments(state.extra, ""),
             variant=variant,
             learning_rate=config.server_learning_rate,
             betas=(config.beta1, config.beta2),
@@ -87,11 +86,6 @@ def server_rule(config: AdaptiveServer, variant: Variant) -> ServerRule:
         return state.evolve(model=model, extra={**state.extra, **moments})
 
     return ServerRule(fields=lambda setting: update_fields(setting, weighted=weighted), update=update)
-
-
-def _moments(state: ServerState) -> dict[str, torch.Tensor]:
-    """Both moments of every parameter, as ``fedopt_step`` names them; none before round 1."""
-    return {name: item for name, item in state.extra.items() if name.startswith((FIRST, SECOND))}
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

@@ -13,7 +13,13 @@ from torch import nn
 
 from tightframe.models.base import BackboneSpec, Options, image_channels
 from tightframe.models.heads import Classifier
-from tightframe.models.layers import Norm, initialise_convolutions, normalisation
+from tightframe.models.layers import (
+    Norm,
+    initialise_convolutions,
+    normalisation,
+    projection_shortcut,
+    residual_branch,
+)
 
 STAGE_WIDTHS = (64, 128, 256, 512)
 
@@ -37,19 +43,10 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int, options: ResNet18Options) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-            normalisation(options.norm, width, options.bn_momentum),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            normalisation(options.norm, width, options.bn_momentum),
-        )
+        self.residual = residual_branch(channels, width, stride, options.norm, options.bn_momentum)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False),
-                normalisation(options.norm, width, options.bn_momentum),
-            )
+            self.shortcut = projection_shortcut(channels, width, stride, options.norm, options.bn_momentum)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""

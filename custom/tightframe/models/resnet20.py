@@ -15,7 +15,13 @@ from torch import nn
 
 from tightframe.models.base import BackboneSpec, Options, image_channels
 from tightframe.models.heads import Classifier
-from tightframe.models.layers import Norm, initialise_convolutions, normalisation
+from tightframe.models.layers import (
+    Norm,
+    initialise_convolutions,
+    normalisation,
+    projection_shortcut,
+    residual_branch,
+)
 
 STAGE_WIDTHS = (16, 32, 64)
 BLOCKS = 3
@@ -59,21 +65,12 @@ class Block(nn.Module):
     def __init__(self, channels: int, width: int, options: ResNet20Options) -> None:
         super().__init__()
         stride = 1 if channels == width else 2
-        self.residual = nn.Sequential(
-            nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-            normalisation(options.norm, width, options.bn_momentum),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1, bias=False),
-            normalisation(options.norm, width, options.bn_momentum),
-        )
+        self.residual = residual_branch(channels, width, stride, options.norm, options.bn_momentum)
         self.shortcut: nn.Module = nn.Identity()
         if channels != width and options.shortcut == "identity":
             self.shortcut = PaddedIdentity(width - channels)
         elif channels != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride, bias=False),
-                normalisation(options.norm, width, options.bn_momentum),
-            )
+            self.shortcut = projection_shortcut(channels, width, stride, options.norm, options.bn_momentum)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
