@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tightframe.config.job import parse_job
+from tightframe.config.job import listed, parse_job
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 
@@ -93,3 +94,55 @@ def test_hash_depends_on_every_value(small: dict[str, Any]) -> None:
 
 def test_roster_is_sorted(small: dict[str, Any]) -> None:
     assert parse_job(small | {"sites": ["b", "a", "c"]}).roster == ("a", "b", "c")
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    depth: int = 0
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    one: Inner | None = None
+    many: dict[str, Inner] = {}
+    rows: list[Inner] = []
+    either: Inner | dict[str, int] = {}
+
+
+def test_a_key_that_does_not_exist_is_answered_with_those_that_do(small: dict[str, Any]) -> None:
+    small |= {"rouds": 3, "training": {"learning_rat": 0.1}, "evaluation": {"zzz": 1}}
+    with pytest.raises(JobError) as caught:
+        parse_job(small)
+    first, second, third = caught.value.problems
+    assert first.startswith("training.learning_rat: no such key: did you mean 'learning_rate'? Known are epochs,")
+    assert second.startswith("evaluation.zzz: no such key: Known are batch_size, score_bins")
+    assert third.startswith("rouds: no such key: did you mean 'rounds'? Known are job_name, method,")
+    assert "Extra inputs" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"onee": {}}, "onee: no such key: did you mean 'one'? Known are one, many, rows, either"),
+        ({"one": {"dept": 1}}, "one.dept: no such key: did you mean 'depth'? Known are depth"),
+        ({"many": {"a.b": {"dept": 1}}}, "many.a.b.dept: no such key: did you mean 'depth'? Known are depth"),
+        ({"rows": [{}, {"dept": 1}]}, "rows.1.dept: no such key: did you mean 'depth'? Known are depth"),
+        ({"either": {"x": "text"}}, "either.Inner.x: Extra inputs are not permitted (got 'text')"),
+    ],
+)
+def test_keys_are_those_of_the_place(values: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate(values)
+    assert listed(caught.value, model=Outer)[0] == told
+    assert "Extra inputs" in listed(caught.value)[0], "without the model nothing is known of its keys"
+
+
+def test_a_model_without_keys_says_so() -> None:
+    class Nothing(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+
+    with pytest.raises(ValidationError) as caught:
+        Nothing.model_validate({"x": 1})
+    assert listed(caught.value, "model_options.", Nothing) == [
+        "model_options.x: no such key: none is known here"
+    ]

@@ -6,9 +6,12 @@ and a model from the registries, and the site decides where its records lie.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -75,6 +78,8 @@ class JobConfig(Strict):
         model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
         sites: the silos, by their provisioned names.
         min_sites: fewer contributions than this end the run.
+        sites_per_round: silos asked in each training round, drawn anew by the seed; None asks all. With
+            plain sums only: a secure sum is of its whole roster, and others would be drop-outs.
         rounds: training rounds; a closing phase that evaluates the last model comes after.
         seed: of every random stream.
         training, evaluation: see there.
@@ -106,6 +111,7 @@ class JobConfig(Strict):
     model_options: Options = {}
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)
+    sites_per_round: int | None = Field(default=None, ge=1, le=250)
     rounds: int = Field(ge=1, le=100_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
     training: Training = Training()
@@ -159,10 +165,28 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems.append("sites: a site is named twice")
     if isinstance(least, int) and least > len(sites):
         problems.append(f"min_sites: Expected at most the number of sites ({len(sites)}), but got {least}")
+    problems += _sampling_problems(values, len(sites))
     if isinstance(chosen, list) and (strangers := sorted({str(site) for site in chosen} - set(sites))):
         problems.append(f"prototype_sites: {strangers} are not in `sites`")
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
+    return problems
+
+
+def _sampling_problems(values: dict[str, Any], sites: int) -> list[str]:
+    drawn, least = values.get("sites_per_round"), values.get("min_sites")
+    if not isinstance(drawn, int):
+        return []
+    problems = []
+    if drawn > sites:
+        problems.append(f"sites_per_round: Expected at most the number of sites ({sites}), but got {drawn}")
+    if isinstance(least, int) and least > drawn:
+        problems.append(f"min_sites: Expected at most `sites_per_round` ({drawn}), but got {least}")
+    if values.get("summation", "secure") == "secure":
+        problems.append(
+            "sites_per_round: a secure sum is over its whole roster, so that silos that are not asked would "
+            'be drop-outs; draw silos with "summation": "plain" only, or leave it out'
+        )
     return problems
 
 
@@ -187,15 +211,56 @@ def config_hash(values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def listed(error: ValidationError, prefix: str = "") -> list[str]:
-    """One line for each problem that pydantic found, with what came."""
+def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> list[str]:
+    """One line for each problem that pydantic found, with what came.
+
+    Args:
+        error: of the validation.
+        prefix: of the keys, for example ``method_options.``.
+        model: what was validated; with it a key that does not exist is answered with those that do.
+    """
     lines = []
     for item in error.errors(include_url=False):
         place = ".".join(str(part) for part in item["loc"])
         where = f"{prefix}{place}" if place else prefix.rstrip(".") or "job"
+        if item["type"] == "extra_forbidden" and (keys := _keys(model, item["loc"][:-1])) is not None:
+            lines.append(f"{where}: {_no_such_key(str(item['loc'][-1]), keys)}")
+            continue
         shown = "" if item["type"] in ("missing", "value_error") else f" (got {item['input']!r})"
         lines.append(f"{where}: {item['msg']}{shown}")
     return lines
+
+
+def _no_such_key(found: str, keys: Sequence[str]) -> str:
+    """What to write instead of a key that does not exist."""
+    if not keys:
+        return "no such key: none is known here"
+    near = difflib.get_close_matches(found, keys, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"no such key: {meant}Known are {', '.join(keys)}"
+
+
+def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:
+    """The keys that a model has at a place of its values; None where no model is known to lie there."""
+    for part in place:
+        found = _bare(model)
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            field = found.model_fields.get(str(part))
+            model = None if field is None else field.annotation
+        else:
+            model = next(reversed(get_args(found)), None)  # what a mapping or a list holds
+    found = _bare(model)
+    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without ``Annotated`` and without ``| None``."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        rest = [part for part in get_args(annotation) if part is not NoneType]
+        return _bare(rest[0]) if len(rest) == 1 else None
+    return annotation
 
 
 def parse_job(values: dict[str, Any]) -> JobConfig:
@@ -216,5 +281,5 @@ def check_job(values: dict[str, Any]) -> tuple[JobConfig | None, list[str]]:
     try:
         job = JobConfig.model_validate(values)
     except ValidationError as error:
-        return None, listed(error) + problems
+        return None, listed(error, model=JobConfig) + problems
     return (None, problems) if problems else (job, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
 from tightframe.flare.transport import FlareTransport
+
+WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
+"""Where the engine looks for a package that it imports early in a silo's process, and ours."""
 
 
 class FederationController(Controller):
@@ -31,6 +35,8 @@ class FederationController(Controller):
         """Validate the job; a wrong one ends the run before any task is sent."""
         from tightframe.rounds.setup import prepare, set_threads
 
+        if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
+            os.environ.setdefault(*WARM)  # the simulator's processes, which it starts from this one
         try:
             self._setup = prepare(self._values)
             set_threads(self._setup.job.threads)

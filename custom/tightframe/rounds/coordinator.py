@@ -21,7 +21,7 @@ from tightframe import __version__
 from tightframe.errors import REASONS, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
-from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals
+from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
 from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, personal, statistics
 from tightframe.rounds.context import Message
 from tightframe.rounds.secure.record import ServerRecord
@@ -384,9 +384,9 @@ class Coordinator:
             "broadcast": checkpoint.tensor_bytes(broadcast),
         }
         untold = {site: dict(self._opened[self._told.get(site, 0) :]) for site in self.weights}
-        asked = self.weights if among is None else among
-        requests = {site: {**request, "opened": untold[site]} for site in asked}
-        left_out = {site: "TF-511" for site in self.weights if site not in requests}
+        drawn = self._drawn(place)
+        requests = {site: {**request, "opened": untold[site]} for site in (drawn if among is None else among)}
+        left_out = {site: "TF-511" for site in drawn if site not in requests}
 
         def accepted(site: str) -> None:
             self._told[site] = len(self._opened)
@@ -414,6 +414,15 @@ class Coordinator:
             phases=place.of,
         )
         return row, totals
+
+    def _drawn(self, place: Place) -> Sequence[str]:
+        """The silos that this sum is of: all enrolled, or those drawn for the round."""
+        silos, number = sorted(self.weights), self.setup.job.sites_per_round
+        if number is None or place.kind != "train":
+            return silos
+        seed = self.setup.job.seed
+        order = sorted(silos, key=lambda site: stream_seed(seed, "server", "draw", place.round, site))
+        return sorted(order[:number])
 
     def _add(self, row: outcome.Row, counted: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
         self.record.add(row, counted, received_model(broadcast))

@@ -1,0 +1,19 @@
+"""Loads the silo's code while a simulated silo's process waits for its parent.
+
+Without ``-t`` the simulator starts a process for every task, and asks once a second whether it is
+ready; the process is after half a second, and waits. Its one hook before that is the name of a
+package with decomposers (ways to serialise objects). This package has none: all it does is to begin
+importing, in a thread, what every task needs. ``FederationController`` names it, in the simulator only.
+"""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+
+
+def _load() -> None:
+    import_module("tightframe.flare.executor")
+
+
+threading.Thread(target=_load, name="tightframe-warm", daemon=True).start()

@@ -1,0 +1,96 @@
+"""Silos drawn for each round: as many as asked, by the seed, and only where the sum allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tightframe import federation
+from tightframe.config.job import parse_job
+from tightframe.config.site import open_data
+from tightframe.errors import JobError
+from tightframe.rounds.outcome import Row
+
+SILOS = [f"site-{number}" for number in range(1, 7)]
+SMALL: dict[str, Any] = {
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 16},
+    "model_options": {"widths": [8, 8, 8]},
+    "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
+    "summation": "plain",
+}
+
+
+def _run(method: str = "fedavg", *, rounds: int = 4, **values: Any) -> tuple[federation.Result, list[Row]]:
+    result = federation.run(method, SILOS, rounds, min_sites=2, **{**SMALL, "seed": 5, **values})
+    return result, [row for row in result.outcome.rows if row.kind == "train"]
+
+
+def test_each_round_is_of_as_many_silos_as_asked_and_not_always_of_the_same() -> None:
+    result, rows = _run(sites_per_round=2)
+    drawn = [tuple(row.silos) for row in rows]
+    assert [len(silos) for silos in drawn] == [2, 2, 2, 2]
+    assert len(set(drawn)) > 1
+    assert all(not row.dropped for row in rows)  # who was not asked is no drop-out
+    closing = result.outcome.rows[-1]
+    assert closing.kind == "closing" and closing.silos == SILOS
+
+
+def test_the_draw_is_the_seeds_alone() -> None:
+    first, again, other = (_run(sites_per_round=2, seed=seed, rounds=3) for seed in (5, 5, 6))
+    assert [row.silos for row in first[1]] == [row.silos for row in again[1]]
+    assert [row.silos for row in first[1]] != [row.silos for row in other[1]]
+    for name, value in first[0].state.model.items():
+        assert torch.equal(value, again[0].state.model[name])
+
+
+def test_a_round_is_the_mean_over_the_silos_drawn() -> None:
+    one_each = {**SMALL, "seed": 5, "weights": "uniform"}
+    sampled, rows = _run(sites_per_round=2, rounds=1, weights="uniform")
+    everyone = federation.run("fedavg", SILOS, 1, min_sites=6, **one_each)
+    job = parse_job(
+        {
+            "job_name": "x",
+            "method": "fedavg",
+            "sites": SILOS,
+            "min_sites": 6,
+            "rounds": 1,
+            "model": "small_cnn",
+            **one_each,
+        }
+    )
+    # With its records in a run of its own, a silo has the same start and the same random streams.
+    alone = [
+        federation.run("fedavg", {site: open_data(job, site, None)}, 1, **one_each).state.model
+        for site in rows[0].silos
+    ]
+    for name, value in sampled.state.model.items():
+        torch.testing.assert_close(value, (alone[0][name] + alone[1][name]) / 2, rtol=0, atol=1e-6)
+    assert any(
+        not torch.equal(value, everyone.state.model[name]) for name, value in sampled.state.model.items()
+    )
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova", "moon", "fedetf", "fednh", "fedavg_etf", "fedrod"])
+def test_every_method_goes_on_with_silos_that_come_and_go(method: str) -> None:
+    training = {**SMALL["training"], "momentum": 0.0}
+    result, rows = _run(method, sites_per_round=3, class_rules="off", rounds=3, training=training)
+    assert len(rows) == 3
+    assert all(bool(torch.isfinite(value).all()) for value in result.state.model.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"summation": "secure"}, "a secure sum is over its whole roster"),
+        ({"sites_per_round": 7}, "at most the number of sites (6), but got 7"),
+        ({"min_sites": 3}, "at most `sites_per_round` (2), but got 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_runs(values: dict[str, Any], words: str) -> None:
+    asked = {**SMALL, "sites_per_round": 2, "min_sites": 2, **values}
+    with pytest.raises(JobError) as caught:
+        federation.run("fedavg", SILOS, 1, **asked)
+    assert words in str(caught.value)
