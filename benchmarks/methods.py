@@ -2,8 +2,9 @@
 
 All silos in one process. Prints a table (mean and spread over seeds, paired differences with
 intervals, rounds to FedAvg's best, seconds and bytes a round), writes every number as JSON and the
-curves as PNG. FedMR's weights are chosen from a declared grid on the validation folds, with seeds
-that are not in the result, and the whole grid is printed.
+curves as PNG (``--out``; by default in ``benchmarks/results/``, which git ignores). FedMR's weights
+are chosen from a declared grid on the validation folds, with seeds that are not in the result, and the
+whole grid is printed.
 
     python benchmarks/methods.py --data digits --partition P10C2 --seeds 3
     python benchmarks/methods.py --data fashion_mnist --partition P5C2 --seeds 5 --methods fedmr fedetf
@@ -53,6 +54,7 @@ GRIDS: dict[str, list[dict[str, Any]]] = {
 """Declared before any result: mu_intra around its hundredth of the cross-entropy, mu_inter up to 1e-2."""
 
 DEFAULT_METHODS = ("fedmr", "fedetf", "fednh", "fedavg_etf")
+RESULTS = Path(__file__).resolve().parent / "results"
 ROOTS = {
     "fashion_mnist": Path("/usr/share/datasets/fashion-mnist"),  # Debian's dataset-fashion-mnist
     HAM: Path(os.environ.get("TIGHTFRAME_TEST_DATA", isic.DEFAULT_DATA)),
@@ -318,7 +320,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--personalise", action="store_true", help="personal models after the last round, too")
     found.add_argument("--deterministic", action="store_true", help="the same bits on the same GPU, slower")
     found.add_argument("--no-curves", action="store_true")
-    found.add_argument("--out", type=Path, default=Path("methods.json"))
+    found.add_argument("--out", type=Path, help="JSON file, curves beside it; default: benchmarks/results/")
     for name, kind in (("rounds", int), ("epochs", int), ("batch_size", int), ("subset", int), ("last", int)):
         found.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of the scale's")
     for name in ("test_subset", "learning_rate", "weight_decay", "model"):
@@ -372,6 +374,9 @@ def main(given: Sequence[str] | None = None) -> int:
     rules = ["off", "on"] if arguments.class_rules == "both" else [arguments.class_rules]
     console, progress = Console(width=160), Console(stderr=True)
     bench = bench_of(arguments)
+    out = arguments.out or RESULTS / ("-".join(map(str, (bench.name, *bench.partition.values()))) + ".json")
+    out.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had is told before the hours
+    progress.print(f"results will go to {out}", highlight=False)
     report = measure(
         bench,
         arguments.methods,
@@ -382,12 +387,12 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     comparison.show(report, console)
     report["summary"] = comparison.summarise(report)
-    arguments.out.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
-    console.print(f"written: {arguments.out}")
+    out.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    console.print(f"written: {out}", soft_wrap=True)
     if not arguments.no_curves:
-        picture = arguments.out.with_suffix(".png")
+        picture = out.with_suffix(".png")
         comparison.draw(report, picture)
-        console.print(f"written: {picture}")
+        console.print(f"written: {picture}", soft_wrap=True)
     return 0
 
 

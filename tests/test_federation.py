@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -402,3 +404,43 @@ def test_update_norm_bounds_the_update() -> None:
 def test_wrong_values_are_named() -> None:
     with pytest.raises(JobError, match="bogus"):
         federation.run("fedavg", SILOS, 1, bogus=1, **SMALL)
+
+
+def test_all_problems_of_a_call_come_at_once() -> None:
+    """Values, names and their options, as of a job folder."""
+    with pytest.raises(JobError) as caught:
+        wrong = SMALL | {"model_options": {"width": [8]}, "training": {"epochs": 0}}
+        federation.run("fedxyz", SILOS, 0, bogus=1, **wrong)
+    told = str(caught.value)
+    for part in (
+        "rounds:",
+        "bogus:",
+        "training.epochs:",
+        "method: Expected a method of",
+        "model_options.width",
+    ):
+        assert part in told
+
+
+def test_a_temporary_folder_lasts_as_long_as_the_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        result = federation.run("fedavg", SILOS, 1, **SMALL)
+    outcome = result.outcome
+    del result
+    folder = outcome.folder.parent
+    assert f"Files: {folder / 'server'} (temporary: folder=... keeps them)" in outcome.screen()
+    assert (folder / "site-2" / "local_report.json").is_file(), "the log has said so"
+    assert str(folder / "site-2" / "local_report.json") in caplog.text
+    assert "hand over a mapping from silo names to opened records" in caplog.text
+    del outcome
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_temporary_folder_does_not_outlive_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(RunError, match="TF-201"):  # no records, and nothing that could stand in for them
+        federation.run("fedavg", SILOS, 1, dataset="mnist", dataset_options={"silos": 4})
+    assert list(tmp_path.iterdir()) == []

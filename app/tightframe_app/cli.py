@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,7 +94,12 @@ def jobs_export(
         bool, typer.Option("--committed", help="Write jobs/NAME as it is committed (for developers).")
     ] = False,
 ) -> None:
-    """Write a job folder: configuration only, no code."""
+    """Write a job folder: configuration only, no code.
+
+    Where --set names another method, dataset or model, the recipe's options of the old one are
+    dropped, and the command says which.
+    """
+    from tightframe.rounds.outcome import plural
     from tightframe_app import recipes
 
     recipe = _recipe(name)
@@ -122,7 +126,15 @@ def jobs_export(
     files = recipes.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", name) if committed else output or Path("exported", name)
     recipes.write_job(files, folder)
-    out.print(f"{folder}: {recipe.title}; {preset}, {job.rounds} rounds, sites {', '.join(job.sites)}")
+    for kind, keys in recipe.dropped(preset, changes).items():
+        err.print(f"{kind} is {changes[kind]} now; options of the recipe's own dropped: {', '.join(keys)}")
+    what = recipe.described(job, preset)
+    out.print(
+        f"{folder}: {what}; {preset}, {plural(job.rounds, 'round')}, "
+        f"{plural(len(job.sites), 'site')}: {', '.join(job.sites)}"
+    )
+    if what != recipe.title and "job_name" not in changes:
+        out.print(f"its outcome will call it {job.job_name}; --set job_name=NAME gives it a name of its own")
     out.print(f"run it here:  tightframe simulate {shlex.quote(str(folder))}")
 
 
@@ -210,12 +222,13 @@ def simulate(
     """Run a job folder in the engine's simulator on this machine.
 
     Exit code 0 only if the run trained. Without a site configuration every silo trains on the
-    synthetic twin, and says so.
+    synthetic twin (or on real records where the data set needs no files), and says so. With one, all
+    sites' records are opened before the engine starts, so that a wrong folder is named at once.
     """
     from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare import simulator
     from tightframe.rounds.setup import prepare
-    from tightframe_app import recipes
+    from tightframe_app import recipes, simulation
 
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected at least 1, got {threads}", param_hint="--threads")
@@ -224,7 +237,8 @@ def simulate(
             f"expected one of {list(LOG_MODES)} or a file, got {log!r}", param_hint="--log"
         )
     simulator.check_workspace(workspace)
-    sites = prepare(recipes.read_job(job)).job.roster
+    values = prepare(recipes.read_job(job)).job
+    sites = values.roster
     if site_config is not None:
         if not site_config.is_file():
             raise FileNotFoundError(f"Expected a site configuration at {site_config}: there is no such file.")
@@ -237,29 +251,12 @@ def simulate(
         command += ["--gpu", gpu]
     try:
         with simulator.site_configuration(workspace, site_config) as used:
-            out.print(_records(workspace / "local", used, sites))
+            out.print(simulation.records(workspace / "local", used, values))
             code = simulator.run_apart(command)
     except KeyboardInterrupt:
         err.print("interrupted: the run was stopped, nothing of it goes on")
         code = simulator.INTERRUPTED
     raise typer.Exit(code)
-
-
-def _records(local: Path, used: Path | None, sites: Sequence[str]) -> str:
-    """Say whose records a run will use.
-
-    Raises:
-        SiteConfigError: if the site configuration is wrong or does not name a site of the job.
-    """
-    from tightframe.config.site import site_entry
-
-    twin = "every silo trains on the synthetic twin of its data set"
-    if used is None:
-        return f"site configuration: none, {twin}"
-    entries = [site_entry(local, site, production=False, alone=len(sites) == 1) for site in sites]
-    if not any(entries):
-        return f"site configuration: {used}, for the server only; {twin}"
-    return f"site configuration: {used}"
 
 
 def _recipe(name: str) -> Any:

@@ -123,16 +123,9 @@ def prepare_eicu(
         raise typer.BadParameter(
             f"expected one of {[*WINDOWS, 'both']}, got {window!r}", param_hint="--window"
         )
-    with (
-        _resumable(),
-        Progress(SpinnerColumn(), TextColumn("{task.description}", markup=False), console=err) as progress,
-    ):
-        task = progress.add_task("tables", total=None)
+    with _resumable(), _spinner("tables") as tell:
         done = prepare_tables(
-            tables,
-            output,
-            window=cast(Literal["48h", "stay", "both"], window),
-            progress=lambda text: progress.update(task, description=text),
+            tables, output, window=cast(Literal["48h", "stay", "both"], window), progress=tell
         )
     for item in done:
         how = "made" if item.made else "was there, verified"
@@ -175,16 +168,49 @@ def _cell(found: int, wanted: int) -> Text:
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream; yields what moves it: (done, of how many)."""
+    """A bar on the error stream, gone at the end; yields what moves it: (done, of how many).
+
+    Where nobody watches a terminal it is a line for every tenth.
+    """
+    if not err.is_terminal:
+        yield _tenths(what)
+        return
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err) as progress:
+    with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """What is being done, beside a spinner on the error stream, gone at the end; yields what says it.
+
+    Where nobody watches a terminal it is a line each.
+    """
+    if not err.is_terminal:
+        yield lambda text: err.print(text)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda text: progress.update(task, description=text)
+
+
+def _tenths(what: str) -> Callable[[int, int], None]:
+    told = -1
+
+    def advance(done: int, total: int) -> None:
+        nonlocal told
+        if total and (tenth := 10 * done // total) > told:
+            told = tenth
+            err.print(f"{what}: {done} of {total}")
+
+    return advance
 
 
 @contextmanager

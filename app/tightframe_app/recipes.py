@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tightframe import data, methods
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
@@ -54,20 +55,68 @@ class Recipe:
         Args:
             preset: ``rehearsal`` or ``full``.
             sites: silo names; the recipe's own by default.
-            changes: dotted key -> value, for example ``{"training.epochs": 2}``.
+            changes: dotted key -> value, for example ``{"training.epochs": 2}``. Where they name another
+                method, data set or model, the recipe's options of the old one do not stay (``dropped``).
 
         Raises:
             JobError: listing everything that is wrong.
         """
+        changes = changes or {}
+        values = self._own(preset)
+        values["sites"] = list(sites or self.sites)
+        values["min_sites"] = minimum(len(values["sites"]))
+        for kind in _replaced(values, changes):
+            values.pop(f"{kind}_options", None)
+        for key, value in changes.items():
+            _set(values, key, value)
+        return prepare(json.loads(json.dumps(values))).job
+
+    def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
+        """What of the recipe's options does not stay with these changes, by what they name anew.
+
+        What the changes set themselves is not told: it is as they say.
+
+        >>> get("fedmr_isic").dropped("rehearsal", {"dataset": "digits", "model": "small_cnn"})
+        {'dataset': ['dataset_options.image_size']}
+        """
+        values = self._own(preset)
+        lost = {
+            kind: [
+                key
+                for name in values.get(f"{kind}_options", {})
+                if (key := f"{kind}_options.{name}") not in changes and f"{kind}_options" not in changes
+            ]
+            for kind in _replaced(values, changes)
+        }
+        return {kind: keys for kind, keys in lost.items() if keys}
+
+    def described(self, job: JobConfig, preset: str) -> str:
+        """What a job made from this recipe really trains: the recipe's title only where that is true."""
+        own = self._own(preset)
+        as_told = all(
+            getattr(job, key) == own.get(key, JobConfig.model_fields[key].default) for key in _TITLE_TELLS
+        )
+        if as_told:
+            return self.title
+        title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.model}"
+        return f"{title}, personal models" if job.personalise else title
+
+    def _own(self, preset: str) -> dict[str, Any]:
+        """The job values of the recipe itself."""
         values: dict[str, Any] = {"job_name": self.name}
         for layer in (self.values, self.presets[preset]):
             for key, value in layer.items():
                 values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
-        values["sites"] = list(sites or self.sites)
-        values["min_sites"] = minimum(len(values["sites"]))
-        for key, value in (changes or {}).items():
-            _set(values, key, value)
-        return prepare(json.loads(json.dumps(values))).job
+        return values
+
+
+_NAMED = ("method", "dataset", "model")
+_TITLE_TELLS = ("method", "method_options", "dataset", "dataset_options", "personalise")
+
+
+def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Which of method, data set and model the changes name anew."""
+    return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
 
 
 def minimum(sites: int) -> int:

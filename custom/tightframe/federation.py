@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tightframe import methods
-from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.job import JobConfig
 from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
@@ -25,7 +27,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Accept, Coordinator, Message, Result
 from tightframe.rounds.identity import simulated_anchor, simulated_identity
 from tightframe.rounds.secure.server import ServerIdentity
-from tightframe.rounds.setup import prepare, set_threads
+from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo import SiloSession, failure_code
 
 
@@ -82,7 +84,7 @@ def run(
         model: a registered backbone.
         summation: ``secure`` (three silos or more), or ``plain``.
         min_sites: fewer contributions end the run; all by default.
-        folder: where results go; a temporary folder by default, removed afterwards.
+        folder: where results go; by default a temporary folder that is removed with the outcome.
         on_round: called with each finished exchange.
         **job_values: other keys of ``config.job.JobConfig``, for example ``seed=1`` or
             ``training={"epochs": 2}``.
@@ -91,7 +93,7 @@ def run(
         The final server state and the outcome with a row of metrics for each round.
 
     Raises:
-        JobError: listing everything that is wrong with the values.
+        JobError: listing everything that is wrong: values, names and their options together.
         RunError: if fewer than ``min_sites`` silos contribute.
     """
     name = method if isinstance(method, str) else method.name
@@ -99,7 +101,7 @@ def run(
         raise JobError(
             [f"Expected a registered method, but {name!r} is another one: add yours to `methods.METHODS`"]
         )
-    job = parse_job(
+    setup = prepare(
         {
             "job_name": f"{name}-in-process",
             "method": name,
@@ -113,7 +115,7 @@ def run(
         }
     )
     data = silos if isinstance(silos, Mapping) else None
-    return run_job(job, data=data, folder=folder, on_round=on_round)
+    return _run(setup, data, None, folder, None, on_round)
 
 
 def run_job(
@@ -131,27 +133,35 @@ def run_job(
         job: validated job.
         data: records by silo, already opened.
         entries: site configurations by silo; a silo with neither gets the synthetic twin.
-        folder: results of the server, and of each silo in a folder of its name.
+        folder: results of the server, and of each silo in a folder of its name; by default a temporary
+            one that is removed with the outcome.
         initial_model: safetensors file of a pretrained start.
         on_round: called with each finished exchange.
 
     Raises:
         JobError, RunError: see ``run``.
     """
-    folder = None if folder is None else Path(folder)  # a notebook's user writes text
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="tightframe-") as temporary:
-            return run_job(
-                job,
-                data=data,
-                entries=entries,
-                folder=Path(temporary),
-                initial_model=initial_model,
-                on_round=on_round,
-            )
-    setup = prepare(job)
+    return _run(prepare(job), data, entries, folder, initial_model, on_round)
+
+
+def _run(
+    setup: JobSetup,
+    data: Mapping[str, SiloData] | None,
+    entries: Mapping[str, SiteEntry] | None,
+    folder: Path | None,
+    initial_model: str | None,
+    on_round: Callable[[outcome.Row], None] | None,
+) -> Result:
+    """Run in a folder, or in a temporary one that lasts as long as the outcome does."""
+    place = Path(tempfile.mkdtemp(prefix="tightframe-") if folder is None else folder)
+    job, log = setup.job, logging.getLogger("tightframe.run")
     set_threads(job.threads)
-    log = logging.getLogger("tightframe.run")
+    if set(job.sites) - {*(data or ()), *(entries or ())}:
+        log.info(
+            "silos without records get what %s has for them; for your own, hand over a mapping from silo "
+            "names to opened records",
+            setup.dataset.name,
+        )
     job_id = f"in-process-{secrets.token_hex(8)}"  # so that no run takes another's journal for its own
     sessions = {
         site: SiloSession(
@@ -159,7 +169,7 @@ def run_job(
                 site,
                 job,
                 (entries or {}).get(site),
-                run_dir=folder / site,
+                run_dir=place / site,
                 records=(data or {}).get(site),
                 job_id=job_id,
                 identity=partial(simulated_identity, job_id, site, production=False),
@@ -169,9 +179,19 @@ def run_job(
     }
     coordinator = Coordinator(
         setup,
-        folder / "server",
+        place / "server",
         identity=ServerIdentity(job_id, simulated_anchor(job_id, production=False), simulated=True),
         initial_model=initial_model,
         on_round=on_round,
     )
-    return coordinator.run(LocalTransport(sessions, log))
+    coordinator.record.temporary = folder is None
+    try:
+        result = coordinator.run(LocalTransport(sessions, log))
+    except BaseException:
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    if folder is None:
+        # Not at once: the log has told where the files are, and a notebook's user goes and looks.
+        weakref.finalize(result.outcome, shutil.rmtree, place, ignore_errors=True)
+    return result

@@ -129,6 +129,32 @@ def averaging() -> ServerRule:
     return ServerRule(fields=model_update.model_fields, update=update)
 
 
+KEPT = "server/"
+"""Where a server that makes steps of its own keeps what they need."""
+
+
+def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]) -> ServerRule:
+    """A server that makes a step of its own of the weighted mean update; running statistics are averaged.
+
+    Args:
+        step: (parameters w that train, the mean of ``w_k - w`` by the same names in float64, what the
+            server kept of its last step, {} at first) -> (the next parameters, what it keeps).
+    """
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        means = mean_updates(totals, cohort.total_weight)
+        before = {name: state.model[name] for name in means}
+        kept = {
+            name.removeprefix(KEPT): value for name, value in state.extra.items() if name.startswith(KEPT)
+        }
+        parameters, keeps = step(before, means, kept)
+        model = next_model(state.model, parameters, totals, cohort.total_weight)
+        extra = {**state.extra, **{KEPT + name: value for name, value in keeps.items()}}
+        return state.evolve(model=model, extra=extra)
+
+    return ServerRule(fields=model_update.model_fields, update=update)
+
+
 def composed_method(*, name: str, title: str, paper: str, config: Any, parts: Parts, **others: Any) -> Method:
     """A method of one phase a round, made of the two halves that its options choose.
 

@@ -64,6 +64,29 @@ def test_mistakes_are_explained_without_a_traceback(arguments: list[str], named:
     assert "Traceback" not in done.stderr
 
 
+def test_export_says_what_the_job_really_trains(
+    tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
+) -> None:
+    code, output, errors = typed("jobs", "export", "fedmr_isic", "-o", "own")
+    assert code == 0 and errors == ""
+    assert output.startswith(
+        "own: FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy; rehearsal, 4 rounds, "
+    )
+    asked = ["--set", "method=fedavg", "--set", "dataset=digits", "--set", "dataset_options.silos=6"]
+    code, output, errors = typed("jobs", "export", "fedmr_isic", *asked, "--rounds", "1", "-o", "other")
+    assert code == 0
+    assert output.startswith(
+        "other: FedAvg on scikit-learn's handwritten digits with small_cnn; rehearsal, 1 round, "
+    )
+    assert "--set job_name=NAME" in output
+    assert errors == (
+        "method is fedavg now; options of the recipe's own dropped: method_options.mu_intra\n"
+        "dataset is digits now; options of the recipe's own dropped: dataset_options.image_size\n"
+    )
+    job = recipes.read_job(tmp_path / "other")
+    assert job["method_options"] == {} and job["dataset_options"] == {"silos": 6}
+
+
 def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path) -> None:
     for recipe in recipes.RECIPES:
         files = recipes.job_files(recipe.job())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tightframe.data import isic_prepare
 from tightframe.data.isic import TEST_COUNTS, TRAIN_COUNTS, IsicOptions, IsicSite
 from tightframe.data.isic_folder import IMAGES, SPLIT, FolderData
 from tightframe.errors import DataError
+from tightframe_app import data
 from tightframe_app.data import INTERRUPTED, app
 
 CENTER = 5
@@ -181,3 +184,23 @@ def test_it_is_part_of_the_command_and_errors_end_with_2(tmp_path: Path) -> None
     )  # fmt: skip
     assert done.returncode == 2
     assert "TF-203" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_leaves_nothing_behind(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal it is wiped; elsewhere it is plain lines, without what moves a cursor."""
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=80, highlight=False, markup=False)
+    monkeypatch.setattr(data, "err", console)
+    with data._spinner("tables") as tell:
+        tell("reading [patient]")
+        tell("writing")
+    with data._bar("images") as advance:
+        for done in range(101):
+            advance(done, 100)
+    left = stream.getvalue()
+    if terminal:
+        assert left.endswith("\x1b[2K"), "the last thing done is to erase the line"
+    else:
+        tenths = [f"images: {10 * tenth} of 100" for tenth in range(11)]
+        assert left.splitlines() == ["reading [patient]", "writing", *tenths]

@@ -66,6 +66,49 @@ def test_every_preset_is_a_valid_job_of_plain_values(
     assert not {"path", "name", "class_path", "config_type"} & {key for key, _ in _walk(values)}
 
 
+FEDETF = "FedETF (fixed frame, balanced loss, personal models) on Fed-ISIC2019 dermoscopy"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("fedetf_isic", {"rounds": 2, "training.epochs": 1, "seed": 3}, FEDETF),
+        ("fedetf_isic", {"personalise": False}, "FedETF on Fed-ISIC2019 with small_cnn"),
+        ("fedetf_isic", {"method": "fednh"}, "FedNH on Fed-ISIC2019 with small_cnn, personal models"),
+        (
+            "fedilc_eicu",
+            {"dataset_options.silos": "hospitals", "dataset_options.equal_sizes": False},
+            "FedILC on eICU with mlp",
+        ),
+        ("fedmr_isic", {"method_options.intra_form": "official"}, "FedMR on Fed-ISIC2019 with small_cnn"),
+    ],
+)
+def test_a_title_is_told_only_where_it_is_true(name: str, changes: dict[str, Any], told: str) -> None:
+    recipe = recipes.get(name)
+    assert recipe.described(recipe.job(changes=changes), "rehearsal") == told
+
+
+def test_options_of_what_is_replaced_do_not_stay_whatever_the_order() -> None:
+    recipe = recipes.get("fedilc_eicu")
+    changes = {
+        "model_options.widths": [8],
+        "model": "small_cnn",
+        "dataset": "digits",
+        "dataset_options": {"silos": 5},
+        "method": "fedavg",
+    }
+    job = recipe.job(changes=changes)
+    assert job.model_options == {"widths": [8]}, "what is asked for stays"
+    assert job.dataset_options == {"silos": 5} and job.method_options == {}
+    assert recipe.dropped("rehearsal", changes) == {
+        "method": ["method_options.learning_rate"],
+        "model": ["model_options.last_activation", "model_options.single_logit"],
+    }
+    same = {"method": "fedilc", "dataset": "eicu", "model": "mlp"}
+    assert recipe.dropped("rehearsal", same) == {}
+    assert recipe.job(changes=same) == recipe.job()
+
+
 def _walk(values: object) -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
     if isinstance(values, dict):

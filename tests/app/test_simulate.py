@@ -16,25 +16,40 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from tightframe.errors import SiteConfigError
+from tightframe.data.isic_folder import IMAGES, SPLIT
+from tightframe.errors import JobError, SiteConfigError
 from tightframe.flare import simulator
 from tightframe_app import recipes
 from tightframe_app.cli import app
 
-SITES = {"sites": {f"site-{i}": {"data": {"fed_isic2019": {"root": "/x", "center": i}}} for i in (1, 2, 3)}}
+NAMES = ["site-1", "site-2", "site-3"]
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> dict[str, Any]:
+    """A site configuration of three centres, whose folder is there as far as opening it looks."""
+    root = tmp_path / "isic"
+    (root / IMAGES).mkdir(parents=True)
+    rows = [f"ISIC_{i}{fold},0,{i},{fold}" for i in (1, 2, 3) for fold in ("train", "test")]
+    (root / SPLIT).write_text("\n".join(["image,target,center,fold", *rows]))
+    return {
+        "sites": {
+            f"site-{i}": {"data": {"fed_isic2019": {"root": str(root), "center": i}}} for i in (1, 2, 3)
+        }
+    }
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     folder = tmp_path / "job"
-    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=list(SITES["sites"]))), folder)
+    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=NAMES)), folder)
     return folder
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Path:
+def given(tmp_path: Path, sites: dict[str, Any]) -> Path:
     path = tmp_path / "given[1].json"
-    path.write_text(json.dumps(SITES))
+    path.write_text(json.dumps(sites))
     return path
 
 
@@ -67,15 +82,21 @@ def local(tmp_path: Path) -> list[str]:
 
 
 def test_a_given_site_configuration_is_there_for_one_run(
-    simulate: Callable[..., Result], started: list[dict[str, Any]], given: Path, tmp_path: Path
+    simulate: Callable[..., Result],
+    started: list[dict[str, Any]],
+    given: Path,
+    sites: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     first = simulate("-s", str(given))
     assert first.exit_code == 0, first.output
     assert f"site configuration: {given}\n" in first.output
     assert local(tmp_path) == []
     second = simulate()
-    assert "site configuration: none, every silo trains on the synthetic twin" in second.output
-    assert [run["sites"] for run in started] == [SITES, None]
+    assert (
+        "site configuration: none, every silo trains on the synthetic twin of Fed-ISIC2019" in second.output
+    )
+    assert [run["sites"] for run in started] == [sites, None]
 
 
 def test_it_is_taken_back_from_a_run_that_fails(
@@ -107,11 +128,15 @@ def test_what_a_crash_left_behind_is_taken_back_first(
 
 
 def test_the_users_own_file_is_used_and_never_touched(
-    simulate: Callable[..., Result], started: list[dict[str, Any]], given: Path, tmp_path: Path
+    simulate: Callable[..., Result],
+    started: list[dict[str, Any]],
+    given: Path,
+    sites: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     own = tmp_path / "ws" / "local" / "tightframe.json"
     own.parent.mkdir(parents=True)
-    text = json.dumps(SITES, indent=3)
+    text = json.dumps(sites, indent=3)
     own.write_text(text)
     for arguments in ([], ["-s", str(own)]):
         done = simulate(*arguments)
@@ -132,13 +157,67 @@ def test_a_lent_file_that_was_edited_since_is_the_users_own(given: Path, tmp_pat
 
 
 def test_a_site_that_is_not_configured_is_named_before_anything_runs(
-    simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
+    simulate: Callable[..., Result],
+    started: list[dict[str, Any]],
+    sites: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    some = {site: SITES["sites"][site] for site in ("site-1", "site-3")}
+    some = {site: sites["sites"][site] for site in ("site-1", "site-3")}
     (tmp_path / "some.json").write_text(json.dumps({"sites": some}))
     done = simulate("-s", str(tmp_path / "some.json"))
     assert isinstance(done.exception, SiteConfigError) and "but not site-2" in str(done.exception)
     assert started == [] and local(tmp_path) == []
+
+
+def test_records_that_cannot_be_opened_are_named_of_all_sites_before_anything_runs(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], sites: dict[str, Any], tmp_path: Path
+) -> None:
+    folders = sites["sites"]
+    folders["site-1"]["data"]["fed_isic2019"]["root"] = "/nowhere"
+    folders["site-2"]["data"]["fed_isic2019"]["center"] = 5
+    del folders["site-3"]
+    (tmp_path / "wrong.json").write_text(json.dumps(sites))
+    done = simulate("-s", str(tmp_path / "wrong.json"))
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-202"
+    told = str(done.exception)
+    assert "site-1: TF-203: Expected the images of Fed-ISIC2019 in /nowhere/" in told
+    assert "site-2: TF-208: Expected images of centre 5" in told
+    assert "site-3: TF-201:" in told and "but not site-3" in told
+    assert started == [] and local(tmp_path) == []
+
+
+def test_files_that_are_looked_into_only_when_asked_are_looked_into(
+    started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Image sets are opened without reading; three silos with one wrong folder are one problem."""
+    changes = {"dataset": "mnist", "dataset_options.silos": 3}
+    job = recipes.get("fedavg_isic").job(sites=NAMES, changes=changes)
+    recipes.write_job(recipes.job_files(job), tmp_path / "mnist")
+    entries = {
+        site: {"data": {"mnist": {"root": str(tmp_path), "silo": index}}} for index, site in enumerate(NAMES)
+    }
+    (tmp_path / "wrong.json").write_text(json.dumps({"sites": entries}))
+    arguments = [str(tmp_path / "mnist"), "-w", str(tmp_path / "ws"), "-s", str(tmp_path / "wrong.json")]
+    done = CliRunner().invoke(app, ["simulate", *arguments])
+    assert isinstance(done.exception, SiteConfigError)
+    assert "  - site-1, site-2, site-3: TF-205: Expected train-images-idx3-ubyte" in str(done.exception)
+    assert started == []
+
+
+@pytest.mark.parametrize("silos", [3, 2])
+def test_digits_are_announced_as_the_real_records_that_they_are(
+    started: list[dict[str, Any]], tmp_path: Path, silos: int
+) -> None:
+    changes = {"dataset": "digits", "dataset_options.silos": silos}
+    job = recipes.get("fedavg_isic").job(sites=NAMES, changes=changes)
+    recipes.write_job(recipes.job_files(job), tmp_path / "digits")
+    done = CliRunner().invoke(app, ["simulate", str(tmp_path / "digits"), "-w", str(tmp_path / "ws")])
+    if silos == 3:
+        assert "its share of scikit-learn's handwritten digits: real records" in done.output
+        assert "twin" not in done.output and len(started) == 1
+    else:
+        assert isinstance(done.exception, JobError) and "dataset_options.silos" in str(done.exception)
+        assert started == []
 
 
 def test_a_file_for_the_server_alone_says_that_silos_have_the_twin(

@@ -202,3 +202,17 @@ def _run(seed: int, course: list[float]) -> dict[str, Any]:
 
 def _report(methods: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     return {"settings": {"last": 1}, "results": {"off": methods}}
+
+
+def test_results_go_into_a_folder_that_git_ignores_unless_told_otherwise(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    assert root / "benchmarks" / "results" == benchmark.RESULTS
+    assert "benchmarks/results/" in (root / ".gitignore").read_text().splitlines()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(benchmark, "RESULTS", tmp_path / "results")
+    asked = [*TINY, "--rounds", "1", "--seeds", "1", "--grid-seeds", "0", "--methods", "fedavg"]
+    assert benchmark.main([*asked, "--no-curves"]) == 0
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["digits-class_disjoint-5-2.json"]
+    assert list((tmp_path / "here").iterdir()) == []

@@ -114,7 +114,9 @@ def test_a_key_that_does_not_exist_is_answered_with_those_that_do(small: dict[st
     with pytest.raises(JobError) as caught:
         parse_job(small)
     first, second, third = caught.value.problems
-    assert first.startswith("training.learning_rat: no such key: did you mean 'learning_rate'? Known are epochs,")
+    assert first.startswith(
+        "training.learning_rat: no such key: did you mean 'learning_rate'? Known are epochs,"
+    )
     assert second.startswith("evaluation.zzz: no such key: Known are batch_size, score_bins")
     assert third.startswith("rouds: no such key: did you mean 'rounds'? Known are job_name, method,")
     assert "Extra inputs" not in str(caught.value)

@@ -22,6 +22,7 @@ from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.files import write_atomically, write_json
+from tightframe.rounds.private.plan import PrivacyPlan
 from tightframe.rounds.summation import Enrolled
 
 
@@ -80,7 +81,11 @@ class Row:
 
 @dataclass
 class Outcome:
-    """The end of a run, as ``outcome.json`` and as the last screen tell it."""
+    """The end of a run, as ``outcome.json`` and as the last screen tell it.
+
+    ``test_shared``: all silos test on the same records, so that pooled counts have each of them once for
+    every silo. ``temporary``: the files go with this value.
+    """
 
     job_name: str
     method: str
@@ -98,6 +103,9 @@ class Outcome:
     absent: dict[str, str] = field(default_factory=dict)
     personal: dict[str, Any] | None = None
     seconds: float = 0.0
+    test_shared: bool = False
+    private: bool = False
+    temporary: bool = False
 
     def final(self) -> Row | None:
         """The row of the last model, if that was evaluated."""
@@ -152,12 +160,14 @@ class Outcome:
         if final is None or final.evaluation is None:
             shut = any(row.shut for row in self.rows if row.kind == "closing")
             why = "counts stay shut after a drop-out" if shut else "the last model was not evaluated"
+            if self.private and self.trained:
+                return [" Test metrics: at each silo, in its own local_report.json (differential privacy)"]
             return [f" Test metrics: missing ({why})"]
         test = final.evaluation["test"]
         everybody = sorted(final.evaluated_by) == sorted(self.roster)
         whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
         lines = [
-            f" Test records of {whose} ({test['records']}): "
+            f" Test records of {whose} ({self._counted(test['records'], final.evaluated_by)}): "
             f"balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}, AUROC {shown(test.get('auroc'))}, "
             f"AP {shown(test.get('average_precision'))}"
@@ -171,16 +181,34 @@ class Outcome:
         recall = test.get("recall", {})
         lines.append(" Recall: " + ", ".join(f"{name} {shown(value, 2)}" for name, value in recall.items()))
         if self.personal is not None:
-            lines.append(
-                f" Personal models, mean of {self.personal['silos']} silos' own test records: "
-                f"accuracy {shown(self.personal['accuracy'])}"
-            )
+            lines += self._personal_lines(self.personal)
         if self.best_round is not None:
             lines.append(f" Best round by validation: {self.best_round} (best_model.safetensors)")
         return lines
 
+    def _counted(self, records: int, silos: Sequence[str]) -> str:
+        """How many test records were counted, and which of them are the same ones."""
+        if not self.test_shared or len(silos) < 2:
+            return str(records)
+        return f"{records}: the same {records // len(silos)} at each of {len(silos)} silos"
+
+    def _personal_lines(self, personal: Mapping[str, Any]) -> list[str]:
+        whose = "the test records, which all share" if self.test_shared else "their own test records"
+        lines = [
+            f" Personal models, mean of {personal['silos']} silos on {whose}: "
+            f"accuracy {shown(personal['accuracy'])}"
+        ]
+        if personal["valid_classes"] is not None:
+            valid, share = shown(personal["valid_classes"]), shown(personal["label_share"])
+            lines += [
+                f"   PM(V) {valid}: accuracy on the classes that a silo trained on",
+                f"   PM(L) {share}: the same, each class at its share of the silo's training records",
+            ]
+        return lines
+
     def _file_lines(self) -> list[str]:
-        lines = [f" Files: {self.folder}"]
+        kept = " (temporary: folder=... keeps them)" if self.temporary else ""
+        lines = [f" Files: {self.folder}{kept}"]
         present = [name for name in _FILES if (self.folder / name).is_file()]
         if present:
             lines.append("   " + "  ".join(present))
@@ -212,7 +240,9 @@ class RunRecord:
         self.trained = False
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
+        self.privacy: PrivacyPlan | None = None
         self.personal: dict[str, Any] | None = None  # means over silos of their personal models
+        self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
         self._judges: frozenset[str] = frozenset()  # who counted the best model
         self._others: frozenset[str] | None = None  # who counted the latest model, where that differs
@@ -229,7 +259,13 @@ class RunRecord:
             return f"{title}; no silo was enrolled"
         if self.synthetic:
             return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
-        return f"{title}, the sites' own records"
+        divided = getattr(self._asked, "described", None)
+        return f"{title}, real records ({divided})" if divided else f"{title}, the sites' own records"
+
+    @property
+    def _asked(self) -> Any:
+        """What the job asks of the data set."""
+        return self._dataset.options.model_validate(self.job.dataset_options)
 
     def enrolled(self, enrolled: Enrolled) -> None:
         """Put on record who takes part, and what each says of itself."""
@@ -250,15 +286,19 @@ class RunRecord:
                 if len(counts) == 1
                 else (f"; a class counts from {counts[0]} to {counts[-1]} local records on")
             )
-            shown = "" if self.job.class_rules == "off" else f"{of_records} and with {MIN_HOLDERS} holders"
+            off = self.job.class_rules == "off" or self.privacy is not None
+            shown = "" if off else f"{of_records} and with {MIN_HOLDERS} holders"
             lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
         if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
             lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
-        if self.declared and self.job.summation == "secure":
+        if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             lines.append(
                 "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
             )
-        lines.append("no differential privacy: a total itself is exact")
+        if self.privacy is None:
+            lines.append("no differential privacy: a total itself is exact")
+        else:
+            lines.append(self.privacy.describe())
         return lines
 
     def add(self, row: Row, counted: Totals | None, received: Tensors) -> None:
@@ -329,6 +369,9 @@ class RunRecord:
             absent=self.absent,
             personal=self.personal,
             seconds=time.monotonic() - self._started,
+            test_shared=getattr(self._asked, "test", None) == "global",
+            private=self.privacy is not None,
+            temporary=self.temporary,
         )
         dropped = [
             {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
@@ -347,10 +390,12 @@ class RunRecord:
             "summation": job.summation,
             "sums": self.sums,
             "rules": result.rules,
+            "privacy": None if self.job.privacy is None else self.job.privacy.model_dump(mode="json"),
             "best_round_by_validation": result.best_round,
             "dropped": dropped,
             "evaluation": final.evaluation if final else None,
             "evaluated_by": final.evaluated_by if final else [],
+            "test_shared": result.test_shared,
             "personal": self.personal,
             "seconds": round(result.seconds, 1),
         }

@@ -1,0 +1,116 @@
+"""Records that lie in memory as arrays: what a data set of one's own mostly needs.
+
+Torch-free until records are asked for.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.base import Progress
+from tightframe.errors import DataError
+from tightframe.phases import Fold
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
+
+
+class ArrayData:
+    """One silo's records as arrays; see ``SiloData``. No training transforms.
+
+    Args:
+        folds: values (n, ...) and labels (n,) of each of the three folds.
+        source: one line for reports.
+        num_classes: C; labels are 0..C-1.
+        synthetic: whether the records are generated.
+    """
+
+    def __init__(
+        self,
+        folds: Mapping[Fold, tuple[NDArray[Any], NDArray[Any]]],
+        *,
+        source: str,
+        num_classes: int,
+        synthetic: bool = False,
+    ) -> None:
+        self.source = source
+        self.synthetic = synthetic
+        self._num_classes = num_classes
+        self._folds = {fold: folds[fold] for fold in FOLDS}
+
+    @classmethod
+    def read(cls, path: Path, *, source: str, num_classes: int) -> ArrayData:
+        """The records of a NumPy file (``.npz``) with ``x_FOLD`` (n, ...) and ``y_FOLD`` (n,) for each fold.
+
+        Raises:
+            DataError: TF-205 if there is no such file, TF-206 if it is not as expected.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                folds = {fold: (found[f"x_{fold}"], found[f"y_{fold}"]) for fold in FOLDS}
+        except FileNotFoundError:
+            raise DataError(f"Expected {source} at {path}, but there is no file.", code="TF-205") from None
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise DataError(
+                f"Expected {path} to be a NumPy file with x_FOLD and y_FOLD for each of {list(FOLDS)}, but "
+                f"got {type(error).__name__}: write it anew with numpy.savez.",
+                code="TF-206",
+            ) from None
+        return cls(folds, source=source, num_classes=num_classes)
+
+    def labels(self, fold: Fold) -> NDArray[np.int64]:
+        """Labels of a fold in record order, (n,)."""
+        return self._folds[fold][1].astype(np.int64)
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Look at every value and label.
+
+        Raises:
+            DataError: TF-206 for lengths that differ and values that are no finite numbers, TF-207 for
+                unknown classes, TF-208 for a training or test fold without records.
+        """
+        for fold, (values, labels) in self._folds.items():
+            if labels.ndim != 1 or len(values) != len(labels):
+                raise self._error(
+                    fold, f"one label a record, but got {labels.shape} for {len(values)}", "TF-206"
+                )
+            numbers = np.issubdtype(values.dtype, np.number) and not np.iscomplexobj(values)
+            if not numbers or not np.isfinite(values).all():
+                raise self._error(fold, "finite numbers, but some values are not", "TF-206")
+            whole = np.issubdtype(labels.dtype, np.integer)
+            if not whole or ((labels < 0) | (labels >= self._num_classes)).any():
+                raise self._error(fold, f"labels 0..{self._num_classes - 1}, but some are not", "TF-207")
+            if fold != "validation" and not len(labels):
+                raise self._error(fold, "records, but got none", "TF-208")
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
+        """The fold's records: float32 of the values' shape, and int label."""
+        # Torch costs seconds to import; enrolment counts labels without it.
+        from tightframe.data.table_records import TableRecords
+
+        return TableRecords(self.labels(fold), partial(_read, self._folds[fold][0]))
+
+    def _error(self, fold: Fold, what: str, code: str) -> DataError:
+        return DataError(f"Expected {self.source} in the {fold} fold to have {what}.", code=code)
+
+
+def _read(values: NDArray[Any], indices: Sequence[int]) -> NDArray[np.float32]:
+    chosen: NDArray[np.float32] = values[list(indices)].astype(np.float32)
+    return chosen
