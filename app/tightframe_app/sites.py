@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 app = typer.Typer(help="At a hospital's own site.", no_args_is_help=True)
 cohort = typer.Typer(
@@ -29,6 +32,65 @@ Config = Annotated[
     Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
 ]
 Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")]
+WIDTH = 120
+STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+@app.command("check")
+def check(
+    config: Config,
+    job: Annotated[
+        Path | None, typer.Option("--job", "-j", help="A job folder: what this site would refuse of it.")
+    ] = None,
+    production: Annotated[
+        bool, typer.Option("--production", help="Hold everything against what production needs.")
+    ] = False,
+    site: Annotated[
+        str | None, typer.Option("--site", "-s", help="This site's name; its certificate's by default.")
+    ] = None,
+    kit: Annotated[
+        Path | None,
+        typer.Option("--kit", exists=True, file_okay=False, help="The startup kit's folder `startup`."),
+    ] = None,
+    submitter: Annotated[str | None, typer.Option(help="Who would submit the job.")] = None,
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="Read every record, which can take minutes.")
+    ] = True,
+) -> None:
+    """Look at everything that this site needs, and tell all problems at once; nothing is changed.
+
+    Configuration, policy, records, identity, the engine's files, disk, ledger, device and clock. For
+    whoever leads a job: `--job` tells what the policy refuses of it. Exit code 1 if there is a problem,
+    2 if there is nothing to look at.
+    """
+    from tightframe_app import recipes
+    from tightframe_app.site_check import look
+    from tightframe_app.site_findings import Asked
+
+    asked = Asked(
+        config,
+        production=production,
+        site=site,
+        kit=kit,
+        job=None if job is None else recipes.read_job(job),
+        submitter=submitter,
+        records=records,
+        progress=out.print,
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    problems = 0
+    for finding in look(asked):
+        problems += finding.state == "problem"
+        table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+    if problems:
+        out.print(f"{problems} problem{'s' if problems > 1 else ''}: mend them before this site takes part")
+        raise typer.Exit(1)
+    out.print("no problem was found")
 
 
 @cohort.command("show")
@@ -119,3 +181,11 @@ def _journal(config: Path, site: str) -> Path:
     if entry.state_dir is None:
         raise SiteConfigError(f"Expected `state_dir` in {config}: the journal lies there.", code="TF-201")
     return lasting_journal(Path(entry.state_dir), site) / JOURNAL
+
+
+def _shown(text: str) -> str:
+    """Text with values of a file, in which nothing can steer a terminal."""
+    return "".join(
+        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
+        for part in text
+    )

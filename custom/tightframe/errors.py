@@ -130,6 +130,17 @@ REASONS: Mapping[str, str] = {
     "TF-613": "too few valid shares to open the sum",
     "TF-614": "below the site's policy",
     "TF-615": "no usable identity",
+    "TF-700": "a privacy value that cannot be",
+    "TF-701": "the privacy budget does not suffice",
+    "TF-702": "the privacy ledger was altered",
+    "TF-703": "records known under another name",
+    "TF-704": "the privacy ledger cannot be used",
+    "TF-705": "charged before",
+    "TF-706": "another neighbouring relation",
+    "TF-711": "records of a batch are coupled",
+    "TF-712": "a model without gradients of single records",
+    "TF-720": "no random numbers",
+    "TF-721": "a clipped value over its bound",
 }
 """What a code means, in a few words; ``docs/errors.md`` says what to do."""
 

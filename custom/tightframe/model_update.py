@@ -89,6 +89,7 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
             bound=setting.update_bound,
             norm=setting.update_norm,
             weighted=True,
+            mechanism="training",
         )
         for name, parameter in trained_parameters(model).items()
     ]

@@ -32,6 +32,9 @@ FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
 Statistic = Literal["class_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
+Mechanism = Literal["training", "class_sums", "constant"]
+"""By what differential privacy covers a field: a function of what private training returned, noisy class
+sums, or the same whatever the records are."""
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Decoded sums, by field name, each of its field's shape, in float64."""
 
@@ -54,6 +57,8 @@ class Field:
         per_class: its first axis is the class.
         sensitivity: largest L2 change of the field by one record, where it is a sum over
             records; None where no such bound holds.
+        mechanism: by what differential privacy covers it; None where nothing does, so that a job with
+            privacy is refused.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Field:
     static: bool = False
     per_class: bool = False
     sensitivity: float | None = None
+    mechanism: Mechanism | None = None
 
     @property
     def group(self) -> Group:
@@ -123,6 +129,7 @@ class Schema:
                 "static": item.static,
                 "per_class": item.per_class,
                 "sensitivity": item.sensitivity,
+                "mechanism": item.mechanism,
             }
             for item in self.fields
         ]
@@ -191,6 +198,19 @@ class ServerState:
 
 
 @dataclass(frozen=True)
+class PrivacySetting:
+    """What a method has to know of a job's differential privacy.
+
+    Attributes:
+        feature_clip: L2 norm to which each record's features are clipped before they are summed.
+        releases: the rounds, from 1 on, in which class sums are released; in others there are none.
+    """
+
+    feature_clip: float
+    releases: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Setting:
     """What a method is given to work with; the same at the server and at every silo.
 
@@ -202,6 +222,8 @@ class Setting:
         local: epochs, batch size and optimiser of local training (``config.job.Training``).
         update_norm: L2 norm of the model update; None leaves updates as they are.
         update_bound: bound of one coordinate of the update while no norm is set.
+        privacy: what a method has to know of the job's differential privacy; None without it. With it every
+            loss must be a mean of single records' losses.
     """
 
     config: Any
@@ -211,6 +233,7 @@ class Setting:
     local: Any
     update_norm: float | None = None
     update_bound: float = 8.0
+    privacy: PrivacySetting | None = None
 
 
 class SiloView(Protocol):
@@ -222,7 +245,24 @@ class SiloView(Protocol):
     device: torch.device
 
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
-        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once."""
+        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once.
+
+        With differential privacy those of the training fold are noisy, float64, and 1 at least.
+        """
+
+    def private_class_sums(
+        self, features: Callable[[torch.Tensor], torch.Tensor], width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """With differential privacy: noisy sums by class of what ``features`` says of the training records.
+
+        Args:
+            features: (B, ...) -> (B, width); each record's is clipped.
+            width: of it.
+
+        Returns:
+            Tensors (C, width) and (C,) for the two fields whose mechanism is ``class_sums``; only
+            ``Phase.update`` is given them as sums and numbers of records.
+        """
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
         """A model on this silo's device with these parameters and buffers."""
@@ -275,6 +315,9 @@ class Method:
             logits (B, C) of features (B, d). What is fixed for all silos is a parameter without a
             gradient: it travels with the model, but is never sent up. None keeps the backbone's.
         statistics: pooled statistics that it needs in its state before round 1.
+        private: with which options it can be run with differential privacy: says why not, None if it can.
+            A method without it cannot.
+        private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
         personalise: makes a silo's personal model from (silo, the final model's tensors, the silo's
             committed state); ``predict`` is asked of it, and it stays at the silo. None takes the model
@@ -290,6 +333,8 @@ class Method:
     predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
     head: Callable[[Any, int, int], torch.nn.Module | None] | None = None
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
+    private: Callable[[Any], str | None] | None = None
+    private_prior: Callable[[Any], bool] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.conftest import SMALL
+from tests.conftest import ROOT, SMALL
 
 from tightframe import __version__
 from tightframe.config.job import check_job, parse_job
-from tightframe.config.policy import PROFILES, PolicyBlock
+from tightframe.config.policy import PROFILES, BelowPolicyError, Policy, PolicyBlock
+from tightframe.config.profiles import CLEAR_METRICS
+from tightframe.config.refusals import MAX_TOLD
 from tightframe.config.site import SiteEntry, check_record_options, open_data, parse_site_file
 from tightframe.errors import PolicyError, SiteConfigError
+from tightframe.methods.fedilc import FedILCConfig
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo import SiloSession
 from tightframe.securesum.rules import SiteRules
@@ -57,7 +61,22 @@ def test_what_the_protocol_enforces() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"pins": {"site-1": ["xyz"]}}, {"weights": []}, {"minimum_cohort": 0}, {"bogus": 1}, {"profile": "lax"}],
+    [
+        {"pins": {"site-1": ["xyz"]}},
+        {"weights": []},
+        {"minimum_cohort": 0},
+        {"bogus": 1},
+        {"profile": "lax"},
+        {"epsilon_cap": 0.0},
+        {"epsilon_cap": float("inf")},
+        {"delta_cap": 1.0},
+        {"max_releases": 0},
+        {"charged_retries": -1},
+        {"neighbours": "image"},
+        {"clear_metrics": ["accuracy"]},
+        {"allowed_submitters": [""]},
+        {"required_privacy": 1},
+    ],
 )
 def test_wrong_rules_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -183,3 +202,179 @@ def test_secure_sums_that_cannot_be(changes: dict[str, Any], key: str) -> None:
     job, problems = check_job({**SMALL, "summation": "secure", **changes})
     assert job is None and any(problem.startswith(key) for problem in problems)
     assert check_job({**SMALL, "sites": ["a", "b"], "min_sites": 2, "summation": "plain"})[0] is not None
+
+
+class _Privacy:
+    """A job's ``privacy`` block, as the job's own model has it."""
+
+    def __init__(self, **changes: Any) -> None:
+        values = {
+            "epsilon": 8.0,
+            "delta": 1e-5,
+            "neighbours": "record",
+            "releases": 10,
+            "evaluation": "local",
+        }
+        self.__dict__.update(values | changes)
+
+
+class _Private:
+    """A job with differential privacy: ``config.job`` may or may not know the key yet."""
+
+    def __init__(self, job: Any, **privacy: Any) -> None:
+        self._job, self.privacy = job, _Privacy(**privacy)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
+
+
+def _strict(**changes: Any) -> Any:
+    return PolicyBlock(profile="strict", **changes).resolve(production=True)
+
+
+def _refused(policy: Any, job: Any, **how: Any) -> list[list[str]]:
+    with pytest.raises(BelowPolicyError) as caught:
+        policy.check(job, **how)
+    assert caught.value.code == "TF-614"
+    return caught.value.outside()
+
+
+FITTING: dict[str, Any] = {
+    "weights": "uniform",
+    "sites": [f"site-{i}" for i in range(1, 6)],
+    "min_sites": 5,
+}
+
+
+def test_strict_requires_privacy_within_its_caps() -> None:
+    policy = _strict()
+    assert _refused(policy, _job(**FITTING)) == [
+        ["required_privacy", "no differential privacy", "a job with a privacy block"]
+    ]
+    policy.check(_Private(_job(**FITTING)))
+    for privacy, told in (
+        ({"epsilon": 8.5}, ["epsilon_cap", "8.5", "at most 8"]),
+        ({"epsilon": None}, ["epsilon_cap", "no limit", "at most 8"]),
+        ({"delta": 1e-4}, ["delta_cap", "0.0001", "at most 1e-05"]),
+        ({"releases": 11}, ["max_releases", "11", "at most 10"]),
+        ({"neighbours": "patient"}, ["neighbours", "patient", "record"]),
+    ):
+        assert _refused(policy, _Private(_job(**FITTING), **privacy)) == [told]
+    everything = _Private(_job(**FITTING), epsilon=9.0, delta=1e-3, releases=99, neighbours="patient")
+    assert [rule for rule, *_ in _refused(policy, everything)] == [
+        "epsilon_cap",
+        "delta_cap",
+        "max_releases",
+        "neighbours",
+    ]
+
+
+def test_caps_hold_for_a_job_that_offers_privacy_unasked_and_null_lifts_them() -> None:
+    standard = PolicyBlock().resolve(production=True)
+    standard.check(_job())
+    assert _refused(standard, _Private(_job(), epsilon=99.0)) == [["epsilon_cap", "99", "at most 8"]]
+    lifted = PolicyBlock.model_validate({"epsilon_cap": None}).resolve(production=True)
+    lifted.check(_Private(_job(), epsilon=99.0))
+    assert lifted.epsilon_cap is None and lifted.delta_cap == 1e-5
+    assert PolicyBlock().resolve(production=False).epsilon_cap is None
+
+
+def test_null_leaves_the_profiles_value_where_it_is_no_value() -> None:
+    block = PolicyBlock.model_validate({"profile": "strict", "required_privacy": None, "weights": None})
+    assert block.resolve(production=True) == _strict()
+
+
+def test_whose_jobs_and_which_methods() -> None:
+    policy = PolicyBlock(
+        allowed_methods=["fedmr", "fedetf"], allowed_submitters=["lead@a.org", "lead@b.org"]
+    ).resolve(production=True)
+    fitting = _job(method="fedmr")
+    policy.check(fitting, submitter="lead@b.org")
+    assert _refused(policy, _job(), submitter="lead@a.org") == [
+        ["allowed_methods", "fedavg", "one of fedmr, fedetf"]
+    ]
+    told = _refused(policy, fitting, submitter="mallory@c.org")
+    assert told == [["allowed_submitters", "mallory@c.org", "one of this site's list"]]
+    assert "lead@" not in repr(told), "who else may is not told"
+    assert _refused(policy, fitting)[0][1] == "an unknown submitter"
+    empty = PolicyBlock(allowed_methods=[]).resolve(production=True)
+    assert _refused(empty, fitting) == [["allowed_methods", "fedmr", "one of none"]]
+
+
+def test_plain_sums_show_only_the_numbers_that_may_be_seen() -> None:
+    plain = _job(summation="plain", personalise=True, min_sites=3)
+    policy = PolicyBlock(require_secure_sum=False).resolve(production=True)
+    assert _refused(policy, plain) == [
+        ["clear_metrics", "training, evaluation, personal in clear", "at most nothing in clear"]
+    ]
+    some = PolicyBlock(require_secure_sum=False, clear_metrics=["training", "evaluation"])
+    assert _refused(some.resolve(production=True), plain)[0][1] == "personal in clear"
+    every = PolicyBlock(require_secure_sum=False, clear_metrics=list(CLEAR_METRICS)).resolve(production=True)
+    every.check(plain)
+    local = _Private(_job(summation="plain", min_sites=3))
+    assert _refused(policy, local)[0][1] == "training in clear", "its evaluation stays at home"
+
+
+@pytest.mark.parametrize("variant", ["geometric", "inter_geo", "intra_geo", "geo_substitute"])
+def test_geometric_means_have_no_bound_for_a_record(variant: Any) -> None:
+    options = FedILCConfig(variant=variant)
+    strict = _strict(allow_sign_split=True)
+    with pytest.raises(BelowPolicyError, match="has no bound, so no noise hides it"):
+        strict.check_method(options)
+    research = PolicyBlock().resolve(production=False)
+    research.check_method(options, _job())
+    with pytest.raises(BelowPolicyError, match="privacy: the job asks for geometric means"):
+        research.check_method(options, _Private(_job()))
+    strict.check_method(FedILCConfig(variant="intra_arith"))
+    assert strict.asks_of_method(_job()) and research.asks_of_method(_Private(_job()))
+    assert not research.asks_of_method(_job())
+
+
+def test_repeated_records_are_refused_with_privacy_whatever_the_site_accepts() -> None:
+    job = parse_job({**EICU, "dataset_options": {"drugs": 40, "oversample_minority": True}})
+    research = PolicyBlock().resolve(production=False)
+    check_record_options(job, SiteEntry(), research)
+    for policy, asked in (
+        (research, _Private(job)),
+        (PolicyBlock(required_privacy=True).resolve(production=False), job),
+    ):
+        with pytest.raises(BelowPolicyError, match="oversample_minority, each record at most once"):
+            check_record_options(asked, SiteEntry(), policy)
+
+
+def test_the_lead_is_told_rule_asked_and_required_value_or_the_code_alone() -> None:
+    job = _job(weights="exact", summation="plain", class_rules="off")
+    told = _refused(_strict(), job)
+    assert ["weights", "exact", "one of power_of_two, uniform"] in told
+    assert {rule for rule, *_ in told} <= set(Policy.model_fields)
+    assert all(len(part) <= MAX_TOLD for item in told for part in item)
+    assert _refused(_strict(tell_refusals=False), job) == []
+    long = PolicyBlock(allowed_methods=[f"method-{i}" for i in range(99)]).resolve(production=True)
+    assert len(_refused(long, _job())[0][2]) == MAX_TOLD
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_templates_are_the_profiles_with_every_key_written_out(profile: Any) -> None:
+    values = json.loads((ROOT / "provisioning" / "policies" / f"{profile}.json").read_text())
+    assert list(values) == list(Policy.model_fields), "every key, in the order of the documentation"
+    written = PolicyBlock.model_validate(values).resolve(production=True)
+    assert written == PolicyBlock(profile=profile).resolve(production=True)
+    assert json.loads(json.dumps(values)) == {"profile": profile, **json.loads(json.dumps(PROFILES[profile]))}
+
+
+def test_profiles_get_stricter_in_order() -> None:
+    """A job that a stricter profile accepts is accepted by each looser one."""
+    accepted = _Private(_job(**FITTING))
+    for profile in ("strict", "standard", "research"):
+        PolicyBlock(profile=profile).resolve(production=True).check(accepted)
+    strict, standard = PROFILES["strict"], PROFILES["standard"]
+    assert strict["minimum_cohort"] >= standard["minimum_cohort"]
+    assert set(strict["weights"]) < set(standard["weights"])
+    assert strict["charged_retries"] < standard["charged_retries"]
+    assert _strict().describe().startswith("strict (minimum_cohort 5, weights power_of_two, uniform")
+    assert PolicyBlock().resolve(production=False).differences("research") == {}
+
+
+def test_log_streaming_cannot_be_allowed() -> None:
+    with pytest.raises(ValidationError, match="log_streaming"):
+        PolicyBlock.model_validate({"log_streaming": True})

@@ -78,7 +78,9 @@ def _toy_silo(config: FedETFConfig) -> Any:
         weight_decay=float(GOLDEN["tr_wd"]),
     )
     return SimpleNamespace(
-        setting=SimpleNamespace(config=config, local=local, num_classes=GOLDEN["tr_etf"].shape[1]),
+        setting=SimpleNamespace(
+            config=config, local=local, privacy=None, num_classes=GOLDEN["tr_etf"].shape[1]
+        ),
         device=torch.device("cpu"),
         class_counts=lambda fold: torch.tensor(GOLDEN["tr_counts_official"]),
     )

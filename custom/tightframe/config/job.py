@@ -68,6 +68,34 @@ class Evaluation(Strict):
     score_bins: int = Field(default=32, ge=2, le=1024)
 
 
+class Privacy(Strict):
+    """Differential privacy of the records, for each silo and over the whole job.
+
+    Attributes:
+        epsilon, delta: what all of a silo's releases of this job may cost together; a silo's own policy
+            may allow less, and its ledger adds up all jobs.
+        neighbours: what is hidden: one record.
+        clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD.
+        noise_multiplier: of DP-SGD; None solves it at each silo from its number of records and the budget.
+        releases: rounds in which class sums are released, at most.
+        feature_clip: L2 norm to which each record's features are clipped in class sums.
+        class_noise_share: part of epsilon for class sums and class counts, where a method needs any.
+        evaluation: ``local``: each silo evaluates for itself alone, because exact counts are an oracle.
+        normalisation: what replaces BatchNorm: ``group``, or ``frozen`` statistics of the start.
+    """
+
+    epsilon: float = Field(default=8.0, gt=0, le=100)
+    delta: float = Field(default=1e-5, gt=0, le=1e-3)
+    neighbours: Literal["record"] = "record"
+    clip_norm: float = Field(default=1.0, gt=0, le=1e6)
+    noise_multiplier: float | None = Field(default=None, ge=0.01, le=1e6)
+    releases: int = Field(default=10, ge=1, le=100_000)
+    feature_clip: float = Field(default=1.0, gt=0, le=1e6)
+    class_noise_share: float = Field(default=0.2, gt=0, lt=1)
+    evaluation: Literal["local"] = "local"
+    normalisation: Literal["group", "frozen"] = "group"
+
+
 class JobConfig(Strict):
     """One federated training job.
 
@@ -98,6 +126,7 @@ class JobConfig(Strict):
         fetch_timeout: seconds to wait for silos that have not fetched theirs, while nobody works.
         threads: intra-op threads of torch in every process.
         local_baseline_epochs: local-only baseline at each silo after the run; 0 skips it.
+        privacy: differential privacy; None has none, and says so.
         personalise: let each silo make a personal model after the run, as the method does it, which
             stays there; only how good they are on average is summed.
     """
@@ -129,6 +158,7 @@ class JobConfig(Strict):
     threads: int = Field(default=1, ge=1, le=256)
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
     personalise: bool = False
+    privacy: Privacy | None = None
 
     @field_validator("method_options", "dataset_options", "model_options", mode="before")
     @classmethod
@@ -170,6 +200,24 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems.append(f"prototype_sites: {strangers} are not in `sites`")
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
+    if values.get("privacy") is not None:
+        problems += _privacy_problems(values)
+    return problems
+
+
+def _privacy_problems(values: dict[str, Any]) -> list[str]:
+    """What differential privacy does not go with: each would tell something exact of the records."""
+    problems = []
+    if (weights := values.get("weights", "exact")) != "uniform":
+        problems.append(
+            f"weights: Expected 'uniform' with `privacy`, but got {weights!r}: a weight that follows the "
+            "number of records tells of each of them"
+        )
+    if values.get("personalise"):
+        problems.append("personalise: its means are exact counts of records, so not with `privacy`")
+    training = values.get("training")
+    if isinstance(training, dict) and training.get("amp"):
+        problems.append("training.amp: gradients are clipped in full precision, so not with `privacy`")
     return problems
 
 

@@ -7,20 +7,29 @@ simulator's is ``research``. A job that asks for less than the policy is refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tightframe.config.job import JobConfig, SiteName
-from tightframe.errors import PolicyError
+from tightframe.config.profiles import (
+    NO_LIMIT,
+    PROFILES,
+    ClearMetric,
+    Neighbours,
+    Profile,
+    WeightRule,
+)
+from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.securesum.rules import MAX_SITES, SiteRules, Trust
 
-WeightRule = Literal["exact", "power_of_two", "uniform"]
-Profile = Literal["standard", "research"]
 Pin = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Submitter = Annotated[str, Field(min_length=1, max_length=200)]
 
 MIN_CLASS_COUNT = 5
+
+__all__ = ["MIN_CLASS_COUNT", "PROFILES", "BelowPolicyError", "Policy", "PolicyBlock", "Profile", "Refusal"]
 
 
 class Policy(BaseModel):
@@ -45,6 +54,24 @@ class Policy(BaseModel):
         pinned_only: refuse peers without a pin.
         central_provisioning: accept certificates without the role attribute, which only central
             provisioning makes; for tests.
+        required_privacy: refuse jobs without differential privacy.
+        epsilon_cap: what all jobs together may spend on one data set, and so the most that one may ask;
+            None sets no limit. At ``delta_cap``.
+        delta_cap: the largest delta; None sets no limit.
+        max_releases: the most releases of class sums in a job; None sets no limit.
+        charged_retries: the most releases of a job that are charged although they failed or are repeated,
+            so that a server cannot drain the budget by failing rounds; None sets no limit.
+        neighbours: the one relation in which this site counts its budget, ``record`` or ``patient``; None
+            takes either. Neither epsilon bounds the other.
+        clear_metrics: which of this site's own numbers a plain sum may show the server: ``evaluation``,
+            ``training`` (losses), ``personal`` (its personal model's accuracy).
+        allowed_methods: the methods that it takes part in; None for all.
+        allowed_submitters: who may submit a job, by their provisioned names; None for everybody.
+        local_epsilon_shown: tell the lead this site's epsilon exactly; it is told as a range otherwise.
+        tell_refusals: tell the lead which rule a job falls short of, with the asked and required value;
+            the code alone leaves otherwise.
+        egress_guard: run in production only with the site's result filter (``flare.guard``) in place.
+        log_streaming: always False: the engine must not send the site's log to the server.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -62,6 +89,19 @@ class Policy(BaseModel):
     pins: Mapping[str, tuple[Pin, ...]]
     pinned_only: bool
     central_provisioning: bool
+    required_privacy: bool
+    epsilon_cap: float | None
+    delta_cap: float | None
+    max_releases: int | None
+    charged_retries: int | None
+    neighbours: Neighbours | None
+    clear_metrics: tuple[ClearMetric, ...]
+    allowed_methods: tuple[str, ...] | None
+    allowed_submitters: tuple[str, ...] | None
+    local_epsilon_shown: bool
+    tell_refusals: bool
+    egress_guard: bool
+    log_streaming: Literal[False]
 
     def site_rules(self) -> SiteRules:
         """The part that the secure sum enforces."""
@@ -84,103 +124,164 @@ class Policy(BaseModel):
             return self.min_class_count
         return 1 if synthetic else MIN_CLASS_COUNT
 
-    def check(self, job: JobConfig) -> None:
+    def check(self, job: JobConfig, *, submitter: str | None = None) -> None:
         """Refuse a job that asks for less than this policy.
 
-        Raises:
-            PolicyError: TF-614, listing every rule, what the job asks and what is required.
-        """
-        problems: list[str] = []
-        if self.require_secure_sum and job.summation != "secure":
-            problems.append(f"require_secure_sum: the job asks for {job.summation} sums, secure is required")
-        if job.class_rules == "off" and not self.class_rules_off:
-            problems.append("class_rules_off: the job switches the class rules off, which is not accepted")
-        if job.min_sites < self.minimum_cohort and job.summation == "plain":
-            problems.append(
-                f"minimum_cohort: the job asks for {job.min_sites}, "
-                f"at least {self.minimum_cohort} is required"
-            )
-        if job.weights not in self.weights:
-            problems.append(
-                f"weights: the job asks for {job.weights}, one of {list(self.weights)} is required"
-            )
-        if job.summation == "secure" and job.prototype_sites is not None and not self.class_rules_off:
-            problems.append(
-                "class_rules_off: the job chooses who submits class sums (prototype_sites), so that "
-                "totals of two jobs tell one silo's; that is not accepted"
-            )
-        if job.server_trust == "semi_honest" and not self.semi_honest_server:
-            problems.append("semi_honest_server: the job assumes one, a malicious one must be assumed")
-        if problems:
-            raise PolicyError(
-                "the job asks for less than this site's policy requires:\n"
-                + "\n".join(f"  - {problem}" for problem in problems)
-            )
+        Args:
+            job: as this site was given it.
+            submitter: who submitted it; None if nobody knows, as in the simulator.
 
-    def check_method(self, options: Any) -> None:
+        Raises:
+            BelowPolicyError: TF-614, listing every rule, what the job asks and what is required.
+        """
+        self.refuse([*self._sum_refusals(job), *self._privacy_refusals(job), *self._who(job, submitter)])
+
+    def check_method(self, options: Any, job: JobConfig | None = None) -> None:
         """Refuse what a job's method does in a way that this policy does not accept.
 
         Args:
-            options: the method's validated options; with ``splits_by_sign`` it sums by sign.
+            options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
+                ``geometric`` it takes geometric means.
+            job: whose method it is; with differential privacy, a bound for each record is needed.
 
         Raises:
-            PolicyError: TF-614.
+            BelowPolicyError: TF-614.
         """
+        refusals = []
         if getattr(options, "splits_by_sign", False) and not self.allow_sign_split:
-            raise PolicyError(
-                "the job asks for less than this site's policy requires:\n"
-                "  - allow_sign_split: the method sums each coordinate's signs and logarithms apart, so that "
-                "a coordinate with one positive silo tells that silo's value; that is not accepted"
+            refusals.append(
+                Refusal(
+                    "allow_sign_split",
+                    "sums split by sign",
+                    "sums of whole values",
+                    "the method sums each coordinate's signs and logarithms apart, so that a coordinate "
+                    "with one positive silo tells that silo's value",
+                )
             )
+        if getattr(options, "geometric", False) and self.private(job):
+            refusals.append(
+                Refusal(
+                    self._privacy_rule,
+                    "geometric means of gradients",
+                    "a bound for each record",
+                    "what one record does to a geometric mean has no bound, so no noise hides it; choose a "
+                    "variant with arithmetic means, or run the job without differential privacy",
+                )
+            )
+        self.refuse(refusals)
+
+    def private(self, job: JobConfig | None) -> bool:
+        """Whether a job runs with differential privacy at this site: it asks for it, or must."""
+        return self.required_privacy or getattr(job, "privacy", None) is not None
+
+    def asks_of_method(self, job: JobConfig) -> bool:
+        """Whether ``check_method`` can refuse: then the method's options are looked at on enrolment."""
+        return not self.allow_sign_split or self.private(job)
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        """Raise what a job is refused for, if that is anything.
+
+        Raises:
+            BelowPolicyError: TF-614.
+        """
+        if refusals:
+            raise BelowPolicyError(refusals, told=self.tell_refusals)
 
     def describe(self) -> str:
         """One line for people: the profile, and each rule that differs from ``standard``."""
-        strict = PROFILES["standard"]
-        loose = {
-            name: value
-            for name, value in self.model_dump().items()
-            if name not in ("profile", "pins") and value != strict[name]
-        }
-        shown = ", ".join(f"{name} {_shown(value)}" for name, value in loose.items())
+        shown = ", ".join(f"{name} {value}" for name, value in self.differences().items())
         return f"{self.profile}" + (f" ({shown})" if shown else "")
 
+    def differences(self, profile: Profile = "standard") -> dict[str, str]:
+        """Rules that are not a profile's, with their values in words; pins are the site's own affair."""
+        return {
+            name: in_words(value)
+            for name, value in self.model_dump().items()
+            if name not in ("profile", "pins") and value != PROFILES[profile][name]
+        }
 
-PROFILES: Mapping[Profile, Mapping[str, Any]] = {
-    "standard": {
-        "require_secure_sum": True,
-        "minimum_cohort": 3,
-        "colluders": 1,
-        "semi_honest_server": False,
-        "weights": ("exact", "power_of_two", "uniform"),
-        "min_class_count": None,
-        "class_rules_off": False,
-        "allow_sign_split": False,
-        "static_cohort": "enrolled",
-        "pins": {},
-        "pinned_only": False,
-        "central_provisioning": False,
-    },
-    "research": {
-        "require_secure_sum": False,
-        "minimum_cohort": 1,
-        "colluders": 1,
-        "semi_honest_server": True,
-        "weights": ("exact", "power_of_two", "uniform"),
-        "min_class_count": None,
-        "class_rules_off": True,
-        "allow_sign_split": True,
-        "static_cohort": "enrolled",
-        "pins": {},
-        "pinned_only": False,
-        "central_provisioning": False,
-    },
-}
+    @property
+    def _privacy_rule(self) -> str:
+        return "required_privacy" if self.required_privacy else "privacy"
+
+    def _sum_refusals(self, job: JobConfig) -> list[Refusal]:
+        found: list[Refusal] = []
+        plain = job.summation == "plain"
+        if self.require_secure_sum and plain:
+            found.append(Refusal("require_secure_sum", f"{job.summation} sums", "a secure sum"))
+        if plain and (clear := [name for name in _clear_metrics(job) if name not in self.clear_metrics]):
+            found.append(
+                Refusal(
+                    "clear_metrics",
+                    f"{', '.join(clear)} in clear",
+                    f"at most {', '.join(self.clear_metrics) or 'nothing'} in clear",
+                    "in a plain sum the server sees this site's own numbers",
+                )
+            )
+        if job.class_rules == "off" and not self.class_rules_off:
+            found.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
+        if plain and job.min_sites < self.minimum_cohort:
+            found.append(Refusal("minimum_cohort", str(job.min_sites), f"at least {self.minimum_cohort}"))
+        if job.weights not in self.weights:
+            found.append(Refusal("weights", job.weights, f"one of {', '.join(self.weights)}"))
+        if not plain and job.prototype_sites is not None and not self.class_rules_off:
+            found.append(
+                Refusal(
+                    "class_rules_off",
+                    "a choice of who submits class sums (prototype_sites)",
+                    "class sums of all silos",
+                    "totals of two jobs with different choices tell one silo's",
+                )
+            )
+        if job.server_trust == "semi_honest" and not self.semi_honest_server:
+            found.append(Refusal("semi_honest_server", "a semi_honest server", "a malicious one"))
+        return found
+
+    def _privacy_refusals(self, job: JobConfig) -> list[Refusal]:
+        asked = getattr(job, "privacy", None)
+        if asked is None:
+            if not self.required_privacy:
+                return []
+            return [Refusal("required_privacy", "no differential privacy", "a job with a privacy block")]
+        found = [
+            Refusal(rule, _number(value), f"at most {_number(most)}")
+            for rule, value, most in (
+                ("epsilon_cap", asked.epsilon, self.epsilon_cap),
+                ("delta_cap", asked.delta, self.delta_cap),
+                ("max_releases", asked.releases, self.max_releases),
+            )
+            # A job that leaves a value out does not get round its cap.
+            if most is not None and (value is None or value > most)
+        ]
+        if self.neighbours is not None and asked.neighbours != self.neighbours:
+            found.append(
+                Refusal(
+                    "neighbours",
+                    str(asked.neighbours),
+                    self.neighbours,
+                    "this site counts its budget in that relation; the epsilon of one does not bound the "
+                    "other's",
+                )
+            )
+        return found
+
+    def _who(self, job: JobConfig, submitter: str | None) -> list[Refusal]:
+        found: list[Refusal] = []
+        if self.allowed_methods is not None and job.method not in self.allowed_methods:
+            found.append(
+                Refusal("allowed_methods", job.method, f"one of {', '.join(self.allowed_methods) or 'none'}")
+            )
+        if self.allowed_submitters is not None and submitter not in self.allowed_submitters:
+            shown = "an unknown submitter" if submitter is None else submitter
+            # Who else may submit is not the lead's affair.
+            found.append(Refusal("allowed_submitters", shown, "one of this site's list"))
+        return found
 
 
 class PolicyBlock(BaseModel):
     """The ``policy`` block as it is written: what is left out comes from the profile."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     profile: Profile | None = None
     require_secure_sum: bool | None = None
@@ -195,20 +296,47 @@ class PolicyBlock(BaseModel):
     pins: dict[SiteName, list[Pin]] | None = None
     pinned_only: bool | None = None
     central_provisioning: bool | None = None
+    required_privacy: bool | None = None
+    epsilon_cap: float | None = Field(default=None, gt=0)
+    delta_cap: float | None = Field(default=None, gt=0, lt=1)
+    max_releases: int | None = Field(default=None, ge=1)
+    charged_retries: int | None = Field(default=None, ge=0)
+    neighbours: Neighbours | None = None
+    clear_metrics: list[ClearMetric] | None = None
+    allowed_methods: list[str] | None = None
+    allowed_submitters: list[Submitter] | None = None
+    local_epsilon_shown: bool | None = None
+    tell_refusals: bool | None = None
+    egress_guard: bool | None = None
+    log_streaming: Literal[False] | None = None
 
     def resolve(self, *, production: bool) -> Policy:
         """The complete policy."""
         profile: Profile = self.profile or ("standard" if production else "research")
-        given = {name: value for name, value in self.model_dump().items() if value is not None}
-        given.pop("profile", None)
-        if "weights" in given:
-            given["weights"] = tuple(given["weights"])
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.model_dump(include=self.model_fields_set - {"profile"}).items()
+            if value is not None or name in NO_LIMIT
+        }
         if "pins" in given:
             given["pins"] = {site: tuple(pins) for site, pins in given["pins"].items()}
         return Policy(profile=profile, **{**PROFILES[profile], **given})
 
 
-def _shown(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A rule's value for people."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(value) or "none"
+    return "not limited" if value is None else _number(value)
+
+
+def _clear_metrics(job: JobConfig) -> list[str]:
+    """Which numbers of a silo's own the server sees if the job's sums are plain."""
+    local = getattr(getattr(job, "privacy", None), "evaluation", None) == "local"
+    return ["training"] + ["evaluation"] * (not local) + ["personal"] * job.personalise
+
+
+def _number(value: Any) -> str:
+    return "no limit" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

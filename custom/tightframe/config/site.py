@@ -16,9 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash, listed
-from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
-from tightframe.errors import JobError, PolicyError, SiteConfigError
+from tightframe.errors import JobError, SiteConfigError
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
@@ -271,26 +271,37 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
 
     Counts are opened exactly. Two jobs over the same silos that differ by a few records of one silo
     would tell that silo's, so under a policy that keeps the class rules each such option has one
-    value: the default, or what the site's ``accepted_options`` say.
+    value: the default, or what the site's ``accepted_options`` say. With differential privacy no
+    record may be there more than once, whatever the site accepts.
 
     Raises:
         PolicyError: TF-614, naming the options.
     """
+    spec, options = dataset_of(job)
+    if policy.private(job) and getattr(options, "oversample_minority", False):
+        refusal = Refusal(
+            "required_privacy" if policy.required_privacy else "privacy",
+            "oversample_minority",
+            "each record at most once",
+            "a record that is repeated weighs more than the noise is made for, and how often it is repeated "
+            "depends on the others; leave the option out",
+        )
+        policy.refuse([refusal])
     if policy.class_rules_off:
         return
-    spec, options = dataset_of(job)
     accepted = entry.accepted_options.get(spec.name, {})
-    problems = [
-        f"accepted_options: the job asks for {name} {asked!r} of {spec.name}, {wanted!r} is required"
+    refusals = [
+        Refusal("accepted_options", f"{name} {asked!r} of {spec.name}", repr(wanted))
         for name in spec.choosing
         if (asked := getattr(options, name))
         != (wanted := accepted.get(name, spec.options.model_fields[name].default))
     ]
-    if problems:
-        raise PolicyError(
-            "the job chooses which of this site's records take part; if that is meant, write the value into "
-            "`accepted_options` of the site's entry, and keep it:\n"
-            + "\n".join(f"  - {problem}" for problem in problems)
+    if refusals:
+        raise BelowPolicyError(
+            refusals,
+            told=policy.tell_refusals,
+            before="the job chooses which of this site's records take part; if that is meant, write the "
+            "value into `accepted_options` of the site's entry, and keep it:",
         )
 
 

@@ -86,6 +86,7 @@ class SiloExecutor(Executor):
                 production=production,
                 memory_only=production,
                 journal_dir=None if outliving is None else lasting_journal(outliving, name),
+                ledger_dir=outliving,
                 identity=partial(_identity, startup, name, job_id, production, central),
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,

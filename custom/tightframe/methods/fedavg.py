@@ -145,6 +145,11 @@ def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+def private(config: FedAvgConfig) -> str | None:
+    """The focal loss needs pooled class counts, which are opened exactly."""
+    return "loss 'focal' sums exact class counts; take 'cross_entropy'" if config.loss == "focal" else None
+
+
 METHOD = Method(
     name="fedavg",
     title="FedAvg",
@@ -157,4 +162,5 @@ METHOD = Method(
     plan=plan,
     predict=predict,
     statistics=statistics,
+    private=private,
 )

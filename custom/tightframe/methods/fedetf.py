@@ -163,8 +163,9 @@ def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
         lambda view: balanced_softmax_loss(
             view.logits, view.labels, counts, gamma=config.gamma, zero_counts=config.zero_counts
         ),
-        # One record more changes the counts, and with them the loss of every other record.
-        per_record=config.gamma == 0 and config.zero_counts == "clamp",
+        # One record more changes the counts, and with them the loss of every other record; noisy counts,
+        # released once, are constants.
+        per_record=silo.setting.privacy is not None or not uses_prior(config),
     )
     return Stage(
         terms=(term,),
@@ -172,6 +173,11 @@ def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
         epochs=epochs,
         corrections=_corrections(config, local.weight_decay),
     )
+
+
+def uses_prior(config: FedETFConfig) -> bool:
+    """Whether the loss depends on the silo's class counts."""
+    return config.gamma != 0 or config.zero_counts != "clamp"
 
 
 def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[training.GradientCorrection, ...]:
@@ -300,4 +306,6 @@ METHOD = Method(
     plan=plan,
     predict=predict,
     personalise=personalise,
+    private=lambda config: None,
+    private_prior=uses_prior,
 )

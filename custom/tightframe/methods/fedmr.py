@@ -12,13 +12,18 @@ their own global prototype than to the others (eq. (4))::
 
 The file follows the paper's text only. What leaves a silo beside its update: per class the sum of
 its features and their number, from which the server gets the exact global class means.
+
+With differential privacy both terms are replaced by means of one loss a record, because as printed they
+couple the records of a batch: the inter-class term weighs records alike and looks at all valid
+prototypes, the intra-class term takes the class's statistics from the last noisy release, where they are
+constants. Features are clipped, and in release rounds their class sums are noisy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,6 +31,13 @@ from torch import nn
 
 from tightframe import model_update, phases
 from tightframe.errors import ContributionError, TrainingError
+from tightframe.frozen_classes import (
+    clipped,
+    frozen_inter_loss,
+    frozen_intra_loss,
+    frozen_statistics,
+    moments,
+)
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
 from tightframe.training import BatchView, OptimizerSettings, Stage, Term, at_least_float32, cross_entropy
@@ -37,6 +49,7 @@ TERMS = ("cross_entropy", "intra", "inter")
 SUMS = "prototype/feature_sums"
 COUNTS = "prototype/counts"
 PROTOTYPES = "prototypes"
+MOMENTS = "class_moments"
 VALID = "prototype_valid"
 
 # Each record's feature is rounded to this grid and summed in integers, so that the sum does not
@@ -298,58 +311,91 @@ def class_feature_sums(
 def init_server(setting: Setting, seed: int) -> ServerState:
     """The model that ``seed`` gives, and no prototypes yet."""
     width = feature_width(model_update.shared_template(setting))
-    return ServerState(
-        model=model_update.initial_model(setting, seed),
-        extra={
-            PROTOTYPES: torch.zeros(setting.num_classes, width),
-            VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
-        },
-    )
+    extra = {
+        PROTOTYPES: torch.zeros(setting.num_classes, width),
+        VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+    }
+    if uses_moments(setting):
+        extra[MOMENTS] = torch.zeros(setting.num_classes, _summed_width(setting, width))
+    return ServerState(model=model_update.initial_model(setting, seed), extra=extra)
+
+
+def uses_moments(setting: Setting) -> bool:
+    """Whether silos get the classes' second moments: with privacy, for the intra-class term."""
+    return setting.privacy is not None and setting.config.mu_intra > 0
+
+
+def _summed_width(setting: Setting, width: int) -> int:
+    """Numbers that are summed for each class, beside their count."""
+    return width + width * (width + 1) // 2 if uses_moments(setting) else width
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train with both terms, then sum updates, class feature sums and class counts."""
+    """One phase: train with both terms, then sum updates, class feature sums and class counts.
+
+    With privacy there are class sums in the release rounds only, and none of them is static: noise, not
+    the cohort, is what protects them.
+    """
     template = model_update.shared_template(setting)
-    classes = setting.num_classes
-    shared = {"ring": 64, "static": True, "per_class": True}
-    schema = phases.Schema(
-        (
-            *model_update.model_fields(setting, template),
-            *model_update.training_fields(TERMS),
-            phases.Field(SUMS, (classes, feature_width(template)), bound=SUM_BOUND, **shared),  # type: ignore[arg-type]
+    model_fields = (*model_update.model_fields(setting, template), *model_update.training_fields(TERMS))
+    privacy, classes = setting.privacy, setting.num_classes
+    sums: tuple[phases.Field, ...] = ()
+    if privacy is None or round in privacy.releases:
+        shared = {"ring": 64, "static": privacy is None, "per_class": True, "mechanism": "class_sums"}
+        width = _summed_width(setting, feature_width(template))
+        sums = (
+            phases.Field(SUMS, (classes, width), bound=SUM_BOUND, **shared),  # type: ignore[arg-type]
             phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, sensitivity=1.0, **shared),  # type: ignore[arg-type]
         )
-    )
-    return (Phase("train", schema, broadcast, contribute, update),)
+    return (Phase("train", phases.Schema((*model_fields, *sums)), broadcast, contribute, _updater(setting)),)
 
 
 def broadcast(state: ServerState) -> phases.Tensors:
     """The global model as ``model/<name>``, the prototypes and which of them exist."""
     return {
         **model_update.broadcast_model(state.model),
-        PROTOTYPES: state.extra[PROTOTYPES],
-        VALID: state.extra[VALID],
+        **{name: state.extra[name] for name in (PROTOTYPES, VALID, MOMENTS) if name in state.extra},
     }
 
 
 def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors) -> Contribution:
     """Local training, then one pass over the training fold for the class sums; nothing is kept."""
-    setting = silo.setting
+    setting, privacy = silo.setting, silo.setting.privacy
     received = model_update.received_model(broadcast)
-    model = silo.load(received)
-    prototypes = broadcast[PROTOTYPES].to(silo.device)
-    terms = (cross_entropy(), *_reshaping_terms(silo, prototypes, broadcast[VALID].to(silo.device)))
+    model: Any = silo.load(received)
+    terms = (cross_entropy(), *(_reshaping_terms if privacy is None else _frozen_terms)(silo, broadcast))
     stage = Stage(terms=terms, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
     report = silo.fit(model, [stage])
-    # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
-    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    sums, counts = class_feature_sums(model.eval(), records, setting.num_classes, prototypes.shape[1])
+    model.eval()
+    sums: dict[str, torch.Tensor] = {}
+    width = broadcast[PROTOTYPES].shape[1]
+    if privacy is None:
+        # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
+        records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+        sums = dict(
+            zip((SUMS, COUNTS), class_feature_sums(model, records, setting.num_classes, width), strict=True)
+        )
+    elif silo.round in privacy.releases:
+        made = silo.private_class_sums(
+            lambda inputs: _summed(setting, model.features(inputs)), _summed_width(setting, width)
+        )
+        sums = dict(zip((SUMS, COUNTS), made, strict=True))
     trained = model_update.model_terms(received, model)
-    return Contribution({**trained, **model_update.training_terms(report, TERMS), SUMS: sums, COUNTS: counts})
+    return Contribution({**trained, **model_update.training_terms(report, TERMS), **sums})
 
 
-def _reshaping_terms(silo: SiloView, prototypes: torch.Tensor, valid: torch.Tensor) -> tuple[Term, Term]:
+def _summed(setting: Setting, features: torch.Tensor) -> torch.Tensor:
+    """What is summed of records with privacy, of the norm to which features are clipped at most."""
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    bound = setting.privacy.feature_clip
+    features = clipped(at_least_float32(features), bound)
+    # |z|^2 + |z z^T|^2 <= bound^2 (1 + bound^2)
+    return moments(features) / math.sqrt(1 + bound**2) if uses_moments(setting) else features
+
+
+def _reshaping_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
     config: FedMRConfig = silo.setting.config
+    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device)
     stream = silo.generator("lite")
 
     def intra(view: BatchView) -> torch.Tensor:
@@ -370,6 +416,49 @@ def _reshaping_terms(silo: SiloView, prototypes: torch.Tensor, valid: torch.Tens
     )
 
 
+def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
+    """Both terms of one record each: what they compare it with is constant."""
+    setting, config = silo.setting, silo.setting.config
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    bound = setting.privacy.feature_clip
+    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device).bool()
+
+    def inter(view: BatchView) -> torch.Tensor:
+        return frozen_inter_loss(clipped(view.features, bound), view.labels, prototypes, valid)
+
+    def intra(view: BatchView) -> torch.Tensor:
+        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid)
+
+    if not uses_moments(setting):
+        return (
+            Term("intra", 0.0, lambda view: view.features.new_zeros(()), per_record=True),
+            Term("inter", config.mu_inter, inter, per_record=True),
+        )
+    statistics = frozen_statistics(broadcast[MOMENTS].to(silo.device), prototypes.shape[1])
+    return (
+        Term("intra", config.mu_intra, intra, per_record=True),
+        Term("inter", config.mu_inter, inter, per_record=True),
+    )
+
+
+def _updater(setting: Setting) -> Callable[[ServerState, Totals, Cohort], ServerState]:
+    if not uses_moments(setting):
+        return update
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    scale = math.sqrt(1 + setting.privacy.feature_clip**2)
+
+    def with_moments(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        if SUMS not in totals:
+            return update(state, totals, cohort)
+        width = state.extra[PROTOTYPES].shape[1]
+        sums, counts = torch.as_tensor(totals[SUMS]) * scale, torch.as_tensor(totals[COUNTS])
+        kept, _ = update_prototypes(state.extra[MOMENTS], sums, counts)
+        changed = update(state, {**totals, SUMS: sums[:, :width].numpy()}, cohort)
+        return changed.evolve(extra={**changed.extra, MOMENTS: kept})
+
+    return with_moments
+
+
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid.
 
@@ -387,6 +476,15 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     )
 
 
+def private(config: FedMRConfig) -> str | None:
+    """What has no form of one record each."""
+    if config.lite_m is not None:
+        return "lite_m chooses among the records of a batch; leave it out"
+    if config.intra_form != "paper" and config.mu_intra > 0:
+        return "intra_form 'official' weighs classes by their counts in a batch; take 'paper'"
+    return None
+
+
 def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
     """Class logits (B, C)."""
     logits: torch.Tensor = model(inputs)
@@ -401,4 +499,5 @@ METHOD = Method(
     init_server=init_server,
     plan=plan,
     predict=predict,
+    private=private,
 )

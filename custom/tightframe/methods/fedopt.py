@@ -99,4 +99,5 @@ METHOD = composed_method(
     paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
     config=FedOptConfig,
     parts=parts,
+    private=lambda config: None,
 )

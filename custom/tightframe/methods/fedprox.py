@@ -83,4 +83,5 @@ METHOD = composed_method(
     paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
     config=FedProxConfig,
     parts=parts,
+    private=lambda config: None,
 )

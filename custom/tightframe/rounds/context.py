@@ -42,6 +42,8 @@ class SiloContext:
         memory_only: keep the secrets of the secure sum in memory. False only in the simulator, whose
             silos are one process a task.
         journal_dir: folder of the secure sum's journal, which outlives runs in production.
+        ledger_dir: folder of the privacy ledger: the site's lasting state in production; by default this
+            run's own.
         identity: gives the silo's signer and what it trusts; asked for when secure sums need it.
         stopped: tells that the run was aborted.
         log: the silo's own log.
@@ -57,6 +59,7 @@ class SiloContext:
     production: bool = False
     memory_only: bool = True
     journal_dir: Path | None = None
+    ledger_dir: Path | None = None
     identity: Callable[[], tuple[Signer, Anchor]] | None = None
     stopped: Callable[[], bool] = lambda: False
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("tightframe.silo"))

@@ -6,119 +6,31 @@ Only processes that train import this module, because it imports torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import safetensors.torch
 import torch
-from torch.utils.data import DataLoader
 
 from tightframe import training
-from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import RunError, TrainingError
-from tightframe.model_update import build_template, received_model
-from tightframe.phases import Fold, Phase, Setting, Tensors, stream_seed
+from tightframe.model_update import received_model
+from tightframe.phases import Phase, Tensors
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.files import write_json
-from tightframe.rounds.setup import JobSetup, prepare, set_threads
+from tightframe.rounds.local_silo import LocalSilo, guarded
+from tightframe.rounds.setup import PRESENT, prepare, set_threads
 from tightframe.rounds.summation import Encoded
 from tightframe.securesum.messages import SumId
 
 REPORT = "local_report.json"
+__all__ = ["Contributor", "LocalSilo", "choose_device", "guarded"]
+
 START = "start.safetensors"
 PERSONAL = "personal_model.safetensors"
-
-
-class LocalSilo:
-    """A silo as a method sees it (``phases.SiloView``) in one round."""
-
-    def __init__(
-        self, context: SiloContext, setup: JobSetup, device: torch.device, round_number: int
-    ) -> None:
-        self.name = context.name
-        self.round = round_number
-        self.setting: Setting = setup.setting
-        self.device = device
-        self._context = context
-        self._setup = setup
-        # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
-        self._images = len(self.setting.input_shape) == 3
-
-    @property
-    def offers_prototypes(self) -> bool:
-        """False where the job's list or the site itself keeps the prototypes at home."""
-        chosen = self._setup.job.prototype_sites
-        return self._context.site.offer_prototypes and (chosen is None or self.name in chosen)
-
-    def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
-        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once."""
-        data = self._context.data
-        labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
-        return torch.from_numpy(class_counts(labels, self.setting.num_classes))
-
-    def load(self, tensors: Tensors) -> torch.nn.Module:
-        """A model on this silo's device with these parameters and buffers."""
-        model = build_template(self.setting)
-        model.load_state_dict(dict(tensors))
-        if self._images:
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model.to(self.device)
-
-    def generator(self, purpose: str) -> torch.Generator:
-        """A random stream on the CPU keyed by (seed, silo, round, purpose)."""
-        return torch.Generator().manual_seed(self.stream(purpose))
-
-    def batches(
-        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
-        job = self._setup.job
-        records = self._context.data.records(
-            fold, augment_seed=self.stream("augment", epoch) if augment else None
-        )
-        count = len(self._context.data.labels(fold))
-        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
-        if shuffle:
-            order = torch.randperm(
-                count, generator=torch.Generator().manual_seed(self.stream("order", epoch))
-            )
-            indices = order.tolist()
-        else:
-            indices = list(range(count))
-        loader: DataLoader[Any] = DataLoader(
-            records,
-            batch_sampler=training.merge_single_tail(indices, size),
-            num_workers=self._context.site.loader_workers,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
-        )
-        for inputs, labels in guarded(iter(loader), self._context.stopped):
-            if self._images:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
-
-    def fit(self, model: torch.nn.Module, stages: Sequence[training.Stage]) -> training.FitReport:
-        """Run the stages of local training on the training fold."""
-        local = self.setting.local
-        return training.fit(
-            model,
-            lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
-            stages,
-            device=self.device,
-            amp=local.amp,
-            progress=lambda text: self._context.log.info("%s, round %d: %s", self.name, self.round, text),
-        )
-
-    def stream(self, *purpose: str | int) -> int:
-        """The seed of a random stream keyed by (seed, silo, round, purpose), in production also by a salt.
-
-        Without it a second job with the same seed would repeat this silo's updates bit for bit, and the
-        totals of both over different silos, or with other weights, would tell them.
-        """
-        return stream_seed(self._setup.job.seed, *self._context.salt(), self.name, self.round, *purpose)
 
 
 class Contributor:
@@ -136,19 +48,20 @@ class Contributor:
         self._device = choose_device(context.site.device)
         self._store = SiloStateStore(context.state_folder, context.name)
 
-    def contribute(self, message: Message, weights: Mapping[str, float]) -> Encoded:
+    def contribute(self, message: Message, weights: Mapping[str, float], *, honest: int = 1) -> Encoded:
         """Answer one broadcast with a term of its sum.
 
         Args:
             message: of the task ``contribute``.
             weights: the public weights of all silos enrolled.
+            honest: honest silos in the smallest sum that can be opened: they share noise among them.
         """
         sum_id = SumId.of(message["kind"], message["round"], message["phase"], message["attempt"])
         self._check_place(message)
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
         ended = message["kind"] == personal.KIND
-        silo = LocalSilo(self._context, self._setup, self._device, sum_id.round + ended)
+        silo = self._silo(message, sum_id.round + ended, sorted(weights), honest)
         if self._context.job.local_baseline_epochs and sum_id.phase == "train-0" and sum_id.round == 1:
             save_tensors(self._context.run_dir / START, received_model(received), mode=0o600)
         tensors: dict[str, torch.Tensor] = {}
@@ -157,22 +70,45 @@ class Contributor:
             if ended:
                 schema = personal.schema()
             elif phase is None:
-                schema = self._setup.evaluation_schema()
+                schema = self._setup.closing_schema()
             else:
                 schema = self._setup.schema(phase, evaluated=message["evaluate"])
-            if message["evaluate"]:
+            if message["evaluate"] and self._setup.evaluates:
                 tensors |= self._evaluate(silo, received)
             if ended:
                 tensors |= self._personalise(silo, received)
             elif phase is not None:
                 tensors |= self._contribution(silo, phase, received, sum_id)
-            else:
+            elif self._setup.evaluates:
                 self._close(silo, received, tensors)
+            else:
+                self._close(silo, received, self._evaluate(silo, received))
+                tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
         parties = len(weights)
         term = codec.encode(
             schema, tensors, share=weights[silo.name] / max(weights.values()), parties=parties
         )
         return Encoded(sum_id, codec.specs(schema, parties), term)
+
+    def _silo(self, message: Message, number: int, cohort: Sequence[str], honest: int) -> LocalSilo:
+        """This silo's view in a round; what is released under privacy goes by one that charges it."""
+        view = (self._context, self._setup, self._device, number)
+        if self._setup.privacy is None or message["kind"] != "train":
+            return LocalSilo(*view)
+        from tightframe.rounds.private.silo import PrivateSilo
+
+        return PrivateSilo(*view, cohort=cohort, honest=honest)
+
+    def check_budget(self) -> None:
+        """Refuse a job with privacy whose planned charges this site's budget does not hold.
+
+        Raises:
+            BudgetError: TF-701, saying what is left and what would fit.
+        """
+        from tightframe.rounds.private.silo import PrivateSilo
+
+        view = (self._context, self._setup, self._device, 0)
+        PrivateSilo(*view, cohort=(self._context.name,), honest=1).check_budget()
 
     def _check_place(self, message: Message) -> None:
         """Refuse a round that the job does not have.
@@ -286,11 +222,36 @@ class Contributor:
             "global": evaluation.local_metrics(counted, names),
             "local_only": None,
             "personal": None,
+            "privacy": self._privacy_report(),
         }
         write_json(run_dir / REPORT, report, mode=0o600)
         self._context.log.info(
             "%s: final model and report (this silo's own): %s", silo.name, run_dir / REPORT
         )
+
+    def _privacy_report(self) -> dict[str, Any] | None:
+        """What this job has cost the silo's records, exactly; None without privacy."""
+        plan = self._setup.privacy
+        if plan is None:
+            return None
+        from tightframe.rounds.private.budget import Budget
+
+        spent = Budget(self._context, plan, (self._context.name,)).spent_by_job()
+        self._context.log.info(
+            "%s: this job cost epsilon %.3f of the %g that it promised, at delta %g (this silo's own number)",
+            self._context.name,
+            spent.guaranteed,
+            plan.privacy.epsilon,
+            plan.privacy.delta,
+        )
+        return {
+            "epsilon": spent.guaranteed,
+            "rdp": spent.rdp,
+            "prv": spent.prv,
+            "exact": spent.exact,
+            "delta": plan.privacy.delta,
+            "promised": plan.privacy.epsilon,
+        }
 
     def baseline(self) -> Message:
         """Train from the run's start on this silo's records alone, by plain cross-entropy.
@@ -341,14 +302,6 @@ def choose_device(wanted: str) -> torch.device:
                 code="TF-303",
             )
     return device
-
-
-def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
-    """The same batches, ended by TF-504 as soon as the run is aborted."""
-    for batch in batches:
-        if stopped():
-            raise RunError("the run was aborted during local training.", code="TF-504")
-        yield batch
 
 
 @contextmanager

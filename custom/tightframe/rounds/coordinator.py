@@ -24,6 +24,8 @@ from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
 from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, personal, statistics
 from tightframe.rounds.context import Message
+from tightframe.rounds.private.plan import honest_silos
+from tightframe.rounds.private.server import read
 from tightframe.rounds.secure.record import ServerRecord
 from tightframe.rounds.secure.server import SecureSums, ServerIdentity
 from tightframe.rounds.setup import JobSetup
@@ -93,6 +95,7 @@ class Coordinator:
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
         self.record = outcome.RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
+        self.record.privacy = setup.privacy
         self._initial_model = initial_model
         # Sums opened so far, and how many of them each silo has heard of for certain: a silo that
         # misses a request must still learn what became of its last term.
@@ -241,7 +244,9 @@ class Coordinator:
         setup, flagged = self.setup, bool(self.setup.class_flags(phase).fields)
         offer = classes.offered(self._holders, setup.dataset.num_classes)
         broadcast = dict(phase.broadcast(state))
-        evaluate = place.evaluates and any(name.startswith("model/") for name in broadcast)
+        evaluate = (
+            place.evaluates and setup.evaluates and any(name.startswith("model/") for name in broadcast)
+        )
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
         row, totals = self._collect(transport, schema, sent, place, evaluate=evaluate, among=among)
@@ -267,6 +272,10 @@ class Coordinator:
             self._holders = self._holders if holders is None else holders
         weights = {site: self.weights[site] for site in row.silos}
         cohort = Cohort(place.round, weights, max(self.weights.values()), enrolled=len(self.weights))
+        if setup.privacy is not None:
+            honest = honest_silos(setup.job, len(self.weights))
+            state, read_totals = read(setup.privacy, phase, state, others, silos=cohort.size, honest=honest)
+            others = dict(read_totals)
         if others:
             state = phase.update(state, others, cohort)
         row.training = {
@@ -282,11 +291,11 @@ class Coordinator:
 
         Counts are opened for the whole roster only: if a silo drops out just here, all are asked once more.
         """
-        schema = self.setup.evaluation_schema()
+        schema = self.setup.closing_schema()
         broadcast = broadcast_model(state.model)
         place = Place("closing", self.setup.job.rounds)
         row, totals = self._counts(transport, schema, broadcast, place, evaluate=True)
-        self._add(row, totals or None, broadcast)
+        self._add(row, (totals or None) if self.setup.evaluates else None, broadcast)
 
     def _personal(self, transport: Transport, state: ServerState) -> None:
         """Let every silo make its personal model, and sum how good they are on their own records.
@@ -437,7 +446,8 @@ WEIGHTS: Mapping[str, str] = {
 }
 
 BANNER = (
-    "SYNTHETIC TWIN: no site is configured, so every silo trains on generated stand-ins for {dataset}. "
+    "SYNTHETIC TWIN: no silo was told where its records lie, so every one trains on generated stand-ins for "
+    "{dataset}. "
     "They show that the software works; they say nothing about medicine or about a method. "
-    "For real records, write the workspace's local/tightframe.json or use tightframe simulate --site-config."
+    "For real records, see docs/data.md."
 )

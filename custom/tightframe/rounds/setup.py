@@ -7,7 +7,7 @@ registries; nothing a job says is imported.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,17 +20,26 @@ from tightframe.errors import ContributionError, JobError
 from tightframe.phases import (
     FEATURE_MEAN,
     FEATURE_STD,
+    Contribution,
+    Field,
     Method,
     Phase,
     Schema,
     ServerState,
     Setting,
+    SiloView,
+    Tensors,
     stream_seed,
 )
+from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
+from tightframe.rounds.private import plan
+from tightframe.rounds.private.plan import PrivacyPlan
 
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""
+PRESENT = Field("closing/present", (), bound=1.0, mechanism="constant")
+"""One from each silo, whatever its records."""
 HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
 """Options of backbones that are of their own head only."""
 
@@ -43,14 +52,16 @@ class JobSetup:
     method: Method
     dataset: DatasetSpec
     setting: Setting
+    privacy: PrivacyPlan | None = None
 
     def initial_state(self) -> ServerState:
         """The state before round 1, from the job's seed."""
         return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
-        """The phases of one training round (1-based)."""
-        return self.method.plan(self.setting, round_number, self.job.rounds)
+        """The phases of one training round (1-based); under privacy without what is told of the losses."""
+        phases = self.method.plan(self.setting, round_number, self.job.rounds)
+        return phases if self.job.privacy is None else tuple(_without_losses(phase) for phase in phases)
 
     def statistics_phases(self) -> tuple[Phase, ...]:
         """The sums of pooled statistics that the method needs, before anything else."""
@@ -78,11 +89,17 @@ class JobSetup:
     def schema(self, phase: Phase, *, evaluated: bool) -> Schema:
         """A phase's fields, the flags of the class rules, and the evaluation where it is part of it."""
         whole = phase.schema + self.class_flags(phase)
-        return whole + self.evaluation_schema() if evaluated else whole
+        return whole + self.evaluation_schema() if evaluated and self.evaluates else whole
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether silos tell how the model does on their records: under privacy it stays with them."""
+        return self.job.privacy is None
 
     def class_flags(self, phase: Phase) -> Schema:
         """The flags that the class rules add to a phase; none where they are off or do not apply."""
-        if self.job.class_rules == "off":
+        # Under privacy a threshold would move whole blocks; noise and a floor of noisy counts replace it.
+        if self.job.class_rules == "off" or self.job.privacy is not None:
             return Schema(())
         return classes.fields(phase.schema, self.dataset.num_classes)
 
@@ -93,9 +110,9 @@ class JobSetup:
         """
         for kind, number, phases in self._phases():
             for index, phase in enumerate(phases):
-                ways = (True, False) if kind == "train" and index == 0 else (False,)
+                ways = (True, False) if kind == "train" and index == 0 and self.evaluates else (False,)
                 yield kind, number, index, tuple(self.schema(phase, evaluated=way) for way in ways)
-        yield "closing", self.job.rounds, 0, (self.evaluation_schema(),)
+        yield "closing", self.job.rounds, 0, (self.closing_schema(),)
         if self.job.personalise:
             yield personal.KIND, self.job.rounds, 0, (personal.schema(),)
 
@@ -105,6 +122,10 @@ class JobSetup:
         for number in range(1, self.job.rounds + 1):
             yield "train", number, self.training_phases(number)
         yield "after", self.job.rounds, self.after_phases()
+
+    def closing_schema(self) -> Schema:
+        """The closing's fields: the evaluation, or, where that stays at the silos, that a silo was there."""
+        return self.evaluation_schema() if self.evaluates else Schema((PRESENT,))
 
     def evaluation_schema(self) -> Schema:
         """The fields of the evaluation of the model received."""
@@ -134,7 +155,7 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
         head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
         if head is not None:
             model.head = head
-        return model
+        return model if job.privacy is None else make_private(model, job.privacy.normalisation)
 
     setting = Setting(
         config=config,
@@ -144,11 +165,73 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
         local=job.training,
         update_norm=job.update_norm,
         update_bound=job.update_bound,
+        privacy=plan.public_setting(job),
     )
     setup = JobSetup(job, method, dataset, setting)
+    if job.privacy is not None:
+        setup = _with_privacy(setup)
     _check_sums(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
+
+
+def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
+    """``privacy.normalisation.make_private``, imported only where a job has privacy."""
+    from tightframe.privacy import normalisation
+
+    return normalisation.make_private(model, form)
+
+
+def _with_privacy(setup: JobSetup) -> JobSetup:
+    """The setup with its privacy plan, if everything that would leave a silo has a mechanism.
+
+    Raises:
+        JobError: TF-101, naming each field or option that has none.
+    """
+    job, method, config = setup.job, setup.method, setup.setting.config
+    if method.private is None:
+        reasons = [f"{method.name} has no form for differential privacy"]
+    else:
+        reason = method.private(config)
+        reasons = [] if reason is None else [f"{method.name}: {reason}"]
+    if getattr(config, "geometric", False):
+        reasons.append("geometric means have no bound for one record: logarithms are unbounded at zero")
+    if job.dataset_options.get("oversample_minority"):
+        reasons.append("oversample_minority repeats records, so that noise for one record hides none of them")
+    if reasons:
+        raise JobError([f"privacy: {reason}" for reason in reasons])
+    numbers = range(1, job.rounds + 1)
+    rounds = [(number, setup.training_phases(number)) for number in numbers]
+    bare = [
+        item.name
+        for _, phases in rounds
+        for phase in phases
+        for item in phase.schema.fields
+        if item.mechanism is None
+    ]
+    others = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
+    bare += [item.name for phase in others for item in phase.schema.fields]
+    if bare:
+        raise JobError(
+            [f"privacy: nothing protects the field {name} of {method.name}" for name in dict.fromkeys(bare)]
+        )
+    prior = method.private_prior is not None and method.private_prior(config)
+    try:
+        return replace(setup, privacy=plan.make_plan(job, rounds, prior=prior))
+    except (BudgetError, ContributionError) as error:
+        raise JobError([f"privacy: {error}"]) from None
+
+
+def _without_losses(phase: Phase) -> Phase:
+    """A phase whose silos tell nothing of their losses, which are exact statistics of records."""
+    kept = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
+
+    def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+        made = phase.contribute(silo, broadcast, state)
+        names = {item.name for item in kept}
+        return replace(made, tensors={name: item for name, item in made.tensors.items() if name in names})
+
+    return replace(phase, schema=Schema(kept), contribute=contribute)
 
 
 def set_threads(threads: int) -> None:
@@ -206,5 +289,5 @@ def _options(owner: Any, attribute: str, raw: dict[str, Any], key: str, problems
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems += listed(error, f"{key}.")
+        problems += listed(error, f"{key}.", model)
         return None

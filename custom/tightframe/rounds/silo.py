@@ -67,6 +67,8 @@ class SiloSession:
         self._check_job(message)
         if not self.context.policy.allow_sign_split:
             self._training()  # looks at what the method sums; costs torch's import, once
+        if self.context.job.privacy is not None:
+            self._training().check_budget()
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}
         # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.
@@ -125,7 +127,7 @@ class SiloSession:
             SECURE: self._secure.contribute(
                 message.get(SECURE),
                 message["broadcast"],
-                lambda weights: self._training().contribute(message, weights),
+                lambda weights, honest: self._training().contribute(message, weights, honest=honest),
             )
         }
 

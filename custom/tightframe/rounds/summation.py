@@ -24,7 +24,7 @@ from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
 Accept = Callable[[str, Message], None]
-LATE = "TF-502"
+LATE, OUT_OF_BUDGET = "TF-502", "TF-701"
 
 
 class Transport(Protocol):
@@ -127,12 +127,14 @@ def named_codes(failed: Mapping[str, str]) -> str:
 
 
 def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
-    """The silent ones of those who failed to enrol, with codes.
+    """The silent ones of those who failed to enrol, and those without budget, with codes.
+
+    A silo whose budget is spent has nothing to mend; the others go on without it.
 
     Raises:
         RunError: TF-509 if a silo refused: what it says is to be mended, not trained around.
     """
-    refused = {site: code for site, code in failed.items() if code != LATE}
+    refused = {site: code for site, code in failed.items() if code not in (LATE, OUT_OF_BUDGET)}
     if refused:
         raise RunError(
             "before any training, "

@@ -224,9 +224,9 @@ def test_a_task_that_two_processes_work_on_at_once_is_answered_alike_by_both(tmp
                 training = late._training()
                 contribute = training.contribute
 
-                def slow(*arguments: Any) -> Any:
+                def slow(*arguments: Any, **named: Any) -> Any:
                     answers.append(early.handle(task, requests["site-1"])["secure"])
-                    return contribute(*arguments)
+                    return contribute(*arguments, **named)
 
                 training.contribute = slow  # type: ignore[method-assign]
                 answers.append(late.handle(task, requests["site-1"])["secure"])

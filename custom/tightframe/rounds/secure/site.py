@@ -87,14 +87,15 @@ class SecureSite:
         return self._once("confirm", raw, b"", make)
 
     def contribute(
-        self, raw: Any, broadcast: bytes, train: Callable[[Mapping[str, float]], Encoded]
+        self, raw: Any, broadcast: bytes, train: Callable[[Mapping[str, float], int], Encoded]
     ) -> bytes:
         """Train, mask, sign.
 
         Args:
             raw: ``TermRequest``.
             broadcast: the canonical tensor bytes that were received.
-            train: makes the term from the public weights of all silos.
+            train: makes the term from the public weights of all silos, and from t - c, the least number of
+                honest silos in a sum that can be opened.
         """
         received = hashlib.sha256(broadcast).digest()
 
@@ -107,7 +108,9 @@ class SecureSite:
                 name: Declaration.from_bytes(data, name).weight
                 for name, data in self._ready().applications.items()
             }
-            encoded = train(weights)
+            # The server names the colluders; this silo assumes as many as the job says at least.
+            colluders = max(params.colluders, self._context.job.assumed_colluders(len(weights)))
+            encoded = train(weights, max(1, params.threshold - colluders))
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)

@@ -1,0 +1,378 @@
+"""``tightframe ledger``: what a site's privacy budget was spent on, and whether its ledger is whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from tightframe.privacy.events import Gaussian, SubsampledGaussian
+    from tightframe.privacy.ledger_chain import Verified
+    from tightframe.privacy.ledger_report import Spending
+    from tightframe.privacy.ledger_rows import Check
+    from tightframe.securesum.identity import Anchor
+
+WIDTH = 110
+DELTA = 1e-5
+
+app = typer.Typer(help="What this site's privacy budget was spent on.", no_args_is_help=True)
+
+File = Annotated[
+    Path | None,
+    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --state-dir."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="`state_dir` of the site's local/tightframe.json."),
+]
+Site = Annotated[str | None, typer.Option("--site", "-s", help="Whose, if --state-dir holds several.")]
+ROOT_HELP = (
+    "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Several if the site "
+    "took part in several projects."
+)
+Root = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)]
+MissingRole = Annotated[
+    bool, typer.Option("--missing-role", help="Accept certificates without a role, for tests.")
+]
+Delta = Annotated[float, typer.Option(help="At which delta to compute epsilon; the policy's.")]
+Epsilon = Annotated[
+    float | None, typer.Option(help="A cap on epsilon: says what is left of it and what would fit.")
+]
+Dataset = Annotated[str | None, typer.Option(help="Of one `dataset_id` only.")]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked to fit; None stands for the last of its kind in the ledger."""
+
+    release: Gaussian | None
+    training: SubsampledGaussian | None
+
+    def said(self, spending: Spending, epsilon: float) -> list[str]:
+        """What would fit."""
+        from tightframe.privacy.events import Gaussian, SubsampledGaussian
+        from tightframe.privacy.ledger_report import fits
+
+        release = self.release or spending.last(Gaussian)
+        training = self.training or spending.last(SubsampledGaussian)
+        assert release is None or isinstance(release, Gaussian)  # noqa: S101 - for the type checker
+        assert training is None or isinstance(training, SubsampledGaussian)  # noqa: S101
+        return fits(spending, epsilon, release=release, training=training)
+
+
+@app.command("show")
+def ledger_show(
+    file: File = None,
+    state_dir: StateDir = None,
+    site: Site = None,
+    root: Root = None,
+    missing_role: MissingRole = False,
+    delta: Delta = DELTA,
+    epsilon: Epsilon = None,
+    dataset: Dataset = None,
+) -> None:
+    """List every charge with the epsilon of all up to it, and what is left of a cap.
+
+    The chain of hashes is always checked; signatures too where --root is given. Epsilon is computed
+    anew from the events: by the closed form where every record took part in every release, else by
+    RDP; PRV is printed beside.
+    """
+    from tightframe.privacy.ledger_report import left_text, spent_text
+
+    out = _console()
+    whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
+    for spending in found:
+        protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
+        out.print(Text(_shown(spending.dataset_id), style="bold"), protects)
+        out.print(Padding(_charges(spending), (0, 0, 0, 2)))
+        facts = [
+            ("charges", str(len(spending.entries))),
+            (f"epsilon at delta {delta:g}", spent_text(spending.spent)),
+            ("if no other silo adds noise", _up(spending.alone)),
+            ("versions of the records", str(len(spending.fingerprints))),
+        ]
+        if epsilon is not None:
+            facts.append(("left", left_text(spending, epsilon)))
+        _print_facts(out, facts)
+        out.print()
+    _print_checked(out, whole)
+
+
+@app.command("verify")
+def ledger_verify(
+    root: Annotated[list[Path], typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)],
+    file: File = None,
+    state_dir: StateDir = None,
+    site: Site = None,
+    missing_role: MissingRole = False,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(help="COUNT:HASH of a head that was printed before: it must still be in the ledger."),
+    ] = None,
+    renew_head: Annotated[
+        bool,
+        typer.Option(
+            "--renew-head", help="Write the lost head file anew, if all else holds. Look why first."
+        ),
+    ] = False,
+) -> None:
+    """Check every signature and the chain of a ledger, and say what that proves and what not.
+
+    Needs no key. Exit code 0: whole. 1: altered; the first wrong entry is named (TF-702). 2: it
+    cannot be read at all. Write the printed head down, or send it to somebody: only with --known
+    and such a head can a ledger be told from an older copy of itself.
+    """
+    from tightframe.privacy.ledger_chain import read_ledger, renew_head_file
+    from tightframe.privacy.ledger_entries import TamperError
+
+    path, out = _path(file, state_dir, site), _console()
+    heads = [_known(text) for text in known or ()]
+    check = signature_check([_anchor(item, missing_role) for item in root])
+    try:
+        whole = (renew_head_file if renew_head else read_ledger)(path, check=check, known=heads)
+    except TamperError as error:
+        shown = f" {_shown(str(path))}: {_shown(str(error))}"
+        _console(stderr=True).print(Text.assemble(("invalid:", "bold red"), shown))
+        raise typer.Exit(1) from None
+    out.print(Text.assemble(("whole:", "bold green"), f" {_shown(str(path))}"))
+    facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
+    if whole.entries:
+        facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
+    for name, certificate in sorted(whole.certificates.items()):
+        signed = sum(entry.signer == name for entry in whole.entries)
+        facts.append(
+            ("signed by", f"{_shown(_common_name(certificate))}, certificate {name[:16]}: {signed} entries")
+        )
+    facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
+    _print_facts(out, facts)
+    _print_list(out, "What this proves", proves(len(heads)))
+    _print_list(out, "What this does not prove", does_not_prove(len(heads)))
+
+
+def proves(known: int) -> list[str]:
+    """What a whole ledger proves, in plain words."""
+    said = [
+        "Every entry was signed by the key of a site that the given root certified, and none was changed, "
+        "moved or taken out from between others since.",
+        "The last entry is the one that the head record and the head file count last.",
+    ]
+    if known:
+        said.append(
+            "The ledger goes on from the heads that were given with --known: nothing up to them is gone."
+        )
+    return said
+
+
+def does_not_prove(known: int) -> list[str]:
+    """What it does not prove, the weightiest first."""
+    gone = "any entries after the newest of the heads given" if known else "its newest entries"
+    return [
+        f"That this is the newest state: ledger and head file may both be an older copy, without {gone}.",
+        "That noise was drawn as it was charged, or that nothing was released without a charge: that is the "
+        "program's part, and the site's own guard.",
+        "That nobody with the site's key wrote entries of their own.",
+        "Times: they are the site's clock.",
+    ]
+
+
+@app.command("explain")
+def ledger_explain(
+    file: File = None,
+    state_dir: StateDir = None,
+    site: Site = None,
+    root: Root = None,
+    missing_role: MissingRole = False,
+    delta: Delta = DELTA,
+    epsilon: Epsilon = None,
+    dataset: Dataset = None,
+    release_noise: Annotated[
+        float | None, typer.Option(help="What-if: noise multiplier of releases; the last one's by default.")
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="What-if: noise multiplier of training; the last one's by default.")
+    ] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="What-if: number of training records.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="What-if: expected records of a step.")] = 64,
+) -> None:
+    """Say in plain words what was spent on what, by which job, what is left, and what would fit.
+
+    For a data protection officer. With --epsilon and --delta of the site's policy it says what is left
+    of that cap, and how many releases or epochs it still holds; --release-noise, --sigma and
+    --records ask for others than the last ones.
+    """
+    from tightframe.privacy.events import Gaussian, SubsampledGaussian
+    from tightframe.privacy.ledger_report import explain
+
+    if (sigma is None) != (records is None):
+        raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
+    training = None
+    if sigma is not None and records is not None:
+        training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
+    plan = Plan(None if release_noise is None else Gaussian(release_noise), training)
+    out = _console()
+    whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
+    for spending in found:
+        out.print(Text(f"Data set {_shown(spending.dataset_id)}", style="bold"))
+        for paragraph in explain(spending, epsilon):
+            out.print(Padding(_shown(paragraph), (0, 0, 1, 2)))
+        if epsilon is not None and (said := plan.said(spending, epsilon)):
+            out.print(Padding("What would fit, each by itself:", (0, 0, 0, 2)))
+            for text in said:
+                out.print(Padding(f"- {text}", (0, 0, 0, 2)))
+            out.print()
+    _print_checked(out, whole)
+
+
+def signature_check(anchors: Sequence[Anchor]) -> Check:
+    """Holds the ledger's signatures against projects' roots, at the time of each entry."""
+    from tightframe.securesum.errors import IdentityError
+    from tightframe.securesum.identity import verify_certificate, verify_signature
+
+    def check(certificate: bytes, message: bytes, signature: bytes, time: datetime) -> None:
+        name = _common_name(certificate)
+        refused: IdentityError | None = None
+        for anchor in anchors:
+            try:
+                verify_certificate(certificate, name, anchor, pins=None, pinned_only=False, at=time)
+                break
+            except IdentityError as error:
+                refused = error
+        else:
+            raise refused or ValueError("no root was given")
+        verify_signature(certificate, message, signature, owner=name, what="a ledger's line")
+
+    return check
+
+
+def _read(
+    path: Path, root: Sequence[Path] | None, missing_role: bool, delta: float, dataset: str | None
+) -> tuple[Verified, list[Spending]]:
+    from tightframe.privacy.ledger_chain import read_ledger
+    from tightframe.privacy.ledger_report import spendings
+
+    check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
+    whole = read_ledger(path, check=check)
+    names = sorted({entry.content.dataset_id for entry in whole.entries})
+    if dataset is not None and dataset not in names:
+        raise typer.BadParameter(f"expected one of {names}, got {dataset!r}", param_hint="--dataset")
+    entries = [entry for entry in whole.entries if dataset in (None, entry.content.dataset_id)]
+    return whole, spendings(entries, delta)
+
+
+def _path(file: Path | None, state_dir: Path | None, site: str | None) -> Path:
+    """The ledger that is meant."""
+    from tightframe.privacy.ledger import FILE, FOLDER, ledger_path
+
+    if (file is None) == (state_dir is None):
+        raise typer.BadParameter("expected either the ledger's file or --state-dir", param_hint="FILE")
+    if file is not None:
+        return file
+    assert state_dir is not None  # noqa: S101 - for the type checker
+    if site is not None:
+        return ledger_path(state_dir, site)
+    sites = sorted(item.parent.name for item in (state_dir / FOLDER).glob(f"*/{FILE}"))
+    if len(sites) != 1:
+        found = f"of {', '.join(map(_shown, sites))}: name one with --site" if sites else "none"
+        raise typer.BadParameter(f"expected one ledger in {state_dir}, got {found}", param_hint="--state-dir")
+    return ledger_path(state_dir, sites[0])
+
+
+def _anchor(path: Path, missing_role: bool) -> Anchor:
+    from tightframe.securesum.identity import Anchor
+    from tightframe_app.transcripts import _root_certificate
+
+    return Anchor(_root_certificate(path), missing_role=missing_role)
+
+
+def _known(text: str) -> tuple[int, str]:
+    count, _, hashed = text.partition(":")
+    if not count.isdecimal() or len(hashed) != 64:
+        raise typer.BadParameter(
+            f"expected COUNT:HASH as verify prints it, got {text!r}", param_hint="--known"
+        )
+    return int(count), hashed
+
+
+def _common_name(certificate: bytes) -> str:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    subject = x509.load_der_x509_certificate(certificate).subject
+    return " and ".join(str(item.value) for item in subject.get_attributes_for_oid(NameOID.COMMON_NAME))
+
+
+def _charges(spending: Spending) -> Table:
+    from tightframe.privacy.ledger_entries import Charge
+    from tightframe.privacy.ledger_report import event_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):
+        table.add_column(name, overflow="fold")
+    for entry, total in spending.entries:
+        charge = entry.content
+        assert isinstance(charge, Charge)  # noqa: S101 - for the type checker
+        table.add_row(
+            str(entry.sequence),
+            _time(entry.time),
+            _shown(charge.job_name),
+            _shown(charge.purpose),
+            str(entry.retry) if entry.retry else "",
+            event_text(charge.event),
+            _up(total),
+        )
+    return table
+
+
+def _print_checked(out: Console, whole: Verified) -> None:
+    if not whole.entries:
+        out.print("the ledger is empty: nothing was charged yet")
+    how = "and signatures" if whole.signatures else "only; give --root to check signatures"
+    out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
+
+
+def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in rows:
+        facts.add_row(name, value)
+    out.print(Padding(facts, (0, 0, 0, 2)))
+
+
+def _print_list(out: Console, title: str, said: Sequence[str]) -> None:
+    out.print()
+    out.print(Text(title, style="bold"))
+    points = Table.grid(padding=(0, 1))
+    for text in said:
+        points.add_row("-", text)
+    out.print(Padding(points, (0, 0, 0, 2)))
+
+
+def _console(*, stderr: bool = False) -> Console:
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    return Console(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
+
+
+def _time(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _up(value: float) -> str:
+    from tightframe.privacy.accounting import rounded_up
+
+    return rounded_up(value)
+
+
+def _shown(text: str) -> str:
+    """Text of a file, in which nothing can steer a terminal."""
+    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)

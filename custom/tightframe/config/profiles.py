@@ -1,0 +1,81 @@
+"""The profiles that a site's policy starts from, rule by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+WeightRule = Literal["exact", "power_of_two", "uniform"]
+Profile = Literal["strict", "standard", "research"]
+Neighbours = Literal["record", "patient"]
+ClearMetric = Literal["evaluation", "training", "personal"]
+
+CLEAR_METRICS: tuple[ClearMetric, ...] = get_args(ClearMetric)
+
+_STANDARD: Mapping[str, Any] = {
+    "require_secure_sum": True,
+    "minimum_cohort": 3,
+    "colluders": 1,
+    "semi_honest_server": False,
+    "weights": ("exact", "power_of_two", "uniform"),
+    "min_class_count": None,
+    "class_rules_off": False,
+    "allow_sign_split": False,
+    "static_cohort": "enrolled",
+    "pins": {},
+    "pinned_only": False,
+    "central_provisioning": False,
+    "required_privacy": False,
+    "epsilon_cap": 8.0,
+    "delta_cap": 1e-5,
+    "max_releases": 10,
+    "charged_retries": 3,
+    "neighbours": None,
+    "clear_metrics": (),
+    "allowed_methods": None,
+    "allowed_submitters": None,
+    "local_epsilon_shown": False,
+    "tell_refusals": True,
+    "egress_guard": True,
+    "log_streaming": False,
+}
+PROFILES: Mapping[Profile, Mapping[str, Any]] = {
+    "strict": {
+        **_STANDARD,
+        "minimum_cohort": 5,
+        "weights": ("power_of_two", "uniform"),
+        "pinned_only": True,
+        "required_privacy": True,
+        "charged_retries": 1,
+        "neighbours": "record",
+    },
+    "standard": _STANDARD,
+    "research": {
+        **_STANDARD,
+        "require_secure_sum": False,
+        "minimum_cohort": 1,
+        "semi_honest_server": True,
+        "class_rules_off": True,
+        "allow_sign_split": True,
+        "epsilon_cap": None,
+        "delta_cap": None,
+        "max_releases": None,
+        "charged_retries": None,
+        "clear_metrics": CLEAR_METRICS,
+        "local_epsilon_shown": True,
+        "egress_guard": False,
+    },
+}
+NO_LIMIT = frozenset(
+    (
+        "min_class_count",
+        "epsilon_cap",
+        "delta_cap",
+        "max_releases",
+        "charged_retries",
+        "neighbours",
+        "allowed_methods",
+        "allowed_submitters",
+    )
+)
+"""Rules for which null in a site's file is a value: no limit. Elsewhere it leaves the profile's."""

@@ -1,0 +1,64 @@
+"""What a site refuses a job for: rule, asked and required value, and what of it the lead may see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tightframe.errors import PolicyError
+
+REFUSALS = "tightframe.refusals"
+"""Key of what a refusal tells the lead, beside its code, in what travels."""
+MAX_TOLD = 120
+"""Characters of a refused or required value that a site tells the lead."""
+BESIDE_RULES = ("privacy", "accepted_options")
+"""What a refusal can be about beside the rules of a policy: the job's own privacy, and the site's entry."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One rule that a job falls short of.
+
+    Attributes:
+        rule: its name in the policy.
+        asked: what the job asks for.
+        required: what the policy requires.
+        why: for the site's own log; it is not told to the lead.
+    """
+
+    rule: str
+    asked: str
+    required: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        reason = f": {self.why}" if self.why else ""
+        return f"{self.rule}: the job asks for {self.asked}, {self.required} is required{reason}"
+
+
+class BelowPolicyError(PolicyError):
+    """A job asks for less than a site's policy requires (TF-614); every rule is listed.
+
+    Args:
+        refusals: the rules, each with what is asked and required.
+        told: whether the policy lets the lead see them; the code alone leaves otherwise.
+        before: the message's first line.
+    """
+
+    def __init__(
+        self,
+        refusals: Iterable[Refusal],
+        *,
+        told: bool,
+        before: str = "the job asks for less than this site's policy requires:",
+    ) -> None:
+        self.refusals = tuple(refusals)
+        self.told = told
+        super().__init__(before + "\n" + "\n".join(f"  - {refusal}" for refusal in self.refusals))
+
+    def outside(self) -> list[list[str]]:
+        """What may leave the site beside the code: rule, asked and required value of each refusal."""
+        if not self.told:
+            return []
+        return [[item.rule, item.asked[:MAX_TOLD], item.required[:MAX_TOLD]] for item in self.refusals]

@@ -1,0 +1,222 @@
+"""The egress guard: a result filter of the site's own, which lets only the protocol's messages out.
+
+A site names it in its ``local/privacy.json``; no job can add it, leave it out or loosen it. It looks
+at what the executor wants to send as if the executor were not to be trusted: only the keys, types and
+sizes of this package's answers pass, and what passes is built anew from the parts that were checked.
+Anything else fails that one result with the engine's filter error; the job goes on.
+
+The engine runs a site's filters before a job's. So the same class, named there as a component, looks
+again after all filters. It also keeps federated events at home, which no filter sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import ContentBlockedException, Filter
+from nvflare.apis.fl_constant import EventScope, FedEventHeader, FLContextKey, ProcessType, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.app_common.logging.constants import is_log_streaming_allowed
+
+from tightframe.config.policy import Policy
+from tightframe.config.refusals import BESIDE_RULES, MAX_TOLD, REFUSALS
+from tightframe.config.site import SiteEntry, site_entry
+from tightframe.errors import REASONS, PolicyError, SiteConfigError, TightframeError
+from tightframe.flare.outgoing import OutgoingError, checked
+from tightframe.flare.wire import CODE, MESSAGE
+
+MAX_BYTES = 2**30
+"""The largest answer that passes, in bytes, where the site does not say otherwise."""
+MAX_REFUSALS = 64
+_OWN_HEADERS: Mapping[str, str] = {
+    ReservedHeaderKey.TASK_NAME: FLContextKey.TASK_NAME,
+    ReservedHeaderKey.TASK_ID: FLContextKey.TASK_ID,
+}
+"""Headers of the engine beside the return code, and what each must be equal to."""
+_TOLD = re.compile(rf"[ -~]{{1,{MAX_TOLD}}}")
+_STOPPED = "stopped"
+
+
+class EgressError(TightframeError, ContentBlockedException):
+    """The guard stopped a result (TF-730); what it was stays in the site's log, its values nowhere."""
+
+    code = "TF-730"
+
+
+class EgressGuard(Filter):
+    """Lets only the protocol's typed, size-checked messages out of a site.
+
+    Args:
+        max_bytes: the largest answer that passes.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__()
+        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+            raise ValueError(f"Expected `max_bytes` to be a number of bytes, but got {max_bytes!r}")
+        self._max_bytes = max_bytes
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The same answer, built anew from its checked parts.
+
+        Raises:
+            EgressError: TF-730, which makes the engine answer with its filter error instead.
+        """
+        task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
+        try:
+            return self._passed(shareable, str(task), fl_ctx)
+        except OutgoingError as error:
+            reason = str(error)
+        except Exception as error:
+            # What is wrong in an unforeseen way may show values in its text.
+            reason = f"Expected an answer that can be looked at, but that ended in {type(error).__name__}."
+        raise EgressError(
+            f"the guard stopped a result of the task {str(task)[:40]!r}: {reason} Nothing of it has left "
+            "this site. If no job was changed on purpose, this is a fault to report."
+        )
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """As a component of the site: a last look after the job's filters, and no federated events."""
+        if fl_ctx.get_process_type() != ProcessType.CLIENT_JOB:
+            return
+        if event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            self._look_again(fl_ctx)
+        elif fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) == EventScope.FEDERATION:
+            self._keep_event(event_type, fl_ctx)
+
+    def _passed(self, reply: Shareable, task: str, fl_ctx: FLContext) -> Shareable:
+        if type(reply) is not Shareable:
+            raise OutgoingError("Expected the engine's own kind of answer, but got another type.")
+        _check_headers(reply, fl_ctx)
+        code = reply.get_return_code()
+        if code == ReturnCode.OK:
+            _exactly(reply, {MESSAGE})
+            passed = make_reply(ReturnCode.OK)
+            passed[MESSAGE] = checked(
+                task,
+                reply[MESSAGE],
+                fl_ctx.get_identity_name(),
+                plain=not _policy(fl_ctx).require_secure_sum,
+                max_bytes=self._max_bytes,
+            )
+            return passed
+        if code != ReturnCode.EXECUTION_EXCEPTION:
+            raise OutgoingError("Expected the return code of success or of failure, but got another one.")
+        return _failure(reply, fl_ctx)
+
+    def _look_again(self, fl_ctx: FLContext) -> None:
+        result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+        if not isinstance(result, dict):
+            return  # the engine itself refuses it
+        try:
+            self.process(result, fl_ctx)
+        except Exception as error:
+            # An event handler cannot fail a result; it can leave nothing of it.
+            dict.clear(result)
+            dict.update(result, make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
+            self.logger.error("%s", error)
+
+    def _keep_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        data = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+        if not isinstance(data, Shareable) or data.get_header(FedEventHeader.DIRECTION, "out") != "out":
+            return
+        dict.clear(data)
+        data.set_header(FedEventHeader.DIRECTION, _STOPPED)  # the engine sends what goes "out"
+        self.logger.error(
+            "TF-730: the guard kept a federated event (%s) at this site: this package fires none.",
+            event_type[:40],
+        )
+
+
+def in_place(fl_ctx: FLContext) -> bool:
+    """Whether the job of a context runs in a scope of the site in which the guard filters results."""
+    scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
+    filters = getattr(scope, "task_result_filters", {}).get("out", [])
+    return any(isinstance(item, EgressGuard) for item in filters)
+
+
+def require(fl_ctx: FLContext, policy: Policy) -> None:
+    """Refuse to run where the site's policy wants the guard and the engine has none, or streams logs.
+
+    For production: the simulator has no scopes.
+
+    Raises:
+        SiteConfigError: TF-202, naming the file to write.
+    """
+    if policy.egress_guard and not in_place(fl_ctx):
+        raise SiteConfigError(
+            "Expected the egress guard (tightframe.flare.guard.EgressGuard) among the result filters of this "
+            "site's local/privacy.json, but it is not there: copy provisioning/local/privacy.json, or set "
+            '"egress_guard": false in the policy.'
+        )
+    if is_log_streaming_allowed(fl_ctx):
+        raise SiteConfigError(
+            'Expected "allow_log_streaming": false in this site\'s local/resources.json, but the engine may '
+            "send this site's log to the server: copy the line from provisioning/local/resources.json."
+        )
+
+
+def _exactly(reply: Shareable, keys: set[str]) -> None:
+    found = set(reply) - {ReservedHeaderKey.HEADERS}
+    if found != keys:
+        raise OutgoingError(
+            f"Expected {sorted(keys)} in the answer, but got {len(keys - found)} missing and "
+            f"{len(found - keys)} unknown keys."
+        )
+
+
+def _check_headers(reply: Shareable, fl_ctx: FLContext) -> None:
+    """Only the return code, and the engine's own names of the task."""
+    headers = reply.get(ReservedHeaderKey.HEADERS)
+    if type(headers) is not dict:
+        raise OutgoingError("Expected headers of the engine, but got none.")
+    for key, value in headers.items():
+        if key == ReservedHeaderKey.RC:
+            continue
+        if key not in _OWN_HEADERS or type(value) is not str or value != fl_ctx.get_prop(_OWN_HEADERS[key]):
+            raise OutgoingError("Expected the engine's own headers only, but got another one.")
+
+
+def _failure(reply: Shareable, fl_ctx: FLContext) -> Shareable:
+    """A failure says one of the documented codes, and, where the policy lets it, what a job fell short of."""
+    refusals = reply.get(REFUSALS)
+    _exactly(reply, {CODE} if refusals is None else {CODE, REFUSALS})
+    code = reply[CODE]
+    if type(code) is not str or code not in REASONS:
+        raise OutgoingError("Expected a documented code, but got something else.")
+    passed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    passed[CODE] = code
+    if refusals is not None:
+        if code != PolicyError.code or not _policy(fl_ctx).tell_refusals:
+            raise OutgoingError("Expected a code alone, but got reasons beside it.")
+        passed[REFUSALS] = _refusals(refusals)
+    return passed
+
+
+def _refusals(found: object) -> list[list[str]]:
+    rules = {*Policy.model_fields, *BESIDE_RULES}
+    if type(found) is not list or len(found) > MAX_REFUSALS:
+        raise OutgoingError("Expected a short list of rules, but got something else.")
+    for item in found:
+        if type(item) is not list or len(item) != 3 or item[0] not in rules:
+            raise OutgoingError("Expected rule, asked and required value, but got something else.")
+        if not all(type(part) is str and _TOLD.fullmatch(part) for part in item):
+            raise OutgoingError("Expected values in a few words, but got something else.")
+    return [list(item) for item in found]
+
+
+def _policy(fl_ctx: FLContext) -> Policy:
+    """The site's policy, from its own file; read anew for each result, because the file is the site's.
+
+    Raises:
+        SiteConfigError: if the site is not configured; then nothing but codes passes.
+    """
+    local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
+    production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
+    name = fl_ctx.get_identity_name()
+    entry = site_entry(local, name, production=production, alone=True) or SiteEntry()
+    return entry.policy.resolve(production=production)

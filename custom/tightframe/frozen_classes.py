@@ -1,0 +1,115 @@
+"""FedMR's two terms as means of one loss a record: for training with differential privacy.
+
+As published both terms couple the records of a batch (class statistics, class counts), so that gradients of
+single records, which DP-SGD clips, do not exist. Here what a record is compared with is constant: class
+means, and for the intra-class term second moments, from the last noisy release.
+
+Sources: Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, TMLR
+2023, eq. (3) and (4), for the terms; the forms for single records are our own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tightframe.stages import at_least_float32
+
+
+def clipped(features: torch.Tensor, bound: float) -> torch.Tensor:
+    """Each record's features (B, d), shortened to L2 norm ``bound`` where they are longer."""
+    norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+    return features * (bound / norms.clamp_min(bound))
+
+
+def moments(features: torch.Tensor) -> torch.Tensor:
+    """A record's features and their products, ``(z, z z^T)``: (B, d) -> (B, d + d (d + 1) / 2).
+
+    Of the symmetric product the upper triangle, the off-diagonal entries times sqrt(2), so that its L2
+    norm is ``|z|^2``.
+    """
+    rows, columns = torch.triu_indices(features.shape[1], features.shape[1], device=features.device)
+    factor = torch.where(rows == columns, 1.0, math.sqrt(2)).to(features.dtype)
+    return torch.cat([features, features[:, rows] * features[:, columns] * factor], 1)
+
+
+def frozen_statistics(means: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Each class's mean, standard deviation and correlations, from the mean of its records' ``moments``.
+
+    Noise can leave a variance at or below zero; it is then taken as a ten-thousandth of the class's largest.
+
+    Args:
+        means: (C, d + d (d + 1) / 2).
+        width: d.
+
+    Returns:
+        Means (C, d), deviations (C, d), correlations (C, d, d) within [-1, 1].
+    """
+    mean, packed = means[:, :width], means[:, width:]
+    rows, columns = torch.triu_indices(width, width, device=means.device)
+    products = means.new_zeros(len(means), width, width)
+    products[:, rows, columns] = packed / torch.where(rows == columns, 1.0, math.sqrt(2)).to(means.dtype)
+    products[:, columns, rows] = products[:, rows, columns]
+    covariance = products - mean[:, :, None] * mean[:, None, :]
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    least = (1e-4 * variance.amax(1, keepdim=True)).clamp_min(1e-12)
+    deviation = torch.maximum(variance, least).sqrt()
+    correlation = covariance / (deviation[:, :, None] * deviation[:, None, :])
+    correlation.diagonal(dim1=1, dim2=2).fill_(1.0)
+    return mean, deviation, correlation.clamp(-1, 1)
+
+
+def frozen_intra_loss(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    statistics: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    valid: torch.Tensor,
+) -> torch.Tensor:
+    """The intra-class term with the classes' statistics as constants: a mean of one value a record.
+
+    With mean, deviation and correlations R_c of each class frozen, ``z^ = (z - mean_c) / deviation_c``::
+
+        l = (1 / B) sum_i 2 z^_i^T R_c z^_i
+
+    Were R_c the batch's own, ``2 / (N_c - 1) sum_i z^_i^T R_c z^_i`` would have the gradient of
+    ``|R_c|_F^2`` in z^. Classes weigh as their records do, not alike as in eq. (3), because the number of
+    classes in a batch is a statistic of its records. Records of classes without statistics count as zero.
+
+    Args:
+        features: (B, d).
+        labels: (B,) int64.
+        statistics: ``frozen_statistics``.
+        valid: which classes have any, (C,) bool.
+    """
+    mean, deviation, correlation = (item[labels] for item in statistics)
+    standardised = (at_least_float32(features) - mean) / deviation
+    values = torch.einsum("bi,bij,bj->b", standardised, correlation, standardised)
+    return 2 * (values * valid[labels]).mean()
+
+
+def frozen_inter_loss(
+    features: torch.Tensor, labels: torch.Tensor, prototypes: torch.Tensor, valid: torch.Tensor
+) -> torch.Tensor:
+    """The inter-class term as a mean of one value a record, over all valid prototypes.
+
+    ::
+
+        l = (1 / B) sum_i mean over valid j != y_i of max(|z_i - G_y_i| - |z_i - G_j|, 0)
+
+    Where all records of a batch are of one class this is ``inter_class_loss`` with support ``all``.
+    Records of classes without a prototype count as zero.
+
+    Args:
+        features: (B, d).
+        labels: (B,) int64.
+        prototypes: (C, d).
+        valid: (C,) bool.
+    """
+    features = at_least_float32(features)
+    anchors = torch.where(valid[:, None], prototypes, 0).to(features.dtype)
+    distance = torch.cdist(features, anchors, compute_mode="donot_use_mm_for_euclid_dist")
+    own = labels[:, None] == torch.arange(len(valid), device=labels.device)
+    margin = torch.relu(distance.gather(1, labels[:, None]) - distance) * (valid & ~own)
+    others = (valid.sum() - 1).clamp_min(1)
+    return (margin.sum(1) * valid[labels] / others).mean()

@@ -1,0 +1,359 @@
+"""What events cost together: epsilon at a delta.
+
+Three analyses. *Exact*: where every record takes part in every release, any number of Gaussian
+mechanisms is one Gaussian with mu = sqrt(sum 1/z^2) (Dong et al. 2019), whose epsilon is known in closed
+form (Balle & Wang 2018). *RDP*: an upper bound for any composition of subsampled Gaussians, proved
+for both directions, add and remove (Mironov, Talwar & Zhang 2019); Opacus computes it. *PRV*: Opacus'
+numerical composition, tighter, but for one direction and by an approximation with error terms; it is
+printed beside and never decides.
+
+Nothing here is optimistic: results are rounded up, orders that cannot be computed are left out
+(every order is a bound of its own), and what is not finite is refused. A composition does not depend
+on the order of its events, to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import lru_cache
+
+from tightframe.errors import TightframeError
+from tightframe.privacy.events import (
+    MAX_STEPS,
+    NOISE_MULTIPLIERS,
+    Event,
+    Gaussian,
+    PrivacyValueError,
+    SubsampledGaussian,
+    as_event,
+    checked_delta,
+    number,
+)
+
+ORDERS: tuple[float, ...] = (
+    *(1 + tenth / 10 for tenth in range(1, 100)),
+    *(float(order) for order in range(11, 64)),
+    *(float(64 * factor) for factor in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 12, 16)),
+)
+"""Rényi orders: all that Opacus takes by default (1.1 to 10.9, 12 to 63), and on to 1024, past which its
+binomials overflow. Small orders decide where epsilon is large, large ones where it is well below 1."""
+
+MAX_EPSILON = 1e6
+_PRV_ERROR = 0.01
+"""Opacus' own default: PRV is at least this much above the best possible value."""
+_PRV_POINTS = 2**22
+"""PRV is left out where it would take more grid points: about 1 GB and a minute."""
+_SLACK = 1e-12
+"""Absolute error of one step's exp((order - 1) * RDP) in Opacus: it cuts a series at e^-30."""
+
+
+class BudgetError(TightframeError):
+    """A budget does not hold what is asked of it (TF-701)."""
+
+    code = "TF-701"
+
+
+@dataclass(frozen=True)
+class Epsilons:
+    """Epsilon of one composition by each analysis.
+
+    Attributes:
+        rdp: proved upper bound, for all compositions.
+        prv: by numerical composition; None where it was not asked for, or cannot be computed.
+        exact: the value itself; None unless every record took part in every release.
+    """
+
+    rdp: float
+    prv: float | None
+    exact: float | None
+
+    @property
+    def guaranteed(self) -> float:
+        """The smallest upper bound that is proved: what a budget is held against."""
+        return self.rdp if self.exact is None else min(self.exact, self.rdp)
+
+
+def epsilons(events: Iterable[Event], delta: float, *, prv: bool = True) -> Epsilons:
+    """Epsilon of a composition.
+
+    Args:
+        events: all of them, in any order.
+        delta: between 0 and 1.
+        prv: whether to compute PRV, which can take a second or more.
+
+    Raises:
+        PrivacyValueError: TF-700 for a wrong value, or if there is no finite epsilon.
+    """
+    delta = checked_delta(delta)
+    composition = _compose(events)
+    exact = None if composition.sampled else _exact(composition.mu, delta)
+    rdp = _rdp(composition, delta)
+    for value in (rdp, exact):
+        if value is not None and not 0 <= value <= MAX_EPSILON:
+            raise PrivacyValueError(
+                f"Expected these events to have an epsilon up to {MAX_EPSILON:g}, but got {value!r}. "
+                "They protect nobody: use more noise."
+            )
+    return Epsilons(rdp, _prv(composition, delta) if prv else None, exact)
+
+
+def guaranteed(events: Iterable[Event], delta: float) -> float:
+    """The epsilon that budgets are held against; infinite where no analysis bounds it.
+
+    Raises:
+        PrivacyValueError: TF-700 for a wrong value.
+    """
+    return _guaranteed(_compose(events), checked_delta(delta))
+
+
+def solve(
+    plan: Callable[[float], Sequence[Event]],
+    *,
+    epsilon: float,
+    delta: float,
+    spent: Iterable[Event] = (),
+) -> float:
+    """The smallest noise multiplier with which a plan keeps to a budget, rounded up to 4 decimals.
+
+    >>> sigma = solve(lambda noise: [Gaussian(noise)] * 10, epsilon=8.0, delta=1e-5)
+    >>> guaranteed([Gaussian(sigma)] * 10, 1e-5) <= 8.0 < guaranteed([Gaussian(sigma - 2e-4)] * 10, 1e-5)
+    True
+
+    Args:
+        plan: the events for a noise multiplier; the larger that is, the less they must cost. Events of
+            another noise (counts that are released once) may be among them.
+        epsilon: the whole budget.
+        delta: between 0 and 1.
+        spent: what was charged before; it counts against the same budget.
+
+    Raises:
+        BudgetError: TF-701, if no noise is enough.
+        PrivacyValueError: TF-700.
+    """
+    epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
+    before = tuple(spent)
+    least, most = NOISE_MULTIPLIERS
+
+    def fits(noise: float) -> bool:
+        return guaranteed([*before, *plan(noise)], delta) <= epsilon
+
+    low, high = least, 1.0
+    while not fits(high):
+        low, high = high, high * 2
+        if high > most:
+            used = rounded_up(guaranteed(before, delta))
+            raise BudgetError(
+                f"Expected a noise multiplier up to {most:g} to keep the plan under epsilon {epsilon:g} at "
+                f"delta {delta:g}, but got none ({used} is spent already). Allow more epsilon or plan less."
+            )
+    while high - low > 2e-5 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return math.ceil(high * 1e4) / 1e4
+
+
+def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
+    """How many such releases, or how many such steps, a budget still holds; 0 if none.
+
+    >>> fitting(Gaussian(6.0), epsilon=8.004, delta=1e-5)
+    100
+
+    Args:
+        event: a release, or steps (their number is not looked at).
+        epsilon: the whole budget.
+        delta: between 0 and 1.
+        spent: what was charged before.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+    epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
+    base = _compose(spent)
+    rate = event.sampling_rate if isinstance(event, SubsampledGaussian) else 1.0
+
+    def fits(count: int) -> bool:
+        return _guaranteed(base.plus(event.noise_multiplier, rate, count), delta) <= epsilon
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, high * 2
+        if high > MAX_STEPS:
+            return MAX_STEPS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def checked_epsilon(epsilon: object) -> float:
+    """Epsilon as a float above 0.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+    value = number("epsilon", epsilon, 0.0, MAX_EPSILON)
+    if value == 0.0:
+        raise PrivacyValueError(
+            "Expected `epsilon` to be above 0, but got 0.0. A budget of nothing is a job without releases."
+        )
+    return value
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """A cost as it is shown to people: never less than it is."""
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """What is left, as it is shown to people: never more than it is."""
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR))
+
+
+@dataclass(frozen=True)
+class _Composition:
+    """Events of one kind put together, sorted: the same for every order in which they came.
+
+    Attributes:
+        plain: (noise multiplier, releases) of those in which every record took part.
+        sampled: (noise multiplier, sampling rate, steps) of the others.
+    """
+
+    plain: tuple[tuple[float, int], ...]
+    sampled: tuple[tuple[float, float, int], ...]
+
+    @property
+    def mu(self) -> float:
+        """The one Gaussian that all plain ones are; rounded up."""
+        total = math.fsum(count / noise**2 for noise, count in self.plain)
+        return math.nextafter(math.sqrt(total), math.inf) * (1 + 1e-15) if total else 0.0
+
+    def plus(self, noise: float, rate: float, steps: int) -> _Composition:
+        """With more steps; a rate of 1 is a release in which every record takes part."""
+        if rate == 1.0:
+            return _Composition((*self.plain, (noise, steps)), self.sampled)
+        return _Composition(self.plain, (*self.sampled, (noise, rate, steps)))
+
+
+def _compose(events: Iterable[Event]) -> _Composition:
+    counts: Counter[tuple[float, float]] = Counter()
+    for event in events:
+        as_event(event)
+        if isinstance(event, Gaussian):
+            counts[event.noise_multiplier, 1.0] += 1
+        else:
+            counts[event.noise_multiplier, event.sampling_rate] += event.steps
+    ordered = sorted((noise, rate, count) for (noise, rate), count in counts.items())
+    return _Composition(
+        tuple((noise, count) for noise, rate, count in ordered if rate == 1.0),
+        tuple(item for item in ordered if item[1] != 1.0),
+    )
+
+
+def _guaranteed(composition: _Composition, delta: float) -> float:
+    if composition.sampled:
+        return _rdp(composition, delta)
+    return _exact(composition.mu, delta)
+
+
+def _exact(mu: float, delta: float) -> float:
+    """The smallest epsilon with delta(epsilon) <= delta for one Gaussian of noise 1/mu, rounded up."""
+    if mu == 0.0 or _gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    # Zero-concentrated DP gives an upper bound to start from (Bun & Steinke 2016, lemma 3.5).
+    low, high = 0.0, mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (low, middle) if _gaussian_delta(mu, middle) <= delta else (middle, high)
+    return math.nextafter(high, math.inf)
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """Delta of one Gaussian at epsilon (Balle & Wang 2018, theorem 8), rounded up.
+
+    Phi(-b) - e^epsilon * Phi(-a) with b = epsilon/mu - mu/2 and a = b + mu. Both terms have the factor
+    exp(-b^2/2), which is taken out, so that neither overflows and little cancels.
+    """
+    from scipy.special import erfcx, ndtr  # type: ignore[import-untyped]
+
+    below = epsilon / mu - mu / 2
+    above = below + mu
+    first = float(ndtr(-below))
+    second = math.exp(-(below**2) / 2) * float(erfcx(above / math.sqrt(2))) / 2
+    # The bound of what rounding can have taken off: the exponent's error is that of b times b.
+    return first - second + first * 1e-13 * (1 + below**2) * (1 + mu)
+
+
+def _rdp(composition: _Composition, delta: float) -> float:
+    """The smallest bound over all orders (Balle et al. 2020, theorem 21), rounded up."""
+    if not composition.plain and not composition.sampled:
+        return 0.0
+    mu = composition.mu
+    curves = [(_step_rdp(noise, rate), steps) for noise, rate, steps in composition.sampled]
+    best = math.inf
+    for index, order in enumerate(ORDERS):
+        total = math.fsum(
+            [order * mu**2 / 2, *(steps * curve[index] for curve, steps in curves)]
+        )  # a sum of non-negative terms, correctly rounded
+        bound = total - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
+        best = min(best, bound)
+    return max(0.0, best * (1 + 1e-12))
+
+
+@lru_cache(maxsize=4096)
+def _step_rdp(noise: float, rate: float) -> tuple[float, ...]:
+    """Rényi divergence of one step at each order; infinite where Opacus cannot compute it."""
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    curve = []
+    for order in ORDERS:
+        try:
+            value = float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
+        except (ArithmeticError, ValueError):
+            value = math.inf
+        slack = _SLACK / (order - 1)
+        if not value >= -slack:  # also NaN
+            value = math.inf
+        curve.append(max(value, 0.0) * (1 + 1e-9) + slack)
+    return tuple(curve)
+
+
+def _prv(composition: _Composition, delta: float) -> float | None:
+    """Opacus' numerical composition; None where its grid would be too large or its numbers fail."""
+    if not composition.plain and not composition.sampled:
+        return 0.0
+    import numpy as np
+    from opacus.accountants import PRVAccountant
+    from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
+
+    # All plain releases are one Gaussian, which is a step that takes every record.
+    history = list(composition.sampled)
+    if composition.plain:
+        history = [(1 / composition.mu, 1.0, 1), *history]
+    history = [(noise, rate, steps) for noise, rate, steps in history]
+    error = delta / 1000
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # it takes log(0) at a rate of 1, and integrates a constant tail
+        try:
+            half = compute_safe_domain_size(
+                prvs=[PoissonSubsampledGaussianPRV(rate, noise) for noise, rate, _ in history],
+                max_self_compositions=[steps for _, _, steps in history],
+                eps_error=_PRV_ERROR,
+                delta_error=error,
+            )
+            steps = sum(steps for _, _, steps in history)
+            mesh = _PRV_ERROR / math.sqrt(steps * math.log(12 / error) / 2)
+            if not 2 * half / mesh <= _PRV_POINTS:
+                return None
+            accountant = PRVAccountant()
+            accountant.history = history
+            value = float(accountant.get_epsilon(delta, eps_error=_PRV_ERROR, delta_error=error))
+        except (ArithmeticError, ValueError, RuntimeError):
+            return None
+    return value if 0 <= value <= MAX_EPSILON else None

@@ -1,0 +1,244 @@
+"""Per-class sums of features under differential privacy: clip, grid, sum, noise, and reading them.
+
+The order at a silo is fixed: clip every record's feature vector to norm B, put it on the integer grid,
+add in int64, then add the silo's share of the noise. Whatever a record holds, its part of the sums
+is within the sensitivity of ``release_plan``; nothing here depends on a record in any other way, and
+nothing refuses because of one, since a refusal would tell of it as well. Every class is offered: the
+floor under the *noisy* counts takes the place of all thresholds on true ones.
+
+A class *mean* is never what noise is added to: one record of a small class moves all of it, so that its
+sensitivity has no useful bound. Means are read from noisy sums, by ``release_reading``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tightframe.errors import TightframeError
+from tightframe.privacy.discrete_gaussian import discrete_gaussian
+from tightframe.privacy.events import PrivacyValueError
+from tightframe.privacy.release_plan import ClassSumsConfig, share_variance, squared_sensitivity
+
+_MARGIN = 1 - 2.0**-32
+"""A float64 norm of up to a million numbers is right to ``2**-33`` in whatever order they are added, so what
+is below this share of a bound is below the bound."""
+
+
+class SensitivityError(TightframeError):
+    """What a record or patient adds to a sum is over the bound that was charged for (TF-721)."""
+
+    code = "TF-721"
+
+
+def clip_features(features: torch.Tensor, bound: float) -> torch.Tensor:
+    """Each record's feature vector, scaled down to an L2 norm of at most ``bound``.
+
+    Args:
+        features: (B, d), any floating type; a record with a value that is not finite becomes zero, because
+            to refuse it would tell that it is there.
+        bound: B.
+
+    Returns:
+        (B, d) float64, detached.
+
+    >>> clip_features(torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("nan"), 1.0]]), 1.0).round(decimals=6)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    values = features.detach().to(torch.float64)
+    values = torch.where(values.isfinite().all(1, keepdim=True), values, 0.0)
+    norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
+    limit = bound * _MARGIN
+    # An infinite norm (of numbers above 1e154) leaves zero.
+    return values * torch.where(norms > limit, limit / norms, 1.0)
+
+
+def on_grid(features: torch.Tensor, bits: int, bound: float) -> torch.Tensor:
+    """``trunc(features * 2**bits)``: towards zero, so that no norm grows.
+
+    Args:
+        features: (B, d) float64, clipped to ``bound``.
+        bits: fraction bits f of the grid.
+        bound: B; the integers' norms are at most ``floor(B * 2**f)``, which is checked in integers.
+
+    Returns:
+        (B, d) int64.
+
+    Raises:
+        SensitivityError: TF-721, if a record was not clipped.
+        PrivacyValueError: TF-700, if the check would not fit into 64 bits.
+    """
+    limit = math.floor(math.ldexp(bound, bits))
+    _check_width(features.shape[1], limit)
+    scaled = torch.trunc(features.to(torch.float64) * 2.0**bits)
+    # Also false for NaN. Beyond the limit the conversion, or the squares below, could wrap around.
+    inside = bool((scaled.abs() <= limit).all())
+    whole_numbers = torch.where(scaled.abs() <= limit, scaled, 0.0).to(torch.int64)
+    if not inside or bool(((whole_numbers**2).sum(1) > limit**2).any()):
+        raise SensitivityError(
+            f"Expected features clipped to norm {bound:g}, but got larger ones. Nothing was released; "
+            "clip them with `clip_features` first."
+        )
+    return whole_numbers
+
+
+def class_sums(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    num_classes: int,
+    config: ClassSumsConfig,
+    *,
+    patients: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The vector that is released, before its noise: ``(S_c, lambda_int N_c)`` of every class c.
+
+    With ``neighbours="record"`` the sums of parts of the records may be added. With ``"patient"``, all
+    records of a patient must be in one call, since the whole of what a patient adds is clipped.
+
+    Args:
+        features: (B, d); each *different* record once, since a record that is there twice counts twice.
+        labels: (B,) int64 in [0, C).
+        num_classes: C.
+        config: see there.
+        patients: (B,) int64, whose record it is; for ``neighbours="patient"``, and only then.
+
+    Returns:
+        (C, d + 1) int64, on the CPU.
+
+    Raises:
+        PrivacyValueError: TF-700, if patients are missing or not asked for, or the grid is too fine.
+        SensitivityError: TF-721; nothing can lead to it but an error of this program.
+    """
+    _check_patients(config, patients)
+    clipped = clip_features(features, config.feature_limit / config.grid)
+    rows = on_grid(clipped, config.fractional_bits, config.feature_limit / config.grid)
+    counts = torch.full((len(rows), 1), config.count_units, dtype=torch.int64, device=rows.device)
+    terms = torch.cat([rows, counts], 1)
+    return summed(terms, labels, num_classes, squared_sensitivity(config), patients)
+
+
+def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> torch.Tensor:
+    """One silo's share of a release's noise, from the operating system's generator.
+
+    Charge the release to the ledger before this is called.
+
+    Args:
+        shape: of the sums, (C, d + 1).
+        config: see there.
+        honest: t - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
+
+    Returns:
+        int64 tensor of that shape.
+
+    Raises:
+        RandomnessError: TF-720, if the operating system gives no random numbers.
+    """
+    return torch.from_numpy(discrete_gaussian(share_variance(config, honest), shape))
+
+
+def as_numbers(units: torch.Tensor, config: ClassSumsConfig) -> torch.Tensor:
+    """A release's integers as the float64 numbers that a field carries: exact, below ``2**53`` units."""
+    return units.to(torch.float64) / config.grid
+
+
+def as_units(numbers: torch.Tensor, config: ClassSumsConfig) -> torch.Tensor:
+    """The integers again, from what a field's total says."""
+    return (numbers.to(torch.float64) * config.grid).round().to(torch.int64)
+
+
+def summed(
+    terms: torch.Tensor,
+    labels: torch.Tensor,
+    num_classes: int,
+    squared_limit: int,
+    patients: torch.Tensor | None,
+) -> torch.Tensor:
+    """The records' terms, added for every class.
+
+    Args:
+        terms: (B, w) int64, each of squared norm ``squared_limit`` at most.
+        labels: (B,) int64 in [0, C).
+        num_classes: C.
+        squared_limit: ``D**2``.
+        patients: (B,), for the patient level: then all terms of a patient are together within D.
+
+    Returns:
+        (C, w) int64, on the CPU.
+
+    Raises:
+        PrivacyValueError: TF-700, for labels that are not such.
+        SensitivityError: TF-721.
+    """
+    _check_labels(labels, len(terms), num_classes)
+    labels = labels.to(terms.device)
+    if patients is not None:
+        terms, labels = _clip_patients(terms, labels, num_classes, squared_limit, patients.to(terms.device))
+    sums = torch.zeros(num_classes, terms.shape[1], dtype=torch.int64, device=terms.device)
+    return sums.index_add_(0, labels, terms).cpu()
+
+
+def _check_labels(labels: torch.Tensor, records: int, num_classes: int) -> None:
+    # Beside being wrong, a label out of range would count for the next patient.
+    if labels.shape != (records,) or bool(((labels < 0) | (labels >= num_classes)).any()):
+        raise PrivacyValueError(
+            f"Expected a label from 0 to {num_classes - 1} for each record, but got others. "
+            "Check how the records were read."
+        )
+
+
+def _check_width(width: int, limit: int) -> None:
+    if max(width, 1) * limit**2 >= 2**63:
+        raise PrivacyValueError(
+            f"Expected the squared norm of {width} integers to fit into 64 bits, but a norm may be "
+            f"2**{math.log2(limit):.1f}. Use fewer `fractional_bits` or a smaller `feature_clip`."
+        )
+
+
+def _check_patients(config: ClassSumsConfig, patients: torch.Tensor | None) -> None:
+    if (patients is not None) != (config.neighbours == "patient"):
+        raise PrivacyValueError(
+            f"Expected patients {'for' if patients is None else 'only for'} neighbours='patient', but got "
+            f"{'none' if patients is None else 'some'} for {config.neighbours!r}. "
+            "Give them, or change what is to be hidden."
+        )
+
+
+def _clip_patients(
+    terms: torch.Tensor, labels: torch.Tensor, num_classes: int, squared_limit: int, patients: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each patient adds to each class, scaled down so that all of it is within D.
+
+    Returns:
+        (P, w) int64, a row for each pair of a patient and a class, and the rows' classes (P,).
+    """
+    _check_width(num_classes * terms.shape[1], math.isqrt(squared_limit) + 1)
+    people, person = torch.unique(patients, return_inverse=True)
+    pairs, pair = torch.unique(person * num_classes + labels, return_inverse=True)
+    owner, classes = pairs // num_classes, pairs % num_classes
+    rows = torch.zeros(len(pairs), terms.shape[1], dtype=torch.int64, device=terms.device)
+    rows.index_add_(0, pair, terms)
+    # Whoever is within D already, in integers, is left as it is.
+    over = _squared_norms(rows, owner, len(people), squared_limit) > squared_limit
+    squares = torch.zeros(len(people), dtype=torch.float64, device=rows.device)
+    squares.index_add_(0, owner, (rows.to(torch.float64) ** 2).sum(1))
+    factors = math.sqrt(squared_limit) * _MARGIN / squares.sqrt()
+    scaled = torch.trunc(rows.to(torch.float64) * factors[owner, None]).to(torch.int64)
+    rows = torch.where(over[owner, None], scaled, rows)
+    if bool((_squared_norms(rows, owner, len(people), squared_limit) > squared_limit).any()):
+        raise SensitivityError(
+            "Expected what every patient adds to be within the sensitivity after clipping, but got more. "
+            "Nothing was released; report this."
+        )
+    return rows, classes
+
+
+def _squared_norms(rows: torch.Tensor, owner: torch.Tensor, people: int, squared_limit: int) -> torch.Tensor:
+    """Each patient's squared norm in integers: exact up to the limit, above it where it is above."""
+    # One integer beyond D is over the limit by itself, and its square is kept from wrapping around.
+    beyond = math.isqrt(squared_limit) + 1
+    squares = rows.clamp(-beyond, beyond) ** 2
+    norms = torch.zeros(people, dtype=torch.int64, device=rows.device)
+    return norms.index_add_(0, owner, squares.sum(1))

@@ -1,0 +1,274 @@
+"""A site's ledger: every release is charged here before its noise is drawn, or does not happen.
+
+One file per site, outside of any job, for all jobs on the site's records. A charge is decided and
+written in one transaction: all events of the data set, of every job, are composed with the new one
+and held against the site's cap. What does not fit is refused and leaves no trace; what fits is on
+the disk, signed and chained, when ``charge`` returns. Nothing is ever taken back: a round that failed, a
+reply that was lost, a process that was killed after the charge stay charged.
+
+**Repeats.** A charge's key is job, purpose and attempt. It is charged once:
+
+- New noise is a new attempt, which is charged and counts as a retry.
+- The same bytes sent again need no charge. The caller says so (``resend``) and gets the entry back;
+  this is refused unless exactly this charge was made. Who no longer has the bytes, after a crash say,
+  must take a new attempt.
+
+**Neighbours.** The first charge of a data set fixes whom its noise protects, records or patients; a job
+of the other kind is refused. Neither guarantee implies the other at a comparable epsilon, and two
+budgets side by side would each leave out what the other one gave away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from tightframe.privacy import ledger_store
+from tightframe.privacy.accounting import Epsilons, epsilons
+from tightframe.privacy.events import Neighbours
+from tightframe.privacy.ledger_chain import Chain, Verified
+from tightframe.privacy.ledger_entries import (
+    Cap,
+    Charge,
+    Content,
+    DataNoted,
+    DatasetError,
+    Entry,
+    RepeatError,
+    checked_neighbours,
+)
+from tightframe.privacy.ledger_rows import Check, Row, Signer, make_row, read_row
+from tightframe.privacy.ledger_rules import (
+    charges_of,
+    check_neighbours,
+    check_rules,
+    describe,
+    events_of,
+    overspent,
+    retries_of,
+)
+
+FOLDER, FILE = "privacy", "ledger.sqlite"
+
+
+def ledger_path(state_dir: Path, site: str) -> Path:
+    """Where a site's ledger lies: beside its other lasting state, outside of any job."""
+    return state_dir / FOLDER / site / FILE
+
+
+def ledger_expected(path: Path) -> bool:
+    """Whether there are traces of a ledger: only without any may a new one be made."""
+    return ledger_store.expected(path)
+
+
+class Ledger:
+    """A site's open ledger; use it in a ``with`` block, in the thread that opened it.
+
+    Args:
+        path: of the file (see ``ledger_path``).
+        signer: the site's key and certificate.
+        check: holds a signature against the certificate and that against what the site trusts.
+        create: make a new ledger. Only for a site that never had one (see ``ledger_expected``).
+        clock: the time, with a time zone.
+
+    Raises:
+        LedgerError: TF-704, if the file is missing, damaged, of another version or not writable; with
+            ``create`` also if there are traces of a ledger.
+        TamperError: TF-702, if it was altered.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        signer: Signer,
+        *,
+        check: Check,
+        create: bool = False,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._signer, self._clock = signer, clock
+        self._chain = Chain(check)
+        if create:
+            ledger_store.create_file(path, signer, clock())
+        self._store = ledger_store.Store(path)
+        try:
+            self.verify()
+            self._store.publish_head()  # which a crash may have left behind
+        except BaseException:
+            self._store.close()
+            raise
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+    def charge(self, charge: Charge, *, cap: Cap, resend: bool = False) -> Entry:
+        """Charge a release, before its noise is drawn.
+
+        Args:
+            charge: what is about to be released.
+            cap: what the site's policy allows.
+            resend: the very bytes of an earlier release are sent again: nothing is charged, and the
+                entry of that release is returned, if exactly this was charged.
+
+        Returns:
+            The entry, which is on the disk.
+
+        Raises:
+            BudgetError: TF-701, saying what was spent, what is left and what would fit.
+            RepeatError: TF-705, if it was charged before, is a retry too many, or is no resend.
+            NeighboursError: TF-706.
+            TamperError, LedgerError: TF-702, TF-704. Nothing may be released then.
+        """
+        if not resend:
+            return self.charge_all([charge], cap=cap)[0]
+        for entry in self.entries():
+            if entry.charge is not None and entry.charge.key == charge.key:
+                if entry.charge != charge:
+                    break
+                return entry
+        raise RepeatError(
+            f"Expected the resend of {describe(charge)} to be charged before with the same values, but it "
+            "was not. Charge what is released; only identical bytes may be sent again without."
+        )
+
+    def charge_all(self, charges: Sequence[Charge], *, cap: Cap) -> tuple[Entry, ...]:
+        """Charge several releases that belong together: all of them, or none.
+
+        Raises:
+            BudgetError, RepeatError, NeighboursError, TamperError, LedgerError: as ``charge``.
+        """
+        with self._store.writing():
+            whole = self._verified()
+            check_rules(whole.entries, charges, cap)
+            over = overspent(whole.entries, charges, cap)
+            written = () if over else self._append(whole, charges)
+        if over:
+            raise over.error()  # after the lock is given back: to say what would fit takes seconds
+        self._store.publish_head()
+        return written
+
+    def dry_run(self, charges: Sequence[Charge], *, cap: Cap) -> None:
+        """Return if all of these could be charged now; write nothing.
+
+        Raises:
+            BudgetError, RepeatError, NeighboursError, TamperError, LedgerError: as ``charge``.
+        """
+        entries = self.entries()
+        check_rules(entries, charges, cap)
+        over = overspent(entries, charges, cap)
+        if over:
+            raise over.error()
+
+    def note_data(self, dataset_id: str, fingerprint: str) -> Entry | None:
+        """Remember that these records go by this name; a new fingerprint never resets a budget.
+
+        Args:
+            dataset_id: the site's name of its records.
+            fingerprint: a hash of them, hexadecimal digits.
+
+        Returns:
+            The new entry; None if that is known.
+
+        Raises:
+            DatasetError: TF-703, if the same records are known by another name.
+            PrivacyValueError: TF-700.
+        """
+        noted = DataNoted(dataset_id, fingerprint)
+        with self._store.writing():
+            whole = self._verified()
+            for entry in whole.entries:
+                known = entry.content
+                if not isinstance(known, DataNoted) or known.fingerprint != fingerprint:
+                    continue
+                if known.dataset_id == dataset_id:
+                    return None
+                raise DatasetError(
+                    f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry "
+                    f"{entry.sequence} of the ledger says, but got {dataset_id!r}. The same records under "
+                    "another name would have a second budget: write the first name into the site's entry."
+                )
+            (entry,) = self._append(whole, [noted])
+        self._store.publish_head()
+        return entry
+
+    def spent(
+        self,
+        dataset_id: str,
+        neighbours: Neighbours,
+        delta: float,
+        *,
+        job_id: str | None = None,
+        alone: bool = False,
+        prv: bool = True,
+    ) -> Epsilons:
+        """What was spent of a data set's budget.
+
+        Args:
+            dataset_id: the site's name of its records.
+            neighbours: whom the noise protects.
+            delta: at which epsilon is meant.
+            job_id: by one job only; else by all.
+            alone: if no other silo adds noise.
+            prv: whether to compute PRV, which can take a second.
+
+        Raises:
+            NeighboursError: TF-706, if the charges are about the other relation.
+            PrivacyValueError: TF-700.
+        """
+        entries = self.entries()
+        check_neighbours(charges_of(entries), dataset_id, checked_neighbours(neighbours))
+        return epsilons(events_of(entries, dataset_id, job_id=job_id, alone=alone), delta, prv=prv)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, oldest first, checked.
+
+        Raises:
+            TamperError: TF-702.
+            LedgerError: TF-704.
+        """
+        return self.verify().entries
+
+    def verify(self, *, known: Sequence[tuple[int, str]] = ()) -> Verified:
+        """Walk the chain: hashes, signatures, numbers, and the head; see ``ledger_chain`` for its limits.
+
+        Args:
+            known: (number of entries, hash of the last) of heads that were written down elsewhere.
+
+        Raises:
+            TamperError: TF-702, naming the first wrong entry.
+            LedgerError: TF-704.
+        """
+        published = self._store.published_head()  # first: it must not seem to run ahead
+        return self._chain.verify(self._store.read(), published, known=known)
+
+    def _verified(self) -> Verified:
+        return self._chain.verify(self._store.read(), self._store.published_head())
+
+    def _append(self, whole: Verified, contents: Sequence[Content]) -> tuple[Entry, ...]:
+        """Write entries and the head that counts them, within the transaction."""
+        written: list[Entry] = []
+        rows: list[Row] = []
+        previous = whole.head.hash
+        for content in contents:
+            number = len(whole.entries) + len(written) + 1
+            earlier = charges_of((*whole.entries, *written))
+            retry = retries_of(earlier, content) if isinstance(content, Charge) else 0
+            rows.append(make_row(number, self._clock(), content, retry, previous, self._signer))
+            written.append(read_row(rows[-1], expected=number, previous=previous))
+            previous = written[-1].hash
+        if rows:
+            count = len(whole.entries) + len(written)
+            head = ledger_store.make_head(whole.head.ledger, count, previous, self._clock(), self._signer)
+            self._store.append(rows, head, self._signer)
+        return tuple(written)

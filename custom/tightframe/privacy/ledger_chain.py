@@ -1,0 +1,199 @@
+"""Walks a ledger from its first entry to its head, and names the first thing that is wrong.
+
+What this finds: any change of an entry, one that is missing, moved, added or signed by somebody else,
+and a shortened ledger, as long as its head record or the head file is not set back with it. What it
+cannot find: both files set back together to an earlier state of this very ledger. Only a head that
+somebody wrote down elsewhere shows that; ``verify`` takes such ones as ``known``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tightframe.privacy.ledger_entries import Entry, TamperError
+from tightframe.privacy.ledger_rows import ENTRY, Check, Row, digest, read_row, signed_message
+from tightframe.privacy.ledger_store import Contents, Head, Store, genesis
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A ledger that is whole.
+
+    Attributes:
+        entries: all, oldest first.
+        head: the signed head.
+        certificates: SHA-256 -> certificate (DER) of all that signed.
+        signatures: whether signatures were checked, or the chain of hashes only.
+    """
+
+    entries: tuple[Entry, ...]
+    head: Head
+    certificates: dict[str, bytes]
+    signatures: bool
+
+
+class Chain:
+    """Checks a ledger again and again; what it has found right once, and is unchanged, it need not check.
+
+    Args:
+        check: holds signatures against certificates; None to look at hashes only.
+    """
+
+    def __init__(self, check: Check | None) -> None:
+        self._check = check
+        self._rows: list[Row] = []
+        self._entries: list[Entry] = []
+        self._signers: dict[str, bytes] = {}
+
+    def verify(
+        self, contents: Contents, published: Head | None, *, known: Sequence[tuple[int, str]] = ()
+    ) -> Verified:
+        """All entries, if everything holds.
+
+        Args:
+            contents: what the file holds.
+            published: the head file.
+            known: (number of entries, hash of the last) of heads seen before.
+
+        Raises:
+            TamperError: TF-702, with the number of the first wrong entry where it is about one.
+        """
+        head = contents.head
+        self._check_head(head, contents, "the head record")
+        self._read(contents)
+        hashes = [genesis(head.ledger), *(entry.hash for entry in self._entries)]
+        _check_known(head.count, head.hash, hashes, "the head record")
+        if head.count < len(hashes) - 1:
+            raise _unsigned(head.count + 1)
+        if published is None and head.count:
+            raise TamperError(
+                "Expected the head file beside the ledger, but there is none: it was removed, or the ledger "
+                "was copied without it. If it is lost, `tightframe ledger verify --renew-head` makes it anew."
+            )
+        if published is not None:
+            if published.ledger != head.ledger:
+                raise TamperError("Expected the head file to be this ledger's, but got another ledger's.")
+            self._check_head(published, contents, "the head file")
+            _check_known(published.count, published.hash, hashes, "the head file")
+        for count, hashed in known:
+            _check_known(count, hashed, hashes, "a head that was written down")
+        return Verified(
+            tuple(self._entries), head, dict(contents.certificates), signatures=self._check is not None
+        )
+
+    def _read(self, contents: Contents) -> None:
+        """Entries in turn; those that were read before and are the same are kept."""
+        same = 0
+        for old, new in zip(self._rows, contents.rows, strict=False):
+            if old != new or contents.certificates.get(old[5]) != self._signers.get(old[5]):
+                break
+            same += 1
+        del self._rows[same:], self._entries[same:]
+        previous = self._entries[-1].hash if self._entries else genesis(contents.head.ledger)
+        if self._entries and self._entries[0].previous != genesis(contents.head.ledger):
+            raise TamperError("Expected the head record to be this ledger's, but got another's.", entry=1)
+        for expected, row in enumerate(contents.rows[same:], start=same + 1):
+            entry = read_row(row, expected=expected, previous=previous)
+            message = signed_message(ENTRY, entry.hash)
+            self._check_signature(
+                contents, entry.signer, message, entry.signature, entry.time, f"entry {expected}", expected
+            )
+            self._rows.append(row)
+            self._entries.append(entry)
+            self._signers[entry.signer] = contents.certificates[entry.signer]
+            previous = entry.hash
+
+    def _check_head(self, head: Head, contents: Contents, what: str) -> None:
+        try:
+            signature, time = bytes.fromhex(head.signature), datetime.fromisoformat(head.time)
+        except ValueError:
+            raise TamperError(f"Expected {what} to have a signature and a time, but got others.") from None
+        self._check_signature(contents, head.signer, head.message, signature, time, what, None)
+
+    def _check_signature(
+        self,
+        contents: Contents,
+        signer: str,
+        message: bytes,
+        signature: bytes,
+        time: datetime,
+        what: str,
+        entry: int | None,
+    ) -> None:
+        certificate = contents.certificates.get(signer)
+        if not isinstance(certificate, bytes) or digest(certificate) != signer:
+            raise TamperError(
+                f"Expected the certificate that {what} names, but got another or none.", entry=entry
+            )
+        if self._check is None:
+            return
+        try:
+            self._check(certificate, message, signature, time)
+        except Exception as error:  # whatever a verifier raises, it is one refusal
+            raise TamperError(
+                f"Expected {what} to be signed by this site, but its signature does not hold: {error}",
+                entry=entry,
+            ) from error
+
+
+def read_ledger(path: Path, *, check: Check | None, known: Sequence[tuple[int, str]] = ()) -> Verified:
+    """Read and check a ledger without a key and without writing to it.
+
+    Args:
+        path: the ledger's file.
+        check: holds signatures against certificates; None to look at hashes only.
+        known: (number of entries, hash of the last) of heads seen before.
+
+    Raises:
+        LedgerError: TF-704.
+        TamperError: TF-702.
+    """
+    store = Store(path, read_only=True)
+    try:
+        # The head file first: it may lag behind the ledger, and must not seem to run ahead of it.
+        published = store.published_head()
+        return Chain(check).verify(store.read(), published, known=known)
+    finally:
+        store.close()
+
+
+def renew_head_file(path: Path, *, check: Check, known: Sequence[tuple[int, str]] = ()) -> Verified:
+    """Check a ledger without its head file, and write that anew.
+
+    Raises:
+        LedgerError: TF-704.
+        TamperError: TF-702; nothing is written then.
+    """
+    store = Store(path)
+    try:
+        contents = store.read()
+        whole = Chain(check).verify(contents, contents.head, known=known)
+        store.publish_head()
+        return whole
+    finally:
+        store.close()
+
+
+def _check_known(count: int, hashed: str, hashes: list[str], what: str) -> None:
+    if count >= len(hashes):
+        raise TamperError(
+            f"Expected {count} entries, as {what} says, but found {len(hashes) - 1}: the last ones were "
+            "removed, or an older copy was put in place. Restore the newest backup.",
+            entry=len(hashes),
+        )
+    if hashes[count] != hashed:
+        raise TamperError(
+            f"Expected entry {count} to be the one that {what} counts last, but got another.",
+            entry=count or None,
+        )
+
+
+def _unsigned(entry: int) -> TamperError:
+    return TamperError(
+        f"Expected the head record to count entry {entry}, but it ends before: the entry was not written by "
+        "the ledger, or the head was set back.",
+        entry=entry,
+    )

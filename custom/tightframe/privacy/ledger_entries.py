@@ -1,0 +1,240 @@
+"""What stands in a site's ledger: charges and fingerprints of data, as plain values, and their errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, TypeAlias
+
+from tightframe.errors import TightframeError
+from tightframe.privacy.accounting import checked_epsilon
+from tightframe.privacy.events import (
+    NEIGHBOURS,
+    Event,
+    Neighbours,
+    PrivacyValueError,
+    as_event,
+    checked_delta,
+    whole,
+)
+
+MAX_TEXT = 200
+MAX_COHORT = 1000
+MAX_ATTEMPT = 10**6
+
+
+class LedgerError(TightframeError):
+    """The ledger cannot be used: missing, not writable, damaged, or of another version (TF-704)."""
+
+    code = "TF-704"
+
+
+class TamperError(TightframeError):
+    """The ledger was altered (TF-702).
+
+    Args:
+        message: what was expected, and what came.
+        entry: number of the first wrong entry; None if it is not about one.
+    """
+
+    code = "TF-702"
+
+    def __init__(self, message: str, *, entry: int | None = None) -> None:
+        self.entry = entry
+        super().__init__(message)
+
+
+class DatasetError(TightframeError):
+    """The very records are known under another ``dataset_id`` (TF-703)."""
+
+    code = "TF-703"
+
+
+class RepeatError(TightframeError):
+    """A charge was made before, or too often (TF-705)."""
+
+    code = "TF-705"
+
+
+class NeighboursError(TightframeError):
+    """A data set's charges are about another neighbouring relation (TF-706)."""
+
+    code = "TF-706"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What is about to be released, and of what.
+
+    Attributes:
+        job_id: the run's id.
+        job_name: what people call it.
+        purpose: what for, in words of the site's own code: "round 3 training". With the job's id it
+            says of what another charge is a retry.
+        attempt: tells repeats of one purpose apart: noise that is drawn anew is a new attempt.
+        dataset_id: the site's own name of the records.
+        neighbours: whom the event protects, a record or a patient.
+        event: what the release costs while the assumed number of silos adds its noise.
+        cohort: the silos whose terms are summed, this one included.
+        alone: what it costs if no other silo adds noise; None where the site's own noise is all of it.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+
+    KIND: ClassVar[str] = "charge"
+
+    job_id: str
+    job_name: str
+    purpose: str
+    attempt: int
+    dataset_id: str
+    neighbours: Neighbours
+    event: Event
+    cohort: tuple[str, ...]
+    alone: Event | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("job_id", "job_name", "purpose", "dataset_id"):
+            _text(name, getattr(self, name))
+        whole("attempt", self.attempt, 0, MAX_ATTEMPT)
+        checked_neighbours(self.neighbours)
+        as_event(self.event)
+        if self.alone is not None:
+            as_event(self.alone, "alone")
+        if not isinstance(self.cohort, tuple) or not 1 <= len(self.cohort) <= MAX_COHORT:
+            raise PrivacyValueError(
+                f"Expected `cohort` to be a tuple of 1 to {MAX_COHORT} silos, but got another value."
+            )
+        for name in self.cohort:
+            _text("cohort", name)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What may be charged once."""
+        return self.job_id, self.purpose, self.attempt
+
+    def as_value(self) -> dict[str, object]:
+        """Plain values."""
+        return {
+            "job_id": self.job_id,
+            "job_name": self.job_name,
+            "purpose": self.purpose,
+            "attempt": self.attempt,
+            "dataset_id": self.dataset_id,
+            "neighbours": self.neighbours,
+            "event": self.event.as_value(),
+            "alone": None if self.alone is None else self.alone.as_value(),
+            "cohort": list(self.cohort),
+        }
+
+
+@dataclass(frozen=True)
+class DataNoted:
+    """A fingerprint of the records that go by a ``dataset_id``.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+
+    KIND: ClassVar[str] = "data"
+
+    dataset_id: str
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        _text("dataset_id", self.dataset_id)
+        found = self.fingerprint
+        if not isinstance(found, str) or not 32 <= len(found) <= 128 or not set(found) <= set(_HEX):
+            raise PrivacyValueError(
+                "Expected `fingerprint` to be 32 to 128 lower-case hexadecimal digits, but got another text. "
+                "Give a hash of the records."
+            )
+
+    def as_value(self) -> dict[str, object]:
+        """Plain values."""
+        return {"dataset_id": self.dataset_id, "fingerprint": self.fingerprint}
+
+
+_HEX = "0123456789abcdef"
+Content: TypeAlias = Charge | DataNoted
+
+
+@dataclass(frozen=True)
+class Cap:
+    """What a site's policy lets be spent on one data set.
+
+    Attributes:
+        epsilon: of all charges together.
+        delta: at which epsilon is meant.
+        retries: charged retries of one job, all purposes together: charges of a purpose after its first.
+        releases: purposes of one job whose charge is a plain Gaussian (class sums, counts); None for any
+            number. Retries are not among them.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+
+    epsilon: float
+    delta: float
+    retries: int
+    releases: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", checked_delta(self.delta))
+        whole("retries", self.retries, 0, MAX_ATTEMPT)
+        if self.releases is not None:
+            whole("releases", self.releases, 0, MAX_ATTEMPT)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger.
+
+    Attributes:
+        sequence: 1 for the first.
+        time: the site's clock, UTC.
+        content: what it says.
+        retry: how many charges of this job and purpose came before it.
+        previous: hash of the entry before it, or the ledger's own.
+        signer: SHA-256 of the certificate whose key signed it.
+        hash: SHA-256 of all of the above.
+        signature: of the hash.
+    """
+
+    sequence: int
+    time: datetime
+    content: Content
+    retry: int
+    previous: str
+    signer: str
+    hash: str
+    signature: bytes
+
+    @property
+    def charge(self) -> Charge | None:
+        """The charge, if it is one."""
+        return self.content if isinstance(self.content, Charge) else None
+
+
+def checked_neighbours(value: object) -> Neighbours:
+    """A neighbouring relation.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+    for known in NEIGHBOURS:
+        if value == known:
+            return known
+    raise PrivacyValueError(
+        f"Expected `neighbours` to be one of {list(NEIGHBOURS)}, but got another. Say whom it protects."
+    )
+
+
+def _text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not 1 <= len(value) <= MAX_TEXT or not value.isprintable():
+        raise PrivacyValueError(
+            f"Expected `{name}` to be 1 to {MAX_TEXT} printable characters, but got another value. "
+            "Give a name that people can read."
+        )

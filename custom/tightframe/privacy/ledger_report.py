@@ -1,0 +1,232 @@
+"""What a ledger says, for people: sums by data set and job, in numbers and in plain words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tightframe.privacy.accounting import (
+    Epsilons,
+    epsilons,
+    fitting,
+    guaranteed,
+    rounded_down,
+    rounded_up,
+)
+from tightframe.privacy.events import Event, Gaussian, Neighbours, SubsampledGaussian
+from tightframe.privacy.ledger_entries import Charge, DataNoted, Entry
+
+_PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
+_SHOWN_FACTOR = 1e6
+
+
+@dataclass(frozen=True)
+class JobSpending:
+    """What one job spent on one data set.
+
+    Attributes:
+        job_id: the run's id.
+        name: what people call it.
+        charges: its charges, oldest first.
+        retries: how many of them repeated a purpose.
+        epsilon: of this job alone.
+    """
+
+    job_id: str
+    name: str
+    charges: tuple[Charge, ...]
+    retries: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What was spent on one data set.
+
+    Attributes:
+        dataset_id: the site's name of its records.
+        neighbours: whom the noise protects; None if nothing was charged.
+        delta: at which all epsilons are meant.
+        entries: its charges, with the epsilon of all up to each.
+        jobs: by job, in order of their first charge.
+        spent: by all together.
+        alone: guaranteed epsilon if no other silo adds noise.
+        fingerprints: of the records that went by this name.
+    """
+
+    dataset_id: str
+    neighbours: Neighbours | None
+    delta: float
+    entries: tuple[tuple[Entry, float], ...]
+    jobs: tuple[JobSpending, ...]
+    spent: Epsilons
+    alone: float
+    fingerprints: tuple[str, ...]
+
+    @property
+    def events(self) -> list[Event]:
+        """All events that were charged."""
+        return [entry.content.event for entry, _ in self.entries if isinstance(entry.content, Charge)]
+
+    def last(self, kind: type[Event]) -> Event | None:
+        """The last event of a kind."""
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+
+def spendings(entries: Sequence[Entry], delta: float) -> list[Spending]:
+    """What was spent on each data set, by name.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+    names = sorted({entry.content.dataset_id for entry in entries})
+    return [_spending(entries, name, delta) for name in names]
+
+
+def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spending:
+    charged: list[tuple[Entry, float]] = []
+    charges: list[tuple[Charge, int]] = []
+    fingerprints: list[str] = []
+    for entry in entries:
+        content = entry.content
+        if content.dataset_id != dataset_id:
+            continue
+        if isinstance(content, DataNoted):
+            fingerprints.append(content.fingerprint)
+            continue
+        charges.append((content, entry.retry))
+        charged.append((entry, guaranteed([charge.event for charge, _ in charges], delta)))
+    jobs = []
+    for job_id in dict.fromkeys(charge.job_id for charge, _ in charges):
+        own = [(charge, retry) for charge, retry in charges if charge.job_id == job_id]
+        cost = guaranteed([charge.event for charge, _ in own], delta)
+        of_job = tuple(charge for charge, _ in own)
+        jobs.append(JobSpending(job_id, own[0][0].job_name, of_job, sum(retry > 0 for _, retry in own), cost))
+    return Spending(
+        dataset_id,
+        charges[0][0].neighbours if charges else None,
+        delta,
+        tuple(charged),
+        tuple(jobs),
+        epsilons([charge.event for charge, _ in charges], delta),
+        guaranteed([charge.alone or charge.event for charge, _ in charges], delta),
+        tuple(fingerprints),
+    )
+
+
+def event_text(event: Event) -> str:
+    """An event in a few words."""
+    if isinstance(event, Gaussian):
+        return f"release, z {event.noise_multiplier:g}"
+    return f"{event.steps} steps, sigma {event.noise_multiplier:g}, q {event.sampling_rate:.4g}"
+
+
+def spent_text(spent: Epsilons) -> str:
+    """Epsilon by each analysis, the one that counts first."""
+    others = [("exact", spent.exact), ("RDP", spent.rdp), ("PRV", spent.prv)]
+    listed = ", ".join(f"{name} {rounded_up(value)}" for name, value in others if value is not None)
+    return f"{rounded_up(spent.guaranteed)} ({listed})"
+
+
+def left_text(spending: Spending, epsilon: float) -> str:
+    """What is left of a cap."""
+    left = epsilon - spending.spent.guaranteed
+    if left < 0:
+        return f"nothing: the cap is passed by {rounded_up(-left)}"
+    return f"{rounded_down(left)} of {epsilon:g}"
+
+
+def fits(
+    spending: Spending, epsilon: float, *, release: Gaussian | None, training: SubsampledGaussian | None
+) -> list[str]:
+    """What a cap still holds, of each kind by itself.
+
+    Args:
+        spending: what was spent.
+        epsilon: the cap, at the spending's delta.
+        release: one release of class sums or counts; None to leave them out.
+        training: one step; None to leave training out.
+    """
+    said = []
+    if release is not None:
+        count = fitting(release, epsilon=epsilon, delta=spending.delta, spent=spending.events)
+        said.append(f"{count} more releases at noise multiplier {release.noise_multiplier:g}")
+    if training is not None:
+        steps = fitting(training, epsilon=epsilon, delta=spending.delta, spent=spending.events)
+        epochs = rounded_down(steps * training.sampling_rate, 1)
+        said.append(
+            f"{steps} more training steps at noise multiplier {training.noise_multiplier:g} and sampling "
+            f"rate {training.sampling_rate:.4g}, that is {epochs} epochs"
+        )
+    return said
+
+
+def explain(spending: Spending, epsilon: float | None) -> Iterator[str]:
+    """Paragraphs for somebody who answers for the data and is no statistician.
+
+    Args:
+        spending: of one data set.
+        epsilon: the site's cap; None if it is not known here.
+    """
+    if spending.neighbours is None:
+        yield "Nothing was released under differential privacy from these records. Their budget is whole."
+        return
+    first, last = spending.entries[0][0].time, spending.entries[-1][0].time
+    count, jobs = len(spending.entries), len(spending.jobs)
+    yield (
+        f"From {first:%Y-%m-%d} to {last:%Y-%m-%d}, {jobs} {'job' if jobs == 1 else 'jobs'} charged "
+        f"{count} {'release' if count == 1 else 'releases'} made from these records. Each "
+        f"carries random noise that protects {_PROTECTS[spending.neighbours]}."
+    )
+    yield (
+        f"Spent: epsilon {rounded_up(spending.spent.guaranteed)} at delta {spending.delta:g}. "
+        f"{_meaning(spending.spent.guaranteed, spending.neighbours, spending.delta)}"
+    )
+    if spending.alone > spending.spent.guaranteed * (1 + 1e-6):
+        yield (
+            f"This counts on the noise of other hospitals in the joint sums. If none of them added any, it "
+            f"would be epsilon {rounded_up(spending.alone)}."
+        )
+    for job in spending.jobs:
+        yield _job_text(job)
+    if jobs > 1:
+        yield (
+            "The jobs' epsilons do not simply add up: together they cost what is said above, which is what a "
+            "cap is held against."
+        )
+    if epsilon is not None:
+        yield (
+            f"Left of the cap: {left_text(spending, epsilon)}. A job that would pass it is refused before "
+            "training."
+        )
+    if len(spending.fingerprints) > 1:
+        yield (
+            f"Versions of the records so far: {len(spending.fingerprints)}. A new one never restores the "
+            "budget, because most records are the same."
+        )
+
+
+def _meaning(epsilon: float, neighbours: str, delta: float) -> str:
+    factor = math.exp(epsilon) if epsilon < math.log(_SHOWN_FACTOR) else math.inf
+    bound = f"{rounded_up(factor, 1)} times" if math.isfinite(factor) else "more than a million times"
+    return (
+        f"In plain words: whoever sees everything that was released can become at most {bound} as sure as "
+        f"before, in odds, whether one particular {neighbours} was among the data; with a probability of at "
+        f"most about 1 in {round(1 / delta):,} this does not hold. It is a worst case, for an observer who "
+        "knows all else."
+    )
+
+
+def _job_text(job: JobSpending) -> str:
+    steps = sum(charge.event.steps for charge in job.charges if isinstance(charge.event, SubsampledGaussian))
+    releases = sum(isinstance(charge.event, Gaussian) for charge in job.charges)
+    parts = [f"{steps} steps of training"] if steps else []
+    parts += [f"{releases} noisy {'sum or count' if releases == 1 else 'sums or counts'}"] if releases else []
+    again = ""
+    if job.retries:
+        again = f" Retries of failed rounds among them: {job.retries}; they stay charged."
+    return (
+        f"Job {job.name!r} ({job.job_id}): {' and '.join(parts)}, by itself epsilon "
+        f"{rounded_up(job.epsilon)}.{again}"
+    )

@@ -1,0 +1,170 @@
+"""What a charge must keep to: charged once, one neighbouring relation, few retries and releases, the cap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tightframe.privacy.accounting import (
+    BudgetError,
+    fitting,
+    guaranteed,
+    rounded_down,
+    rounded_up,
+    solve,
+)
+from tightframe.privacy.events import Event, Gaussian, Neighbours, with_noise
+from tightframe.privacy.ledger_entries import Cap, Charge, Entry, NeighboursError, RepeatError
+
+
+def charges_of(entries: Iterable[Entry]) -> list[Charge]:
+    """All charges, oldest first."""
+    return [entry.content for entry in entries if isinstance(entry.content, Charge)]
+
+
+def events_of(
+    entries: Iterable[Entry], dataset_id: str, *, job_id: str | None = None, alone: bool = False
+) -> list[Event]:
+    """The events charged on a data set.
+
+    Args:
+        entries: of a ledger.
+        dataset_id: the site's name of its records.
+        job_id: of one job only.
+        alone: as they are if no other silo adds noise.
+    """
+    return [
+        charge.alone if alone and charge.alone is not None else charge.event
+        for charge in charges_of(entries)
+        if charge.dataset_id == dataset_id and job_id in (None, charge.job_id)
+    ]
+
+
+@dataclass(frozen=True)
+class Overspent:
+    """A charge that passes the cap.
+
+    Attributes:
+        charge: the first that does.
+        before: all events that it comes on top of.
+        cap: the site's.
+    """
+
+    charge: Charge
+    before: tuple[Event, ...]
+    cap: Cap
+
+    def error(self) -> BudgetError:
+        """What to tell people; finding out what would fit takes seconds."""
+        cap, charge = self.cap, self.charge
+        spent = guaranteed(self.before, cap.delta)
+        asked = guaranteed([*self.before, charge.event], cap.delta)
+        needed = rounded_up(asked) if math.isfinite(asked) else "no bound"
+        return BudgetError(
+            f"Expected the charges on {charge.dataset_id!r} to stay within epsilon {cap.epsilon:g} at delta "
+            f"{cap.delta:g}, but with {describe(charge)} they come to {needed}. Spent: {rounded_up(spent)} "
+            f"by {len(self.before)} charges. Left: {rounded_down(max(0.0, cap.epsilon - spent))}. "
+            f"{what_fits(charge.event, self.before, epsilon=cap.epsilon, delta=cap.delta)} "
+            "Nothing was charged."
+        )
+
+
+def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
+    """Return if every rule but the cap on epsilon holds.
+
+    Raises:
+        RepeatError: TF-705.
+        NeighboursError: TF-706.
+        BudgetError: TF-701, for releases.
+    """
+    earlier = charges_of(entries)
+    for charge in charges:
+        if any(charge.key == other.key for other in earlier):
+            raise RepeatError(
+                f"Expected {describe(charge)} to be charged once, but it was charged before. New noise is a "
+                "new attempt; identical bytes that are sent again are a resend."
+            )
+        check_neighbours(earlier, charge.dataset_id, charge.neighbours)
+        _check_counts(earlier, charge, cap)
+        earlier.append(charge)
+
+
+def overspent(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> Overspent | None:
+    """The first charge with which a data set's events pass the cap; None if all fit."""
+    for dataset_id in dict.fromkeys(charge.dataset_id for charge in charges):
+        events = events_of(entries, dataset_id)
+        new = [charge for charge in charges if charge.dataset_id == dataset_id]
+        if guaranteed([*events, *(charge.event for charge in new)], cap.delta) <= cap.epsilon:
+            continue
+        for charge in new[:-1]:
+            if guaranteed([*events, charge.event], cap.delta) > cap.epsilon:
+                return Overspent(charge, tuple(events), cap)
+            events.append(charge.event)
+        return Overspent(new[-1], tuple(events), cap)
+    return None
+
+
+def what_fits(event: Event, before: Sequence[Event], *, epsilon: float, delta: float) -> str:
+    """A sentence: how much of this event a budget still holds, and with how much noise it would fit."""
+    if guaranteed(before, delta) >= epsilon:
+        return "Nothing fits any more."
+    count = fitting(event, epsilon=epsilon, delta=delta, spent=before)
+    try:
+        noise = solve(lambda z: [with_noise(event, z)], epsilon=epsilon, delta=delta, spent=before)
+        more = f"with a noise multiplier of at least {noise:.4f}"
+    except BudgetError:  # beside what was charged, the analysis leaves no room for any noise
+        more = None
+    if isinstance(event, Gaussian):
+        many = f"{count} such releases would fit"
+        return f"{many}." if more is None or count else f"{many}; one would {more}."
+    many = f"{count} of its {event.steps} steps would fit"
+    return f"{many}." if more is None else f"{many}, or all of them {more}."
+
+
+def retries_of(earlier: Sequence[Charge], charge: Charge) -> int:
+    """How many charges of this job and purpose came before."""
+    return sum((other.job_id, other.purpose) == (charge.job_id, charge.purpose) for other in earlier)
+
+
+def check_neighbours(charges: Iterable[Charge], dataset_id: str, neighbours: Neighbours) -> None:
+    """Return if all charges on a data set protect the same.
+
+    Raises:
+        NeighboursError: TF-706.
+    """
+    for other in charges:
+        if other.dataset_id == dataset_id and other.neighbours != neighbours:
+            raise NeighboursError(
+                f"Expected charges on {dataset_id!r} to protect a {other.neighbours}, as those before, but "
+                f"got {neighbours!r}. Set the job's `neighbours` to {other.neighbours!r}: what was released "
+                "before cannot be counted under another relation."
+            )
+
+
+def describe(charge: Charge) -> str:
+    """A charge in a few words."""
+    return f"{charge.purpose!r} of job {charge.job_name!r} (attempt {charge.attempt})"
+
+
+def _check_counts(earlier: Sequence[Charge], charge: Charge, cap: Cap) -> None:
+    """The caps of one job that are not about epsilon."""
+    first: dict[str, Charge] = {}
+    retries = 0
+    for other in earlier:
+        if other.job_id == charge.job_id:
+            retries += other.purpose in first
+            first.setdefault(other.purpose, other)
+    if charge.purpose in first:
+        if retries >= cap.retries:
+            raise RepeatError(
+                f"Expected at most {cap.retries} charged retries in job {charge.job_name!r}, but got one "
+                f"more: {describe(charge)}. Find out why its rounds fail; this site's policy sets the number."
+            )
+        return
+    releases = sum(isinstance(other.event, Gaussian) for other in first.values())
+    if cap.releases is not None and isinstance(charge.event, Gaussian) and releases >= cap.releases:
+        raise BudgetError(
+            f"Expected at most {cap.releases} releases in job {charge.job_name!r}, but got one more: "
+            f"{describe(charge)}. Let the job release less often; this site's policy sets the number."
+        )

@@ -1,0 +1,356 @@
+"""The ledger's file: one SQLite database, and a small file beside it that says how long it is.
+
+WAL with ``synchronous=FULL``: a commit is on the disk when it returns, and a crash at any moment
+leaves either the whole entry or nothing of it. Writers take the lock *before* they read, so that two
+processes never decide on the same state. This needs a local disk: WAL does not work over a network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import quote
+
+from tightframe.privacy.ledger_entries import LedgerError, TamperError
+from tightframe.privacy.ledger_rows import HEAD, Row, Signer, digest, signed_message
+
+VERSION = 1
+_APPLICATION = 0x54464C47  # "TFLG", in the file's header
+_BUSY_SECONDS = 60.0
+_SCHEMA = {
+    "signers": "CREATE TABLE signers (id TEXT PRIMARY KEY NOT NULL, certificate BLOB NOT NULL)",
+    "entries": (
+        "CREATE TABLE entries (sequence INTEGER PRIMARY KEY NOT NULL, time TEXT NOT NULL, "
+        "kind TEXT NOT NULL, "
+        "content TEXT NOT NULL, previous TEXT NOT NULL, signer TEXT NOT NULL REFERENCES signers (id), "
+        "hash TEXT NOT NULL, signature BLOB NOT NULL)"
+    ),
+    "head": (
+        "CREATE TABLE head (id INTEGER PRIMARY KEY NOT NULL CHECK (id = 1), ledger TEXT NOT NULL, "
+        "count INTEGER NOT NULL, hash TEXT NOT NULL, time TEXT NOT NULL, "
+        "signer TEXT NOT NULL REFERENCES signers (id), signature TEXT NOT NULL)"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Head:
+    """How long the ledger is: signed by whoever wrote the last entry.
+
+    Attributes:
+        ledger: the ledger's own random name, in hexadecimal digits.
+        count: number of entries.
+        hash: of the last entry; of an empty ledger ``genesis(ledger)``.
+        time: when it was signed.
+        signer: SHA-256 of the certificate.
+        signature: hexadecimal digits.
+    """
+
+    ledger: str
+    count: int
+    hash: str
+    time: str
+    signer: str
+    signature: str
+
+    @property
+    def message(self) -> bytes:
+        """What is signed."""
+        return signed_message(HEAD, self.ledger, self.count, self.hash, self.time)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that the file holds, unchecked."""
+
+    rows: tuple[Row, ...]
+    head: Head
+    certificates: dict[str, bytes]
+
+
+def genesis(ledger: str) -> str:
+    """What the first entry continues."""
+    return digest(f"privacy-ledger {ledger}".encode())
+
+
+def make_head(ledger: str, count: int, hashed: str, time: datetime, signer: Signer) -> Head:
+    """A signed head."""
+    text = time.astimezone(UTC).isoformat(timespec="microseconds")
+    bare = Head(ledger, count, hashed, text, digest(signer.certificate), "")
+    return Head(**{**asdict(bare), "signature": signer.sign(bare.message).hex()})
+
+
+def head_file(path: Path) -> Path:
+    """Where the copy of the head lies: beside the ledger."""
+    return path.with_name(path.name + ".head")
+
+
+def expected(path: Path) -> bool:
+    """Whether there are traces of a ledger: the file, what SQLite writes beside it, or the head."""
+    return any(item.exists() for item in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), head_file(path)))
+
+
+def create_file(path: Path, signer: Signer, time: datetime) -> None:
+    """Make an empty ledger, whole or not at all.
+
+    Raises:
+        LedgerError: TF-704, if there are traces of one already, or it cannot be written.
+    """
+    if expected(path):
+        raise LedgerError(
+            f"Expected no ledger at {path}, but found one or traces of one. Open it as it is; if it is lost, "
+            "restore it from a backup: a new one would forget what was spent."
+        )
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    with _named(path):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
+            with closing(sqlite3.connect(new, isolation_level=None)) as made:
+                _fill(made, make_head(*_first(), time, signer), signer)
+            descriptor = os.open(new, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+            os.link(new, path)  # fails where another process was faster
+            sync_folder(path.parent)
+        finally:
+            for left in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
+                left.unlink(missing_ok=True)
+
+
+def _first() -> tuple[str, int, str]:
+    ledger = secrets.token_hex(16)
+    return ledger, 0, genesis(ledger)
+
+
+def _fill(made: sqlite3.Connection, head: Head, signer: Signer) -> None:
+    made.execute(f"PRAGMA application_id={_APPLICATION}")
+    made.execute(f"PRAGMA user_version={VERSION}")
+    made.execute("PRAGMA journal_mode=WAL")
+    made.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA.values():
+        made.execute(statement)
+    made.execute("INSERT INTO signers VALUES (?, ?)", (head.signer, signer.certificate))
+    made.execute("INSERT INTO head VALUES (1, ?, ?, ?, ?, ?, ?)", tuple(asdict(head).values()))
+    made.execute("COMMIT")
+
+
+class Store:
+    """An open ledger file.
+
+    Args:
+        path: of the file, which must exist.
+        read_only: change nothing, not even beside the file where that can be helped.
+
+    Raises:
+        LedgerError: TF-704.
+        TamperError: TF-702, if it has other tables, or triggers.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        if not path.is_file():
+            raise LedgerError(
+                f"Expected the ledger at {path}, but there is none. Restore it from a backup; only a site "
+                "that never had one may start a new one, because a new one would forget what was spent."
+            )
+        with _named(path):
+            self._connection = _connect(path, read_only=read_only)
+            try:
+                self._prepare(read_only=read_only)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self, *, read_only: bool) -> None:
+        found, version = self._pragma("application_id"), self._pragma("user_version")
+        if found != _APPLICATION:
+            raise LedgerError(
+                f"Expected {self.path} to be a ledger, but found another file. Look at the path."
+            )
+        if version != VERSION:
+            raise LedgerError(
+                f"Expected {self.path} to be of version {VERSION}, but found {version}. Use the version of "
+                "Tightframe that wrote it, or a later one."
+            )
+        self._connection.execute("PRAGMA trusted_schema=OFF")
+        if read_only:
+            return
+        self._connection.execute("PRAGMA foreign_keys=ON")
+        self._connection.execute("PRAGMA synchronous=FULL")
+        settings = [self._pragma(name) for name in ("journal_mode", "synchronous", "foreign_keys")]
+        if settings != ["wal", 2, 1]:
+            raise LedgerError(
+                f"Expected the ledger {self.path} to be written in WAL mode with full synchronisation, but "
+                f"got {settings}. Put `state_dir` on a local disk."
+            )
+
+    def _pragma(self, name: str) -> object:
+        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction that no other writer shares; undone if anything is raised.
+
+        Raises:
+            LedgerError: TF-704, if it cannot be begun or kept.
+        """
+        with _named(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def read(self) -> Contents:
+        """All that is in the file, at one moment.
+
+        Raises:
+            LedgerError: TF-704, if it cannot be read.
+            TamperError: TF-702, if it is no ledger's in form.
+        """
+        run = self._connection.execute
+        with _named(self.path):
+            own = not self._connection.in_transaction
+            if own:
+                run("BEGIN")
+            try:
+                schema = dict(
+                    run("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_autoindex%'")
+                )
+                if schema != _SCHEMA:
+                    raise TamperError(
+                        f"Expected the tables {sorted(_SCHEMA)} in {self.path}, but found "
+                        f"{sorted(str(name)[:40] for name in schema)} or others of these names. "
+                        "The file was altered: restore it from a backup."
+                    )
+                rows = tuple(run("SELECT * FROM entries ORDER BY sequence"))
+                heads = run("SELECT ledger, count, hash, time, signer, signature FROM head").fetchall()
+                certificates = dict(run("SELECT id, certificate FROM signers"))
+            finally:
+                if own:
+                    run("ROLLBACK")
+        if len(heads) != 1:
+            raise TamperError(f"Expected one head record in {self.path}, but found {len(heads)}.")
+        return Contents(rows, _typed_head(heads[0]), certificates)
+
+    def append(self, rows: Sequence[Row], head: Head, signer: Signer) -> None:
+        """Add entries and the head that counts them; within ``writing``."""
+        run = self._connection.execute
+        run("INSERT OR IGNORE INTO signers VALUES (?, ?)", (head.signer, signer.certificate))
+        for row in rows:
+            run("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        run(
+            "UPDATE head SET ledger = ?, count = ?, hash = ?, time = ?, signer = ?, signature = ?",
+            tuple(asdict(head).values()),
+        )
+
+    def publish_head(self) -> None:
+        """Write the head file, under the lock, so that it never goes back."""
+        with self.writing():
+            text = json.dumps(asdict(self.read().head), indent=1) + "\n"
+            _write_atomically(head_file(self.path), text.encode())
+
+    def published_head(self) -> Head | None:
+        """What the head file says; None if there is none.
+
+        Raises:
+            LedgerError: TF-704, if it cannot be read.
+            TamperError: TF-702, if it is none.
+        """
+        path = head_file(self.path)
+        with _named(path):
+            try:
+                raw = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        try:
+            values = json.loads(raw)
+            return _typed_head([values[name] for name in Head.__dataclass_fields__])
+        except (ValueError, KeyError, TypeError):
+            raise TamperError(f"Expected {path} to be a ledger's head, but found something else.") from None
+
+
+def _typed_head(values: Sequence[object]) -> Head:
+    ledger, count, *texts = values
+    if type(count) is not int or count < 0 or not all(isinstance(text, str) for text in (ledger, *texts)):
+        raise TamperError("Expected the head record to have values of its types, but got others.")
+    return Head(ledger, count, *texts)  # type: ignore[arg-type]  # looked at above
+
+
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    where = f"file:{quote(str(path.absolute()))}"
+    if not read_only:
+        return _opened(f"{where}?mode=rw")
+    wal = Path(f"{path}-wal")
+    try:
+        opened = _opened(f"{where}?mode=ro")
+        opened.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        # A copy on a medium that cannot be written: SQLite cannot lay its shared memory beside it.
+        if wal.exists() and wal.stat().st_size:
+            raise
+        return _opened(f"{where}?immutable=1")
+    return opened
+
+
+def _opened(uri: str) -> sqlite3.Connection:
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What SQLite and the system raise, as this package's error."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        _refuse(path, error, "See that the disk has room, the folder is the site's own and on a local disk")
+    except (sqlite3.Error, OSError) as error:
+        _refuse(path, error, "If it is damaged, restore it from a backup and keep the damaged one")
+
+
+def _refuse(path: Path, error: Exception, advice: str) -> NoReturn:
+    raise LedgerError(
+        f"Expected to use the ledger {path}, but got {type(error).__name__}: {error}. {advice}. Nothing is "
+        "released without it."
+    ) from error
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")  # under the lock, so one name is enough
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a new name in a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,57 @@
+"""Who takes part and Gaussian noise, drawn from the operating system's generator.
+
+Never from torch's: the server knows the job's seed, and the guarantee holds only against those who cannot
+repeat the draws. Opacus offers this as ``secure_mode``, whose package torchcsprng no longer builds. As there,
+each value of the noise is the sum of four normal draws: the floating-point values that a single draw can
+reach have gaps, which tell what the noise was added to (Holohan and Braghin, Secure Random Sampling in
+Differential Privacy, ESORICS 2021, section 5.1).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+RandomBytes = Callable[[int], bytes]
+
+DRAWS = 4  # normal draws summed for one value of noise
+NOISE_CHUNK = 2**17
+
+
+def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = os.urandom) -> list[int]:
+    """Places of the records that take part: each with probability ``rate``, to 2^-64, independently."""
+    threshold = int(rate * 2.0**64)
+    if threshold >= 2**64:
+        return list(range(count))
+    words = np.frombuffer(random_bytes(8 * count), dtype=np.uint64)
+    places: list[int] = np.flatnonzero(words < np.uint64(threshold)).tolist()
+    return places
+
+
+def standard_normal(count: int, random_bytes: RandomBytes = os.urandom) -> torch.Tensor:
+    """Independent standard normal values, each the sum of four draws over two, (count,) float64 on the CPU.
+
+    Box and Muller's transform of uniform numbers with 64 random bits. A radius reaches 9.4 standard
+    deviations, what is cut off has a probability of 3e-20.
+    """
+    values = torch.empty(count, dtype=torch.float64)
+    for start in range(0, count, NOISE_CHUNK):
+        wanted = min(NOISE_CHUNK, count - start)
+        pairs = (wanted + 1) // 2
+        radius = (-2.0 * _uniform((DRAWS, pairs), random_bytes).log()).sqrt_()
+        angle = _uniform((DRAWS, pairs), random_bytes).mul_(2.0 * math.pi)
+        # The draws that are summed come from different pairs: sine plus cosine of one pair is one draw.
+        halves = [(radius * angle.cos()).sum(0), (radius * angle.sin()).sum(0)]
+        values[start : start + wanted] = torch.cat(halves)[:wanted] / math.sqrt(DRAWS)
+    return values
+
+
+def _uniform(shape: tuple[int, int], random_bytes: RandomBytes) -> torch.Tensor:
+    """Uniform numbers in (0, 1] from 64 random bits each."""
+    words: NDArray[np.uint64] = np.frombuffer(random_bytes(8 * math.prod(shape)), dtype=np.uint64)
+    return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-64).view(shape)

@@ -1,0 +1,291 @@
+"""Gradients of single records: one slow oracle and two fast engines that must equal it.
+
+``loop`` runs one record at a time. It is the definition, it needs nothing of the model but a backward
+pass, and on a CPU it is also the fastest for convolutional networks. ``vmap`` (torch.func) and
+``hooks`` (Opacus) handle a whole batch and are for GPUs, where ``choose_engine`` measures at start
+which of those that give the oracle's gradients is fastest.
+
+``loop`` and ``vmap`` show each record to the model and to the terms alone, so what they return depends on
+one record whatever a term does; ``hooks`` needs the records of a batch not to meet, which ``probe`` shows.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tightframe.errors import TightframeError
+from tightframe.stages import BatchView, Term, at_least_float32
+
+EngineName = Literal["loop", "vmap", "hooks"]
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+
+Engine = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
+"""(inputs, labels) of b records -> for each trained parameter, a gradient a record, (b, *shape)."""
+
+MASK_SEED = 20240229
+TIMED = 8  # records by which the loop is timed
+COMPARED = 4  # records on which engines are compared with the oracle
+TOLERANCE = 1e-4  # of the largest entry of a parameter's gradient, in float32
+
+
+class PrivacyError(TightframeError):
+    """Training cannot be made private as it is: TF-711 records meet in a loss, TF-712 in a layer."""
+
+    code = "TF-711"
+
+
+class RecordLoss(nn.Module):
+    """The weighted total of a stage's terms as a module, so that its parameters can be substituted.
+
+    Args:
+        model: with ``features(x) -> (B, d)`` and ``head``.
+        terms: of the stage; those without a weight are left out, because what they report would be
+            statistics of the records without noise.
+    """
+
+    def __init__(self, model: nn.Module, terms: Sequence[Term]) -> None:
+        super().__init__()
+        self.model = model
+        self.terms = tuple(term for term in terms if term.weight)
+
+    def values(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        """Each term's value without its weight."""
+        model: Any = self.model
+        features = model.features(inputs)
+        logits = model.head(features)
+        view = BatchView(inputs, labels, at_least_float32(features), at_least_float32(logits), self.model)
+        return [term.fn(view) for term in self.terms]
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch, a scalar."""
+        weighted = [
+            term.weight * value for term, value in zip(self.terms, self.values(inputs, labels), strict=True)
+        ]
+        return torch.stack(weighted).sum()
+
+
+def gradients(
+    value: torch.Tensor, trained: Sequence[nn.Parameter], *, keep_graph: bool = False
+) -> list[torch.Tensor]:
+    """The gradient of a scalar, zero for parameters that it does not depend on."""
+    if not value.requires_grad:
+        return [torch.zeros_like(parameter) for parameter in trained]
+    found = torch.autograd.grad(value, list(trained), retain_graph=keep_graph, allow_unused=True)
+    return [
+        torch.zeros_like(parameter) if item is None else item
+        for parameter, item in zip(trained, found, strict=True)
+    ]
+
+
+@contextmanager
+def running(name: EngineName, loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engine]:
+    """An engine for as long as the context lasts.
+
+    Args:
+        name: which.
+        loss: of the stage.
+        trained: its trained parameters, all of them part of ``loss.model``.
+    """
+    if name == "hooks":
+        with _hooked(loss, trained) as engine:
+            yield engine
+    elif name == "vmap":
+        yield _vmapped(loss, trained)
+    elif name == "loop":
+        yield _looped(loss, trained)
+    else:
+        raise ValueError(f"Expected one of the engines {', '.join(ENGINES)}, but got {name!r}.")
+
+
+def _looped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
+    def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        alone = [
+            gradients(loss(inputs[place : place + 1], labels[place : place + 1]), trained)
+            for place in range(len(labels))
+        ]
+        if len(alone) == 1:
+            return [item.unsqueeze(0) for item in alone[0]]
+        return [torch.stack(items) for items in zip(*alone, strict=True)]
+
+    return engine
+
+
+def _vmapped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
+    places = {id(parameter): name for name, parameter in loss.named_parameters()}
+    names = [places[id(parameter)] for parameter in trained]
+
+    def one(parameters: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        arguments = (record.unsqueeze(0), label.unsqueeze(0))
+        value: torch.Tensor = torch.func.functional_call(loss, parameters, arguments)
+        return value
+
+    # Each record has dropout masks of its own, as in the loop.
+    every = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), randomness="different")
+
+    def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        current = {name: item.detach() for name, item in zip(names, trained, strict=True)}
+        found = every(current, inputs, labels)
+        return [found[name] for name in names]
+
+    return engine
+
+
+@contextmanager
+def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engine]:
+    from opacus.grad_sample import GradSampleHooks
+
+    def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        try:
+            with warnings.catch_warnings():
+                # The first layer's inputs need no gradient, which torch remarks on at each step.
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                loss(inputs, labels).backward()
+            found = [getattr(parameter, "grad_sample", None) for parameter in trained]
+            if any(not isinstance(item, torch.Tensor) or len(item) != len(labels) for item in found):
+                raise NotImplementedError("hooks do not see every trained parameter of this model")
+            return found  # type: ignore[return-value]
+        finally:
+            hooks.set_grad_sample_to_none()
+            for parameter in trained:
+                parameter.grad = None
+
+    hooks = GradSampleHooks(loss.model, loss_reduction="mean")
+    try:
+        yield engine
+    finally:
+        hooks.cleanup()
+
+
+def choose_engine(
+    loss: RecordLoss,
+    trained: Sequence[nn.Parameter],
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    tell: Callable[[str], None] | None = None,
+) -> EngineName:
+    """The fastest engine on this batch among those that give the loop's gradients.
+
+    Engines are compared with the same dropout mask for every record, else no two runs would be equal.
+
+    Args:
+        loss: of the stage.
+        trained: its trained parameters.
+        inputs: a batch (B, ...), not empty, on the device of the model.
+        labels: (B,).
+        tell: gets a line about what was measured, without any value of a record.
+
+    Returns:
+        Its name; ``loop`` if no other one works.
+    """
+    few, many = slice(0, COMPARED), min(len(labels), COMPARED)
+    with exact_convolutions(), running("loop", loss, trained) as oracle:
+        rows = []
+        for place in range(many):
+            with same_masks():
+                rows.append(oracle(inputs[place : place + 1], labels[place : place + 1]))
+        expected = [torch.cat(items) for items in zip(*rows, strict=True)]
+    seconds: dict[EngineName, float] = {"loop": math.inf}
+    for name in ENGINES:
+        try:
+            with running(name, loss, trained) as engine:
+                right = name == "loop"
+                if not right:
+                    with exact_convolutions(), same_masks():
+                        right = _equal(engine(inputs[few], labels[few]), expected)
+                if right:
+                    seconds[name] = _seconds(engine, inputs, labels, one_by_one=name == "loop")
+        except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
+            # What a batched engine cannot do (data-dependent control flow, layers without a rule, too
+            # little memory) is no fault of the model: the loop remains.
+            continue
+    chosen = min(seconds, key=lambda name: seconds[name])
+    if tell is not None:
+        told = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
+        tell(f"per-sample gradients by {chosen} ({told})")
+    return chosen
+
+
+@contextmanager
+def exact_convolutions() -> Iterator[None]:
+    """A GPU's convolutions in full float32: TensorFloat-32 has three digits, too few to compare."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Each gradient up to the rounding of sums in another order."""
+    largest = torch.stack([item.abs().max() for item in expected]).max()
+    return all(
+        bool(((one - other).abs().max() <= TOLERANCE * (other.abs().max() + 1e-3 * largest)).item())
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+def _seconds(engine: Engine, inputs: torch.Tensor, labels: torch.Tensor, *, one_by_one: bool) -> float:
+    """Of the batch: the faster of two runs, after one that warms up; the loop by its first few records."""
+    count = min(len(labels), TIMED) if one_by_one else len(labels)
+    size = 1 if one_by_one else count
+    measured = []
+    for _ in range(3):
+        _wait(inputs.device)
+        start = time.perf_counter()
+        for place in range(0, count, size):
+            engine(inputs[place : place + size], labels[place : place + size])
+        _wait(inputs.device)
+        measured.append(time.perf_counter() - start)
+    return min(measured[1:]) * len(labels) / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def same_masks() -> Iterator[None]:
+    """Every random draw has a fixed seed, and the same values for all records of a batch."""
+    torch.manual_seed(MASK_SEED)
+    with _FirstRowForAll():  # type: ignore[no-untyped-call]
+        yield
+
+
+class _FirstRowForAll(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Draws the first row only and repeats it, so that a record gets the same mask alone and in a batch.
+
+    What draws by another operation is left as it is: its records then differ, and are refused.
+    """
+
+    SIZED = frozenset({"rand", "randn"})
+    LIKE = frozenset({"rand_like", "randn_like", "bernoulli"})
+    IN_PLACE = frozenset({"bernoulli_", "uniform_", "normal_", "exponential_"})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in self.SIZED and args and args[0]:
+            size = list(args[0])
+            return func([1, *size[1:]], *args[1:], **kwargs).expand(size).clone()
+        if name not in self.LIKE | self.IN_PLACE | {"native_dropout"} or not args[0].dim():
+            return func(*args, **kwargs)
+        values = args[0]
+        row = values[:1].clone()
+        if name in self.IN_PLACE:
+            return values.copy_(func(row, *args[1:], **kwargs).expand_as(values))
+        if name in self.LIKE:
+            return func(row, *args[1:], **kwargs).expand_as(values).clone()
+        _, mask = func(torch.ones_like(row), *args[1:], **kwargs)
+        keep = 1.0 - args[1] if args[2] else 1.0
+        return values * mask / max(keep, 1e-30), mask.expand_as(values).clone()

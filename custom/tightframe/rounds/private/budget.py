@@ -1,0 +1,181 @@
+"""What a silo may spend: its ledger, its policy's cap, and the job's own promise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from tightframe.errors import SecureSumError
+from tightframe.privacy import accounting
+from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
+from tightframe.privacy.events import Event, Neighbours
+from tightframe.privacy.ledger import Ledger, ledger_expected, ledger_path
+from tightframe.privacy.ledger_entries import MAX_ATTEMPT, Cap, Charge
+from tightframe.privacy.ledger_rules import events_of
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.files import write_atomically
+from tightframe.rounds.private.plan import PrivacyPlan
+from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
+
+SOLVED = "privacy.json"
+
+
+class Budget:
+    """One silo's budget in one run.
+
+    Every charge is in the ledger, with the lock held, before it returns; what is drawn comes after.
+
+    Args:
+        context: of the silo.
+        plan: of the job.
+        cohort: the silos enrolled.
+    """
+
+    def __init__(self, context: SiloContext, plan: PrivacyPlan, cohort: Sequence[str]) -> None:
+        self._context, self._plan, self._cohort = context, plan, tuple(sorted(cohort))
+
+    @property
+    def path(self) -> Path:
+        """Of the ledger: the site's own in production, of this run alone in the simulator."""
+        return ledger_path(self._context.ledger_dir or self._context.run_dir, self._context.name)
+
+    @property
+    def cap(self) -> Cap:
+        """What the site's policy lets be spent on these records, by all jobs together."""
+        policy = self._context.policy
+        retries, releases = policy.charged_retries, policy.max_releases
+        return Cap(
+            epsilon=MAX_EPSILON if policy.epsilon_cap is None else policy.epsilon_cap,
+            delta=self._plan.privacy.delta if policy.delta_cap is None else policy.delta_cap,
+            retries=MAX_ATTEMPT if retries is None else retries,
+            releases=releases,
+        )
+
+    def check(self, planned: Sequence[Event]) -> None:
+        """Refuse a job whose planned charges would not fit, before anything is trained.
+
+        Raises:
+            BudgetError: TF-701, saying what is left and what would fit.
+        """
+        with self._open() as ledger:
+            spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
+            if any(key[0] == self._context.job_id for key in spent):
+                return  # goes on after a restart: what it may still charge is checked charge by charge
+            ledger.dry_run(
+                [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
+                cap=self._unlimited_releases(),
+            )
+
+    def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
+        """Charge what is about to be drawn.
+
+        Args:
+            purpose: what for; charged again it is a retry.
+            events: what it costs.
+            alone: what it costs if no other silo adds noise.
+
+        Raises:
+            BudgetError: TF-701 if it does not fit into the job's promise or the site's cap.
+        """
+        with self._open() as ledger:
+            entries = ledger.entries()
+            attempt = sum(
+                1
+                for entry in entries
+                if entry.charge is not None and entry.charge.key[:2] == (self._context.job_id, purpose)
+            )
+            ours = events_of(entries, self._dataset, job_id=self._context.job_id)
+            self._keep_promise(purpose, ours, events)
+            charges = [
+                self._charge(purpose, attempt + place, event, alone) for place, event in enumerate(events)
+            ]
+            ledger.charge_all(charges, cap=self.cap)
+            spent = ledger.spent(
+                self._dataset, self._plan.privacy.neighbours, self.cap.delta, prv=False
+            ).guaranteed
+        self._context.log.info(
+            "%s: charged %s; epsilon %s of %s at delta %g spent on these records",
+            self._context.name,
+            purpose,
+            accounting.rounded_up(spent),
+            "no cap" if self._context.policy.epsilon_cap is None else f"{self.cap.epsilon:g}",
+            self.cap.delta,
+        )
+
+    def remembered(self, what: str, solve: Callable[[], float]) -> float:
+        """A number that costs seconds to solve, kept with the run's own state."""
+        kept = self._context.state_folder / SOLVED
+        found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+        if what not in found:
+            found[what] = solve()
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, json.dumps(found).encode(), mode=0o600)
+        return float(found[what])
+
+    def spent_by_job(self) -> accounting.Epsilons:
+        """What this job has cost these records so far, at the job's delta."""
+        with self._open() as ledger:
+            return ledger.spent(
+                self._dataset,
+                self._plan.privacy.neighbours,
+                self._plan.privacy.delta,
+                job_id=self._context.job_id,
+            )
+
+    def _keep_promise(self, purpose: str, before: Sequence[Event], events: Sequence[Event]) -> None:
+        """Refuse a charge with which the job would cost more than it says: its repeats must fit, too."""
+        privacy = self._plan.privacy
+        total = accounting.guaranteed([*before, *events], privacy.delta)
+        # A noise multiplier that the job sets itself has no promise to keep but the site's cap.
+        if privacy.noise_multiplier is None and total > privacy.epsilon:
+            raise BudgetError(
+                f"Expected this job to stay within the epsilon {privacy.epsilon:g} that it promises at delta "
+                f"{privacy.delta:g}, but with {purpose} it comes to {accounting.rounded_up(total)}: what was "
+                "repeated is charged again. Nothing was charged; run the job anew with a larger `privacy."
+                "epsilon`, or with fewer rounds."
+            )
+
+    def _unlimited_releases(self) -> Cap:
+        """The cap for planned charges, whose number of releases the policy has been asked about already."""
+        cap = self.cap
+        return Cap(cap.epsilon, cap.delta, cap.retries, None)
+
+    @property
+    def _dataset(self) -> str:
+        return self._context.site.records_id(self._context.job.dataset)
+
+    def _charge(self, purpose: str, attempt: int, event: Event, alone: Event | None) -> Charge:
+        neighbours: Neighbours = self._plan.privacy.neighbours
+        return Charge(
+            job_id=self._context.job_id or self._context.job.job_name,
+            job_name=self._context.job.job_name,
+            purpose=purpose,
+            attempt=attempt,
+            dataset_id=self._dataset,
+            neighbours=neighbours,
+            event=event,
+            cohort=self._cohort or (self._context.name,),
+            alone=alone,
+        )
+
+    def _open(self) -> Ledger:
+        """The site's ledger; a new one only where there never was one."""
+        if self._context.identity is None:
+            raise SecureSumError("this silo was given no identity to sign its ledger with.", code="TF-615")
+        signer, anchor = self._context.identity()
+        fresh = not ledger_expected(self.path)
+        if fresh:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return Ledger(self.path, signer, check=_checker(self._context.name, anchor), create=fresh)
+
+
+def _checker(name: str, anchor: Anchor) -> Callable[[bytes, bytes, bytes, datetime], None]:
+    """Holds the ledger's signatures against the site's own certificates, of any time."""
+
+    def check(certificate: bytes, message: bytes, signature: bytes, time: datetime) -> None:
+        verify_certificate(certificate, name, anchor, pins=None, pinned_only=False, at=time)
+        verify_signature(certificate, message, signature, owner=name, what="the ledger")
+
+    return check

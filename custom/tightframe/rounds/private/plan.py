@@ -1,0 +1,149 @@
+"""What a job with differential privacy releases, and with how much noise: from the job alone.
+
+The same at server and silos, but for the noise of training, which each silo solves for its own number of
+records. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tightframe.config.job import JobConfig, Privacy
+from tightframe.phases import Field, Phase, PrivacySetting
+from tightframe.privacy import accounting, release_plan
+from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
+from tightframe.privacy.release_plan import ClassSumsConfig
+from tightframe.securesum.rules import threshold
+
+MAX_RECORDS = 2**24
+"""A public limit of one silo's records: class sums of so many cannot wrap around."""
+CLASS_COUNTS = "class counts"
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What every silo of a job releases.
+
+    Attributes:
+        privacy: what the job asks for.
+        releases: rounds in which class sums are released; none if the method has no class sums.
+        prior: whether the silo's own class counts are made noisy, once.
+        class_noise: noise multiplier of each of these; None if there are none.
+    """
+
+    privacy: Privacy
+    releases: tuple[int, ...]
+    prior: bool
+    class_noise: float | None
+
+    @property
+    def class_sums(self) -> ClassSumsConfig:
+        """How class sums are released.
+
+        Raises:
+            ValueError: if the method has none.
+        """
+        if self.class_noise is None:
+            raise ValueError("Expected a method with class sums, but this one releases none.")
+        return ClassSumsConfig(
+            noise_multiplier=self.class_noise,
+            feature_clip=self.privacy.feature_clip,
+            releases=max(1, len(self.releases)),
+            neighbours=self.privacy.neighbours,
+        )
+
+    @property
+    def class_events(self) -> tuple[Event, ...]:
+        """What all releases but training are charged as."""
+        if self.class_noise is None:
+            return ()
+        return (Gaussian(self.class_noise),) * (len(self.releases) + self.prior)
+
+    def training_noise(self, sampling_rate: float, steps: int) -> float:
+        """The noise multiplier of DP-SGD with which a silo's whole job keeps to its budget.
+
+        Args:
+            sampling_rate: of a record in a step.
+            steps: of the whole job.
+
+        Raises:
+            BudgetError: TF-701 if no noise is enough.
+        """
+        if self.privacy.noise_multiplier is not None:
+            return self.privacy.noise_multiplier
+        return accounting.solve(
+            lambda noise: [SubsampledGaussian(noise, sampling_rate, steps)],
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
+            spent=self.class_events,
+        )
+
+    def describe(self) -> str:
+        """One line for people."""
+        extra = [f"class sums in {len(self.releases)} rounds"] if self.releases else []
+        extra += ["class counts once"] if self.prior else []
+        beside = f", beside it noisy {' and '.join(extra)}" if extra else ""
+        return (
+            f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
+            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; DP-SGD, "
+            f"gradients clipped to {self.privacy.clip_norm:g}{beside}; evaluation stays at the silos"
+        )
+
+
+def public_setting(job: JobConfig) -> PrivacySetting | None:
+    """What the methods are told; None without privacy."""
+    if job.privacy is None:
+        return None
+    rounds = release_plan.release_rounds(job.rounds, job.privacy.releases)
+    return PrivacySetting(job.privacy.feature_clip, rounds)
+
+
+def make_plan(job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, prior: bool) -> PrivacyPlan:
+    """The plan of a job whose ``privacy`` is set.
+
+    Args:
+        job: validated.
+        phases: of each training round, with its number.
+        prior: whether the method's loss uses the silo's class counts.
+
+    Raises:
+        BudgetError: TF-701 if no noise is enough.
+        ContributionError: TF-404 if a class sum could wrap around.
+    """
+    privacy = job.privacy
+    if privacy is None:
+        raise ValueError("Expected a job with `privacy`, but it has none.")
+    releases = tuple(
+        number
+        for number, found in phases
+        if any(is_class_sum(item) for phase in found for item in phase.schema.fields)
+    )
+    number = len(releases) + prior
+    noise = None
+    if number:
+        noise = accounting.solve(
+            lambda multiplier: [Gaussian(multiplier)] * number,
+            epsilon=privacy.epsilon * privacy.class_noise_share,
+            delta=privacy.delta,
+        )
+    plan = PrivacyPlan(privacy, releases, prior, noise)
+    if releases:
+        release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
+    return plan
+
+
+def is_class_sum(item: Field) -> bool:
+    """Whether a field carries noisy class sums."""
+    return item.mechanism == "class_sums"
+
+
+def honest_silos(job: JobConfig, enrolled: int) -> int:
+    """T - c: the least number of honest silos in any sum that can be opened; 1 for plain sums.
+
+    A plain server sees each silo's own term, so that each silo adds all of the noise.
+    """
+    if job.summation == "plain":
+        return 1
+    colluders = job.assumed_colluders(enrolled)
+    return max(1, threshold(enrolled, colluders, job.server_trust) - colluders)

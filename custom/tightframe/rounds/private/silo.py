@@ -1,0 +1,151 @@
+"""A silo under differential privacy: the same view for a method, but what leaves is noisy and charged.
+
+Methods and the local loop know nothing of it: ``fit`` is DP-SGD, class counts are noisy, class sums are
+clipped and noisy. Each is charged to the site's ledger before anything is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch.utils.data import Dataset
+
+from tightframe import training
+from tightframe.data.base import own_labels
+from tightframe.phases import Fold
+from tightframe.privacy import class_counts, class_sums, release_plan
+from tightframe.privacy.dp_sgd import PrivateSettings, private_fit
+from tightframe.privacy.events import Gaussian, SubsampledGaussian
+from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.local_silo import LocalSilo
+from tightframe.rounds.private.budget import Budget
+from tightframe.rounds.private.plan import CLASS_COUNTS
+from tightframe.rounds.setup import JobSetup
+
+PRIOR = "noisy_class_counts.safetensors"
+
+
+class PrivateSilo(LocalSilo):
+    """A silo whose job has differential privacy.
+
+    Args:
+        context, setup, device, round_number: as of ``LocalSilo``.
+        cohort: the silos enrolled.
+        honest: t - c, the least number of honest silos in a sum that can be opened.
+
+    Raises:
+        ValueError: if the job has no privacy.
+    """
+
+    def __init__(
+        self,
+        context: SiloContext,
+        setup: JobSetup,
+        device: torch.device,
+        round_number: int,
+        *,
+        cohort: Sequence[str],
+        honest: int,
+    ) -> None:
+        super().__init__(context, setup, device, round_number)
+        if setup.privacy is None:
+            raise ValueError("Expected a job with `privacy`, but it has none.")
+        self._plan, self._honest = setup.privacy, honest
+        self._budget = Budget(context, setup.privacy, cohort)
+
+    def fit(self, model: torch.nn.Module, stages: Sequence[training.Stage]) -> training.FitReport:
+        """DP-SGD over the stages; its report has no losses, which are statistics of the records.
+
+        Raises:
+            PrivacyError: TF-711 if the gradient of a record depends on other records.
+            BudgetError: TF-701 if it does not fit into this site's budget; nothing is drawn then.
+        """
+        settings = self.training_settings()
+        report, _ = private_fit(
+            model,
+            self._views,
+            stages,
+            settings=settings,
+            device=self.device,
+            charge=lambda events: self._budget.charge(f"round {self.round} training", events),
+            workers=self._context.site.loader_workers,
+            progress=lambda text: self._context.log.info("%s, round %d: %s", self.name, self.round, text),
+        )
+        return report
+
+    def training_settings(self) -> PrivateSettings:
+        """Clipping, noise and sampling of this silo's training; the same in every round."""
+        records, job = len(self._context.data.labels("train")), self._setup.job
+        settings = PrivateSettings.of(
+            batch_size=job.training.batch_size,
+            records=records,
+            clip_norm=self._plan.privacy.clip_norm,
+            noise_multiplier=1.0,
+        )
+        steps = job.rounds * job.training.epochs * self._epoch_steps(settings)
+        noise = self._budget.remembered(
+            f"training noise, {records} records",
+            lambda: self._plan.training_noise(settings.sampling_rate, steps),
+        )
+        return PrivateSettings(settings.clip_norm, noise, settings.sampling_rate, settings.expected_batch)
+
+    def check_budget(self) -> None:
+        """Refuse a job whose planned charges this site's budget does not hold.
+
+        Raises:
+            BudgetError: TF-701.
+        """
+        settings, job = self.training_settings(), self._setup.job
+        steps = job.training.epochs * self._epoch_steps(settings)
+        each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
+        self._budget.check((*self._plan.class_events, *(each,) * job.rounds))
+
+    @staticmethod
+    def _epoch_steps(settings: PrivateSettings) -> int:
+        return settings.steps(
+            training.Stage((training.cross_entropy(),), training.OptimizerSettings(), epochs=1)
+        )
+
+    def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
+        """Of the training fold: noisy, drawn once a job, float64 (C,), 1 at least."""
+        if fold != "train" or not self._plan.prior:
+            return super().class_counts(fold, distinct=distinct)
+        kept = self._context.state_folder / PRIOR
+        if not kept.is_file():
+            noise = self._plan.class_sums.noise_multiplier
+            self._budget.charge(CLASS_COUNTS, (Gaussian(noise),))
+            labels = torch.from_numpy(own_labels(self._context.data))
+            counts = class_counts.noisy_counts(labels, self.setting.num_classes, noise)
+            save_tensors(kept, {"counts": counts}, mode=0o600)
+        return safetensors.torch.load_file(kept)["counts"]
+
+    def private_class_sums(
+        self, features: Callable[[torch.Tensor], torch.Tensor], width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clipped sums of the training records, with this silo's share of the noise.
+
+        Raises:
+            BudgetError: TF-701; nothing is drawn then.
+        """
+        config, classes = self._plan.class_sums, self.setting.num_classes
+        total = torch.zeros(classes, width + 1, dtype=torch.int64)
+        with torch.no_grad():
+            for inputs, labels in self.batches("train", augment=False, shuffle=False):
+                # What is not finite counts as zero there: to refuse it would tell of single records.
+                found = features(inputs).detach().to("cpu", torch.float64)
+                total += class_sums.class_sums(found, labels.cpu(), classes, config)
+        alone = release_plan.lone_events(config, 1, self._honest)[0] if self._honest > 1 else None
+        self._budget.charge(f"round {self.round} class sums", release_plan.events(config, 1), alone=alone)
+        total += class_sums.noise_for(tuple(total.shape), config, self._honest)
+        numbers = class_sums.as_numbers(total, config)
+        return numbers[:, :width], numbers[:, width]
+
+    def _views(self, step: int) -> Dataset[Any]:
+        """The training records as one step sees them."""
+        seed = self.stream("augment", step) if self.setting.local.augment else None
+        records: Dataset[Any] = self._context.data.records("train", augment_seed=seed)
+        return records

@@ -1,0 +1,122 @@
+"""What a job with privacy plans, priced by Opacus on its own; what is refused before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opacus.accountants import RDPAccountant
+
+from tightframe.config.job import parse_job
+from tightframe.errors import JobError
+from tightframe.privacy.events import Gaussian
+from tightframe.rounds.private.plan import honest_silos
+from tightframe.rounds.setup import JobSetup, prepare
+
+JOB: dict[str, Any] = {
+    "job_name": "private",
+    "method": "fedavg",
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 16},
+    "model": "small_cnn",
+    "model_options": {"widths": [8, 8, 8]},
+    "sites": [f"site-{number}" for number in range(1, 7)],
+    "min_sites": 5,
+    "rounds": 20,
+    "weights": "uniform",
+    "privacy": {"epsilon": 4.0},
+}
+
+
+def _prepared(**changes: Any) -> JobSetup:
+    return prepare({**JOB, **changes})
+
+
+def _by_opacus(steps: list[tuple[float, float, int]], delta: float) -> float:
+    accountant = RDPAccountant()
+    accountant.history = list(steps)
+    return float(accountant.get_epsilon(delta))
+
+
+@pytest.mark.parametrize(
+    ("method", "releases", "prior"), [("fedavg", 0, False), ("fedetf", 0, True), ("fedmr", 10, False)]
+)
+def test_a_silos_whole_job_costs_what_it_promises(method: str, releases: int, prior: bool) -> None:
+    plan = _prepared(method=method).privacy
+    assert plan is not None
+    assert (len(plan.releases), plan.prior) == (releases, prior)
+    sigma = plan.training_noise(0.1, 200)
+    spent = [(sigma, 0.1, 200)]
+    if plan.class_noise is not None:
+        spent += [(plan.class_noise, 1.0, 1)] * (releases + prior)
+        assert list(plan.class_events) == [Gaussian(plan.class_noise)] * (releases + prior)
+    assert 3.9 < _by_opacus(spent, 1e-5) <= 4.0
+    less = [(noise * 0.9, rate, steps) for noise, rate, steps in spent]
+    assert _by_opacus(less, 1e-5) > 4.0
+
+
+def test_releases_are_as_many_as_asked_and_only_these_rounds_have_class_sums() -> None:
+    setup = _prepared(method="fedmr", privacy={"epsilon": 4.0, "releases": 3})
+    assert setup.privacy is not None and len(setup.privacy.releases) == 3
+    with_sums = [
+        number
+        for number in range(1, 21)
+        if any(item.mechanism == "class_sums" for item in setup.training_phases(number)[0].schema.fields)
+    ]
+    assert tuple(with_sums) == setup.privacy.releases
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedetf", "fedmr", "fedprox", "fedopt"])
+def test_every_field_of_every_sum_has_a_mechanism(method: str) -> None:
+    for _, _, _, schemas in _prepared(method=method).sums():
+        for schema in schemas:
+            assert schema.fields and all(item.mechanism is not None for item in schema.fields)
+            assert not any(item.static for item in schema.fields)
+
+
+def test_without_privacy_nothing_changes() -> None:
+    setup = _prepared(privacy=None)
+    assert setup.privacy is None and setup.evaluates and setup.setting.privacy is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": "exact"}, "weights: Expected 'uniform'"),
+        ({"personalise": True}, "personalise"),
+        ({"training": {"amp": True}}, "training.amp"),
+        ({"method": "fednh"}, "fednh has no form for differential privacy"),
+        ({"method": "scaffold"}, "scaffold has no form"),
+        ({"method": "fedilc"}, "fedilc has no form"),
+        ({"method_options": {"loss": "focal"}}, "loss 'focal' sums exact class counts"),
+        ({"method": "fedmr", "method_options": {"lite_m": 4}}, "lite_m"),
+        ({"method": "fedmr", "method_options": {"intra_form": "official"}}, "intra_form 'official'"),
+        ({"privacy": {"epsilon": 0.0}}, "privacy.epsilon"),
+        ({"privacy": {"epsilon": 4.0, "neighbours": "patient"}}, "privacy.neighbours"),
+        ({"privacy": {"evaluation": "exact"}}, "privacy.evaluation"),
+    ],
+)
+def test_what_would_leave_without_noise_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError) as caught:
+        _prepared(**changes)
+    assert words in str(caught.value)
+
+
+def test_batch_normalisation_is_replaced_on_both_sides_alike() -> None:
+    names = [
+        [
+            name
+            for name, _ in _prepared(model="resnet18", model_options={}, dataset_options={"image_size": 32})
+            .setting.build_model()
+            .named_buffers()
+        ]
+        for _ in range(2)
+    ]
+    assert names == [[], []]
+
+
+def test_the_honest_share_is_the_threshold_less_the_colluders() -> None:
+    job = parse_job(JOB)
+    assert honest_silos(job, 6) == 4  # t = 5, c = 1
+    assert honest_silos(parse_job({**JOB, "summation": "plain"}), 6) == 1
+    assert honest_silos(parse_job({**JOB, "server_trust": "semi_honest"}), 6) == 3
