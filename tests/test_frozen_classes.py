@@ -54,8 +54,10 @@ def test_noise_leaves_deviations_positive_and_correlations_correlations() -> Non
     generator = torch.Generator().manual_seed(3)
     noisy = torch.randn(CLASSES, WIDTH + WIDTH * (WIDTH + 1) // 2, generator=generator)
     for means in (noisy, torch.zeros_like(noisy)):
-        mean, deviation, correlation = frozen_statistics(means, WIDTH)
-        assert bool((deviation > 0).all()) and float(correlation.abs().max()) <= 1
+        mean, deviation, correlation = frozen_statistics(means, WIDTH, least=0.1)
+        assert bool((deviation >= 0.1 - 1e-6).all()) and float(correlation.abs().max()) <= 1 + 1e-5
+        assert bool((torch.linalg.eigvalsh(correlation) > 0).all())
+        torch.testing.assert_close(correlation.diagonal(dim1=1, dim2=2), torch.ones(CLASSES, WIDTH))
         assert all(bool(torch.isfinite(item).all()) for item in (mean, deviation, correlation))
 
 

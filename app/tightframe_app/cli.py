@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, sites, transcripts
+from tightframe_app import data, ledgers, sites, transcripts
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -30,6 +30,7 @@ app.add_typer(jobs, name="jobs")
 app.add_typer(data.app, name="data")
 app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
+app.add_typer(ledgers.app, name="ledger")
 # What is printed holds paths and values of users: "[x]" and ":x:" in them are no markup.
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)

@@ -34,30 +34,31 @@ def moments(features: torch.Tensor) -> torch.Tensor:
     return torch.cat([features, features[:, rows] * features[:, columns] * factor], 1)
 
 
-def frozen_statistics(means: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def frozen_statistics(
+    means: torch.Tensor, width: int, *, least: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each class's mean, standard deviation and correlations, from the mean of its records' ``moments``.
 
-    Noise can leave a variance at or below zero; it is then taken as a ten-thousandth of the class's largest.
+    Noise can leave a covariance that is none: its eigenvalues are raised to ``least ** 2``.
 
     Args:
         means: (C, d + d (d + 1) / 2).
         width: d.
+        least: the smallest standard deviation of a feature, in any direction.
 
     Returns:
-        Means (C, d), deviations (C, d), correlations (C, d, d) within [-1, 1].
+        Means (C, d), deviations (C, d) of at least ``least``, correlations (C, d, d).
     """
     mean, packed = means[:, :width], means[:, width:]
     rows, columns = torch.triu_indices(width, width, device=means.device)
     products = means.new_zeros(len(means), width, width)
     products[:, rows, columns] = packed / torch.where(rows == columns, 1.0, math.sqrt(2)).to(means.dtype)
     products[:, columns, rows] = products[:, rows, columns]
-    covariance = products - mean[:, :, None] * mean[:, None, :]
-    variance = covariance.diagonal(dim1=1, dim2=2)
-    least = (1e-4 * variance.amax(1, keepdim=True)).clamp_min(1e-12)
-    deviation = torch.maximum(variance, least).sqrt()
-    correlation = covariance / (deviation[:, :, None] * deviation[:, None, :])
-    correlation.diagonal(dim1=1, dim2=2).fill_(1.0)
-    return mean, deviation, correlation.clamp(-1, 1)
+    values, vectors = torch.linalg.eigh(products - mean[:, :, None] * mean[:, None, :])
+    raised = vectors * values.clamp_min(least**2)[:, None, :]
+    covariance = raised @ vectors.transpose(1, 2)
+    deviation = covariance.diagonal(dim1=1, dim2=2).clamp_min(least**2).sqrt()
+    return mean, deviation, covariance / (deviation[:, :, None] * deviation[:, None, :])
 
 
 def frozen_intra_loss(

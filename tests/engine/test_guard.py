@@ -28,7 +28,7 @@ SITES = 4
 
 
 def _leaky_job(export: Callable[..., Path]) -> Path:
-    folder = export(sites=SITES, changes={"min_sites": 3, "rounds": 1})
+    folder = export(sites=SITES, changes={"min_sites": 3, "rounds": 1, "site_timeout": 400})
     path = folder / "app" / "config" / "config_fed_client.json"
     client = json.loads(path.read_text())
     executor = client["executors"][0]["executor"]

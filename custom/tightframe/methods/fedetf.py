@@ -180,6 +180,15 @@ def uses_prior(config: FedETFConfig) -> bool:
     return config.gamma != 0 or config.zero_counts != "clamp"
 
 
+def private(config: FedETFConfig) -> str | None:
+    """Noisy counts cannot tell a class that the silo lacks from one that it has."""
+    return (
+        "zero_counts 'exclude' needs exact class counts; take 'clamp'"
+        if config.zero_counts == "exclude"
+        else None
+    )
+
+
 def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[training.GradientCorrection, ...]:
     """Takes the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
     if config.temperature_decay or not weight_decay:
@@ -306,6 +315,6 @@ METHOD = Method(
     plan=plan,
     predict=predict,
     personalise=personalise,
-    private=lambda config: None,
+    private=private,
     private_prior=uses_prior,
 )

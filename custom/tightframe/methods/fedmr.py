@@ -434,7 +434,10 @@ def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term
             Term("intra", 0.0, lambda view: view.features.new_zeros(()), per_record=True),
             Term("inter", config.mu_inter, inter, per_record=True),
         )
-    statistics = frozen_statistics(broadcast[MOMENTS].to(silo.device), prototypes.shape[1])
+    width = prototypes.shape[1]
+    # A tenth of what each feature of a vector of norm ``bound`` has: less would divide by noise.
+    least = 0.1 * bound / math.sqrt(width)
+    statistics = frozen_statistics(broadcast[MOMENTS].to(silo.device), width, least=least)
     return (
         Term("intra", config.mu_intra, intra, per_record=True),
         Term("inter", config.mu_inter, inter, per_record=True),

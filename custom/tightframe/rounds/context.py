@@ -42,8 +42,8 @@ class SiloContext:
         memory_only: keep the secrets of the secure sum in memory. False only in the simulator, whose
             silos are one process a task.
         journal_dir: folder of the secure sum's journal, which outlives runs in production.
-        ledger_dir: folder of the privacy ledger: the site's lasting state in production; by default this
-            run's own.
+        ledger_dir: folder of the privacy ledger: the site's lasting state in production; by default among
+            this run's own.
         identity: gives the silo's signer and what it trusts; asked for when secure sums need it.
         stopped: tells that the run was aborted.
         log: the silo's own log.

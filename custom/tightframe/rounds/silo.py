@@ -67,8 +67,6 @@ class SiloSession:
         self._check_job(message)
         if not self.context.policy.allow_sign_split:
             self._training()  # looks at what the method sums; costs torch's import, once
-        if self.context.job.privacy is not None:
-            self._training().check_budget()
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}
         # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.
@@ -83,6 +81,8 @@ class SiloSession:
         if context.state_folder.exists():
             shutil.rmtree(context.state_folder)  # a run begins with no state of its own
         declared = self._read_records()
+        if context.job.privacy is not None:
+            self._training().check_budget()
         write_atomically(kept, declared.to_bytes(), mode=0o600)
         return declared
 

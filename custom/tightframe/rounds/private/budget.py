@@ -38,8 +38,8 @@ class Budget:
 
     @property
     def path(self) -> Path:
-        """Of the ledger: the site's own in production, of this run alone in the simulator."""
-        return ledger_path(self._context.ledger_dir or self._context.run_dir, self._context.name)
+        """Of the ledger: the site's own in production; in the simulator this run's, for one run."""
+        return ledger_path(self._context.ledger_dir or self._context.state_folder, self._context.name)
 
     @property
     def cap(self) -> Cap:

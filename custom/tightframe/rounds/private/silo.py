@@ -15,10 +15,11 @@ from torch.utils.data import Dataset
 
 from tightframe import training
 from tightframe.data.base import own_labels
+from tightframe.errors import RunError
 from tightframe.phases import Fold
 from tightframe.privacy import class_counts, class_sums, release_plan
 from tightframe.privacy.dp_sgd import PrivateSettings, private_fit
-from tightframe.privacy.events import Gaussian, SubsampledGaussian
+from tightframe.privacy.events import Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.local_silo import LocalSilo
@@ -98,7 +99,14 @@ class PrivateSilo(LocalSilo):
 
         Raises:
             BudgetError: TF-701.
+            PrivacyValueError: TF-700 if records are repeated.
         """
+        data = self._context.data
+        if len(own_labels(data)) != len(data.labels("train")):
+            raise PrivacyValueError(
+                f"Expected each training record of {data.source} once, but some are repeated: noise that "
+                "hides one record does not hide its copies. Leave out what repeats them."
+            )
         settings, job = self.training_settings(), self._setup.job
         steps = job.training.epochs * self._epoch_steps(settings)
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
@@ -146,6 +154,8 @@ class PrivateSilo(LocalSilo):
 
     def _views(self, step: int) -> Dataset[Any]:
         """The training records as one step sees them."""
+        if self._context.stopped():
+            raise RunError("the run was aborted during local training.", code="TF-504")
         seed = self.stream("augment", step) if self.setting.local.augment else None
         records: Dataset[Any] = self._context.data.records("train", augment_seed=seed)
         return records

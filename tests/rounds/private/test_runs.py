@@ -1,0 +1,238 @@
+"""Whole runs with differential privacy: what leaves, what is charged, what is refused, what is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import RDPAccountant
+
+from tightframe import federation
+from tightframe.config.job import parse_job
+from tightframe.errors import RunError
+from tightframe.phases import ServerState
+from tightframe.privacy.events import Gaussian, SubsampledGaussian
+from tightframe.privacy.ledger_chain import read_ledger
+from tightframe.privacy.ledger_entries import Charge
+from tightframe.privacy.release_plan import ClassSumsConfig, share_variance
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.identity import simulated_identity
+from tightframe.rounds.private import budget, server, silo
+from tightframe.rounds.private.budget import Budget
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.summation import PlainServer
+
+SITES = ["site-1", "site-2", "site-3", "site-4"]
+JOB: dict[str, Any] = {
+    "job_name": "private",
+    "method": "fedmr",
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 16},
+    "model": "small_cnn",
+    "model_options": {"widths": [8, 8, 8]},
+    "sites": SITES,
+    "min_sites": 3,
+    "rounds": 2,
+    "seed": 5,
+    "weights": "uniform",
+    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "augment": False},
+    "privacy": {"epsilon": 6.0},
+}
+# To solve the noise for a budget takes seconds at each silo.
+GIVEN: dict[str, Any] = {**JOB, "privacy": {"epsilon": 6.0, "noise_multiplier": 1.5}}
+
+
+def _charges(folder: Path, site: str) -> list[Charge]:
+    found = read_ledger(folder / site / "silo_state" / "privacy" / site / "ledger.sqlite", check=None)
+    return [entry.charge for entry in found.entries if entry.charge is not None]
+
+
+def _by_opacus(charges: list[Charge], delta: float) -> float:
+    accountant = RDPAccountant()
+    for item in charges:
+        event = item.event
+        if isinstance(event, Gaussian):
+            accountant.history.append((event.noise_multiplier, 1.0, 1))
+        else:
+            assert isinstance(event, SubsampledGaussian)
+            accountant.history.append((event.noise_multiplier, event.sampling_rate, event.steps))
+    return float(accountant.get_epsilon(delta))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Result, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    return federation.run_job(parse_job(JOB), folder=folder), folder
+
+
+def test_every_silo_charges_each_round_once_and_keeps_the_promise(
+    finished: tuple[federation.Result, Path],
+) -> None:
+    _, folder = finished
+    for site in SITES:
+        charges = _charges(folder, site)
+        assert [item.purpose for item in charges] == [
+            "round 1 training",
+            "round 1 class sums",
+            "round 2 training",
+        ]
+        assert all(item.cohort == tuple(SITES) and item.neighbours == "record" for item in charges)
+        assert charges[1].alone is not None  # what it costs if no other silo adds noise
+        assert 5.5 < _by_opacus(charges, 1e-5) <= 6.0
+        report = json.loads((folder / site / "local_report.json").read_text())
+        assert report["privacy"]["epsilon"] <= 6.0 and report["privacy"]["promised"] == 6.0
+        assert report["global"]["test"]["accuracy"] is not None  # at the silo itself
+
+
+def test_the_server_learns_no_metric_and_says_what_protects(finished: tuple[federation.Result, Path]) -> None:
+    result, folder = finished
+    assert all(row.evaluation is None and not row.training for row in result.outcome.rows)
+    assert result.outcome.trained and result.outcome.final() is None
+    outcome = json.loads((folder / "server" / "outcome.json").read_text())
+    assert outcome["privacy"]["epsilon"] == 6.0 and outcome["evaluation"] is None
+    rules = "\n".join(outcome["rules"])
+    assert "each silo at most epsilon 6 at delta 1e-05" in rules and "no differential privacy" not in rules
+    assert "local_report.json" in result.outcome.screen()
+
+
+def test_nothing_but_noisy_updates_and_class_sums_is_in_any_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+    add = PlainServer.add
+
+    def noting(self: PlainServer, site: str, term: Any) -> None:
+        seen.update(item.name.split("/")[0] for item in self._schema.fields)
+        add(self, site, term)
+
+    monkeypatch.setattr(PlainServer, "add", noting)
+    federation.run_job(parse_job({**GIVEN, "summation": "plain"}), folder=tmp_path)
+    assert seen == {"update", "prototype", "closing"}
+
+
+def test_two_runs_with_one_seed_differ_because_noise_has_none(tmp_path: Path) -> None:
+    first, again = (
+        federation.run_job(parse_job({**GIVEN, "rounds": 1}), folder=tmp_path / name).state.model
+        for name in ("first", "again")
+    )
+    assert any(not torch.equal(value, again[name]) for name, value in first.items())
+
+
+def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> torch.Tensor:
+        raise RuntimeError("no noise today")
+
+    monkeypatch.setattr(silo.class_sums, "noise_for", broken)
+    with pytest.raises(RunError):
+        federation.run_job(parse_job(JOB), folder=tmp_path)
+    assert [item.purpose for item in _charges(tmp_path, "site-1")] == [
+        "round 1 training",
+        "round 1 class sums",
+    ]
+
+
+def _budget(folder: Path, name: str, job_id: str) -> Budget:
+    setup = prepare(parse_job(JOB))
+    assert setup.privacy is not None
+    identity = partial(simulated_identity, job_id, name, production=False)
+    context = SiloContext(name, setup.job, None, run_dir=folder, job_id=job_id, identity=identity)
+    return Budget(context, setup.privacy, SITES)
+
+
+def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in production, where the ledger outlives a run and one root certifies a site for all of them.
+    monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
+    monkeypatch.setattr(budget, "_checker", lambda name, anchor: lambda *signed: None)
+    original = SiloContext.policy.fget  # type: ignore[attr-defined]
+    capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 7.0}))
+    monkeypatch.setattr(SiloContext, "policy", capped)
+    earlier = _budget(tmp_path, "site-2", "an earlier job")
+    earlier.charge("round 1 training", (SubsampledGaussian(2.0, 0.5, 5),))
+    result = federation.run_job(parse_job(JOB), folder=tmp_path)
+    assert result.outcome.absent == {"site-2": "TF-701"}
+    assert result.outcome.trained and all("site-2" not in row.silos for row in result.outcome.rows)
+    assert len(_charges_at(earlier.path)) == 1  # refused before anything was charged
+    assert "the privacy budget does not suffice" in result.outcome.screen()
+
+
+def test_a_repeated_round_is_charged_again_and_never_beyond_the_promise(tmp_path: Path) -> None:
+    setup = prepare(parse_job(JOB))
+    assert setup.privacy is not None
+    spending = _budget(tmp_path, "site-1", "run")
+    event = SubsampledGaussian(setup.privacy.training_noise(0.1, 40), 0.1, 10)
+    charged = 0
+    with pytest.raises(Exception, match="TF-701") as caught:
+        for _ in range(10):
+            spending.charge("round 1 training", (event,))
+            charged += 1
+    assert "it promises" in str(caught.value)
+    assert charged == len(_charges_at(spending.path)) >= 4
+    assert [item.attempt for item in _charges_at(spending.path)] == list(range(charged))
+
+
+def _charges_at(path: Path) -> list[Charge]:
+    return [entry.charge for entry in read_ledger(path, check=None).entries if entry.charge is not None]
+
+
+def test_the_class_counts_of_a_silos_prior_are_drawn_once_a_job(tmp_path: Path) -> None:
+    federation.run_job(parse_job({**GIVEN, "method": "fedetf"}), folder=tmp_path)
+    for site in SITES:
+        purposes = [item.purpose for item in _charges(tmp_path, site)]
+        assert purposes.count("class counts") == 1 and len(purposes) == 3
+
+
+def test_the_total_over_the_silos_carries_the_promised_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = prepare(parse_job(JOB))
+    assert setup.privacy is not None
+    config, honest, width = setup.privacy.class_sums, 3, 300
+    identity = partial(simulated_identity, "run", "site-3", production=False)
+    monkeypatch.setattr(Budget, "charge", lambda *_, **__: None)
+    drawn = []
+    for number in range(4):
+        context = SiloContext("site-3", setup.job, None, run_dir=tmp_path, job_id="run", identity=identity)
+        view = silo.PrivateSilo(context, setup, torch.device("cpu"), number + 1, cohort=SITES, honest=honest)
+        sums, _ = view.private_class_sums(lambda inputs: inputs.new_zeros(len(inputs), width), width)
+        drawn.append(sums.numpy())
+    total = np.sum(drawn[:honest], 0)
+    promised = config.noise_multiplier * (config.feature_clip**2 + config.count_weight**2) ** 0.5
+    count = total.size
+    # Six standard deviations of a sample variance either way; half the noise would be a quarter of it.
+    assert abs(total.var() / promised**2 - 1) < 6 * (2 / count) ** 0.5
+    assert abs(np.sum(drawn, 0).var() / promised**2 - 4 / 3) < 8 * (2 / count) ** 0.5
+    assert drawn[0].var() * config.grid**2 == pytest.approx(share_variance(config, honest), rel=0.25)
+
+
+def test_the_server_averages_releases_and_leaves_classes_below_the_floor() -> None:
+    setup = prepare(parse_job(JOB))
+    assert setup.privacy is not None
+    phase = setup.training_phases(1)[0]
+    config: ClassSumsConfig = setup.privacy.class_sums
+    width = phase.schema["prototype/feature_sums"].shape[1]
+    counts = np.array([4000.0, 3.0, *[0.0] * 6])
+    means = np.zeros((8, width))
+    means[:2, 0] = 0.5
+    totals: Mapping[str, Any] = {
+        "prototype/feature_sums": means * counts[:, None],
+        "prototype/counts": counts * config.count_units / config.grid,
+    }
+    state, found = server.read(setup.privacy, phase, ServerState({}, {}), totals, silos=4, honest=3)
+    np.testing.assert_allclose(found["prototype/counts"], [4000, *[0] * 7], rtol=1e-4)
+    np.testing.assert_allclose(found["prototype/feature_sums"][0, 0], 2000, rtol=1e-4)
+    # A later release counts more than this one.
+    moved: Mapping[str, Any] = {**totals, "prototype/feature_sums": -means * counts[:, None]}
+    _, later = server.read(setup.privacy, phase, state, moved, silos=4, honest=3)
+    mean = later["prototype/feature_sums"][0, 0] / later["prototype/counts"][0]
+    assert mean == pytest.approx((0.5 * 0.5 - 0.5) / 1.5, rel=1e-3)
+    assert set(server.read(setup.privacy, phase, state, {"update/x": np.zeros(1)}, silos=4, honest=3)[1]) == {
+        "update/x"
+    }
