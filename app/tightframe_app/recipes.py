@@ -165,8 +165,9 @@ def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
     return {name: {key: value for layer in layers for key, value in layer[name].items()} for name in PRESETS}
 
 
-# With differential privacy. Noise is for each record whatever a silo's size, so small silos learn little: the
-# rehearsal shows that it runs, not that it is accurate. Gradients are clipped, so the learning rate is larger.
+# With differential privacy. A record needs the same noise whatever its silo's size, so small silos learn
+# little: the rehearsal shows that it runs, not that it is accurate. Gradients are clipped, so the learning
+# rate is larger.
 _PRIVATE: Mapping[str, Any] = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
 _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {

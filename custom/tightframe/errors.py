@@ -141,6 +141,7 @@ REASONS: Mapping[str, str] = {
     "TF-712": "a model without gradients of single records",
     "TF-720": "no random numbers",
     "TF-721": "a clipped value over its bound",
+    "TF-730": "stopped by the site's egress guard",
 }
 """What a code means, in a few words; ``docs/errors.md`` says what to do."""
 

@@ -47,11 +47,15 @@ class _Workspace:
     def get_startup_kit_dir(self) -> str:
         return str(self._folder / "startup")
 
+    def get_app_dir(self, job_id: str) -> str:
+        return str(self._folder / job_id / "app")
+
 
 class _Context(FLContext):
     def __init__(self, folder: Path, site: str, secure: bool | None) -> None:
         super().__init__()
         self._folder, self._site = folder, site
+        self.set_prop(FLContextKey.WORKSPACE_ROOT, str(folder), private=True, sticky=True)
         if secure is not None:
             self.set_prop(FLContextKey.SECURE_MODE, secure, private=True, sticky=True)
 
@@ -205,8 +209,17 @@ def hospital(tmp_path: Path) -> Path:
     local.mkdir()
     data = {"fed_isic2019": {"root": str(records), "center": 3}}
     (local / "tightframe.json").write_text(
-        json.dumps({"state_dir": str(tmp_path / "state"), "device": "cpu", "data": data})
+        json.dumps(
+            {
+                "state_dir": str(tmp_path / "state"),
+                "device": "cpu",
+                "data": data,
+                "policy": {"egress_guard": False},
+            }
+        )
     )
+    (local / "resources.json").write_text(json.dumps({"allow_log_streaming": False}))
+    (tmp_path / "startup").mkdir()
     return tmp_path
 
 

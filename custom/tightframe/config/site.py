@@ -141,7 +141,7 @@ def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
     try:
         parsed = SiteFile.model_validate(values)
     except ValidationError as error:
-        problems += listed(error)
+        problems += listed(error, model=SiteFile)
     sites = values.get("sites")
     owners: dict[str, str] = {}
     for site, entry in (sites if isinstance(sites, dict) else {}).items():
@@ -168,12 +168,12 @@ def parse_single(values: dict[str, Any], where: str = FILE_NAME) -> tuple[SiteEn
     try:
         entry = SiteEntry.model_validate(remaining)
     except ValidationError as error:
-        problems += listed(error)
+        problems += listed(error, model=SiteEntry)
     problems += _data_problems(remaining, "")
     try:
         server = ServerEntry.model_validate(server_values)
     except ValidationError as error:
-        problems += listed(error, "server.")
+        problems += listed(error, "server.", ServerEntry)
     if problems:
         raise SiteConfigError(_problem_list(where, problems))
     return entry, server
@@ -325,7 +325,7 @@ def _data_problems(entry: Any, prefix: str) -> list[str]:
         except JobError as error:
             problems += [f"{prefix}data.{name}: {problem}" for problem in error.problems]
         except ValidationError as error:
-            problems += listed(error, f"{prefix}data.{name}.")
+            problems += listed(error, f"{prefix}data.{name}.", data.get(name).site)
     return problems + _accepted_problems(entry, prefix)
 
 
@@ -347,7 +347,7 @@ def _accepted_problems(entry: Any, prefix: str) -> list[str]:
         try:
             spec.options.model_validate(chosen)
         except ValidationError as error:
-            problems += listed(error, f"{where}.")
+            problems += listed(error, f"{where}.", spec.options)
     return problems
 
 

@@ -20,9 +20,12 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
 from tightframe.config.job import parse_job
+from tightframe.config.refusals import REFUSALS, BelowPolicyError
 from tightframe.config.site import site_entry
 from tightframe.errors import TightframeError
+from tightframe.flare import guard
 from tightframe.flare.identity import site_identity
+from tightframe.flare.submitter import job_submitter
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.context import SiloContext, lasting_journal
 from tightframe.rounds.identity import simulated_identity
@@ -71,6 +74,8 @@ class SiloExecutor(Executor):
         job = parse_job(self._values)
         local = Path(workspace.get_site_config_dir())
         entry = site_entry(local, name, production=production, alone=len(job.sites) == 1)
+        if production and entry is not None:
+            guard.require(fl_ctx, entry.policy.resolve(production=True))
         # In the simulator everything lasts one run, and every task may be a process of its own.
         outliving = Path(entry.state_dir) if production and entry is not None and entry.state_dir else None
         startup = Path(workspace.get_startup_kit_dir())
@@ -83,6 +88,7 @@ class SiloExecutor(Executor):
                 run_dir=Path(workspace.get_run_dir(job_id)),
                 state_dir=None if outliving is None else outliving / job_id / name,
                 job_id=job_id,
+                submitter=job_submitter(fl_ctx, production=production),
                 production=production,
                 memory_only=production,
                 journal_dir=None if outliving is None else lasting_journal(outliving, name),
@@ -106,6 +112,8 @@ def _identity(
 def _failure(error: BaseException) -> Shareable:
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply[CODE] = failure_code(error)
+    if isinstance(error, BelowPolicyError) and (told := error.outside()):
+        reply[REFUSALS] = told
     return reply
 
 

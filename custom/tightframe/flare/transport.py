@@ -22,13 +22,14 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from tightframe.config.refusals import MAX_TOLD, REFUSALS
 from tightframe.errors import REASONS, RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.coordinator import Accept, Message
 from tightframe.rounds.silo import failure_code
 
 POLL_SECONDS = 0.05
-LATE, FAILED, ABORTED = "TF-502", "TF-503", "TF-504"
+LATE, FAILED, ABORTED, STOPPED = "TF-502", "TF-503", "TF-504", "TF-730"
 
 
 @dataclass
@@ -152,11 +153,15 @@ class FlareTransport:
     def _accept(self, site: str, result: Shareable | None, state: _Exchange) -> None:
         answer = Shareable() if result is None else result
         code, message = answer.get(CODE), answer.get(MESSAGE)
+        if answer.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR:
+            code = STOPPED  # the engine says so for the site's guard, which leaves no code of its own
         if code is not None or message is None or answer.get_return_code() != ReturnCode.OK:
             # A silo that answers is not late, and what it says is one of the documented codes.
             said = FAILED if code == LATE else outside_code(code)
             raise RunError(
-                f"no result, because: {REASONS[said]}; the details are in the silo's own log", code=said
+                f"no result, because: {REASONS[said]}{_told(answer.get(REFUSALS))}; the details are in the "
+                "silo's own log",
+                code=said,
             )
         state.accept(site, message)
 
@@ -189,3 +194,16 @@ class FlareTransport:
         if working:
             return True
         return patience is not None and now - state.progress <= patience
+
+
+def _told(refusals: object) -> str:
+    """Which rules a job falls short of, as the site tells it; nothing that could steer a terminal."""
+    rules = [item for item in refusals if _is_refusal(item)] if isinstance(refusals, list) else []
+    shown = [f"{rule}: asked {asked}, required {required}" for rule, asked, required in rules[:64]]
+    return f" ({'; '.join(shown)})" if shown else ""
+
+
+def _is_refusal(item: object) -> bool:
+    if not isinstance(item, list | tuple) or len(item) != 3:
+        return False
+    return all(isinstance(part, str) and part.isprintable() and len(part) <= MAX_TOLD for part in item)

@@ -38,6 +38,7 @@ class SiloContext:
         state_dir: folder of the silo's own state, this run's alone; in ``run_dir`` by default.
         records: the silo's records, if the caller has opened them already.
         job_id: the run's id, as engine and silos know it.
+        submitter: who submitted the job, where that is known.
         production: whether the engine runs in secure mode, with provisioned identities.
         memory_only: keep the secrets of the secure sum in memory. False only in the simulator, whose
             silos are one process a task.
@@ -56,6 +57,7 @@ class SiloContext:
     state_dir: Path | None = None
     records: SiloData | None = None
     job_id: str = ""
+    submitter: str | None = None
     production: bool = False
     memory_only: bool = True
     journal_dir: Path | None = None

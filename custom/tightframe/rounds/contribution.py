@@ -43,7 +43,7 @@ class Contributor:
     def __init__(self, context: SiloContext) -> None:
         self._context = context
         self._setup = prepare(context.job)
-        context.policy.check_method(self._setup.setting.config)
+        context.policy.check_method(self._setup.setting.config, context.job)
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
         self._store = SiloStateStore(context.state_folder, context.name)

@@ -50,7 +50,7 @@ class SiloSession:
             TightframeError: named; its code is what the server may learn.
         """
         # Before every task, not at enrolment only: a server might leave that out.
-        self.context.policy.check(self.context.job)
+        self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
         if task == "enroll":
             return self._enroll(message)
@@ -65,7 +65,7 @@ class SiloSession:
     def _enroll(self, message: Message) -> Message:
         """Check job, policy, configuration and every record; declare the public weight."""
         self._check_job(message)
-        if not self.context.policy.allow_sign_split:
+        if self.context.policy.asks_of_method(self.context.job):
             self._training()  # looks at what the method sums; costs torch's import, once
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}

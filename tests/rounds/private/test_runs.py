@@ -130,7 +130,7 @@ def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(silo.class_sums, "noise_for", broken)
     with pytest.raises(RunError):
-        federation.run_job(parse_job(JOB), folder=tmp_path)
+        federation.run_job(parse_job(GIVEN), folder=tmp_path)
     assert [item.purpose for item in _charges(tmp_path, "site-1")] == [
         "round 1 training",
         "round 1 class sums",
@@ -152,7 +152,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
     monkeypatch.setattr(budget, "_checker", lambda name, anchor: lambda *signed: None)
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
-    capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 7.0}))
+    capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)
     earlier = _budget(tmp_path, "site-2", "an earlier job")
     earlier.charge("round 1 training", (SubsampledGaussian(2.0, 0.5, 5),))
