@@ -160,10 +160,10 @@ def rdp_by_integration(noise: float, rate: float, order: float) -> mpmath.mpf:
 )
 def test_no_order_is_below_the_divergence_itself(noise: float, rate: float) -> None:
     """Opacus' series, whose errors could go either way, with the slack that we add."""
-    curve = accounting._step_rdp(noise, rate)
     for order in (1.1, 2.5, 7.3, 63.0):
+        assert order in ORDERS
         true = rdp_by_integration(noise, rate, order)
-        found = mpmath.mpf(curve[ORDERS.index(order)])
+        found = mpmath.mpf(accounting._step_rdp(noise, rate, order))
         assert true <= found <= true * (1 + mpmath.mpf(1e-6)) + mpmath.mpf(1.2e-11), order
 
 
@@ -337,3 +337,25 @@ def test_importing_needs_neither_torch_nor_opacus() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("rate", "steps", "epsilon", "spent"),
+    [
+        (0.1, 20, 8.0, ()),
+        (64 / 351, 300, 8.0, ()),
+        (0.01, 10_000, 1.0, ()),
+        (0.5, 4, 2.0, (9.0, 9.0)),
+        (0.3, 50, 0.3, ()),
+        (0.2, 3, 50.0, ()),
+    ],
+)
+def test_noise_solved_by_few_orders_is_that_of_all(
+    rate: float, steps: int, epsilon: float, spent: tuple[float, ...]
+) -> None:
+    before = [Gaussian(noise) for noise in spent]
+    noise = solve(
+        lambda found: [SubsampledGaussian(found, rate, steps)], epsilon=epsilon, delta=DELTA, spent=before
+    )
+    assert guaranteed([*before, SubsampledGaussian(noise, rate, steps)], DELTA) <= epsilon
+    assert guaranteed([*before, SubsampledGaussian(noise * 0.998, rate, steps)], DELTA) > epsilon

@@ -43,6 +43,28 @@ ORDERS: tuple[float, ...] = (
 """Rényi orders: all that Opacus takes by default (1.1 to 10.9, 12 to 63), and on to 1024, past which its
 binomials overflow. Small orders decide where epsilon is large, large ones where it is well below 1."""
 
+_COARSE = (
+    1.1,
+    1.3,
+    1.6,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    8.0,
+    10.0,
+    14.0,
+    20.0,
+    28.0,
+    40.0,
+    63.0,
+    128.0,
+    320.0,
+    1024.0,
+)
+"""Some of the orders, to find out near which of them the best one is."""
 MAX_EPSILON = 1e6
 _PRV_ERROR = 0.01
 """Opacus' own default: PRV is at least this much above the best possible value."""
@@ -139,11 +161,12 @@ def solve(
     before = tuple(spent)
     least, most = NOISE_MULTIPLIERS
 
-    def fits(noise: float) -> bool:
-        return guaranteed([*before, *plan(noise)], delta) <= epsilon
+    def fits(noise: float, orders: Sequence[float]) -> bool:
+        # Fewer orders give a larger bound, which is one, too; so what fits by them fits.
+        return _guaranteed(_compose([*before, *plan(noise)]), delta, orders) <= epsilon
 
     low, high = least, 1.0
-    while not fits(high):
+    while not fits(high, _COARSE):
         low, high = high, high * 2
         if high > most:
             used = rounded_up(guaranteed(before, delta))
@@ -151,10 +174,20 @@ def solve(
                 f"Expected a noise multiplier up to {most:g} to keep the plan under epsilon {epsilon:g} at "
                 f"delta {delta:g}, but got none ({used} is spent already). Allow more epsilon or plan less."
             )
-    while high - low > 2e-5 * high:
+    high = _bisected(low, high, 1e-2, lambda noise: fits(noise, _COARSE))
+    near = _orders_near(_best_order(_compose([*before, *plan(high)]), delta))
+    low = high
+    while low > least and fits(low, near):
+        high, low = low, max(least, low * 0.97)
+    return math.ceil(_bisected(low, high, 2e-5, lambda noise: fits(noise, near)) * 1e4) / 1e4
+
+
+def _bisected(low: float, high: float, tolerance: float, fits: Callable[[float], bool]) -> float:
+    """A value that fits, at most ``tolerance`` (relative) above one that does not; ``high`` fits."""
+    while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return math.ceil(high * 1e4) / 1e4
+    return high
 
 
 def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
@@ -254,9 +287,9 @@ def _compose(events: Iterable[Event]) -> _Composition:
     )
 
 
-def _guaranteed(composition: _Composition, delta: float) -> float:
+def _guaranteed(composition: _Composition, delta: float, orders: Sequence[float] = ORDERS) -> float:
     if composition.sampled:
-        return _rdp(composition, delta)
+        return _rdp(composition, delta, orders)
     return _exact(composition.mu, delta)
 
 
@@ -290,38 +323,47 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return first - second + first * 1e-13 * (1 + below**2) * (1 + mu)
 
 
-def _rdp(composition: _Composition, delta: float) -> float:
-    """The smallest bound over all orders (Balle et al. 2020, theorem 21), rounded up."""
+def _rdp(composition: _Composition, delta: float, orders: Sequence[float] = ORDERS) -> float:
+    """The smallest bound over the orders (Balle et al. 2020, theorem 21), rounded up."""
     if not composition.plain and not composition.sampled:
         return 0.0
-    mu = composition.mu
-    curves = [(_step_rdp(noise, rate), steps) for noise, rate, steps in composition.sampled]
-    best = math.inf
-    for index, order in enumerate(ORDERS):
-        total = math.fsum(
-            [order * mu**2 / 2, *(steps * curve[index] for curve, steps in curves)]
-        )  # a sum of non-negative terms, correctly rounded
-        bound = total - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
-        best = min(best, bound)
+    best = min(_bound(composition, delta, order) for order in orders)
     return max(0.0, best * (1 + 1e-12))
 
 
-@lru_cache(maxsize=4096)
-def _step_rdp(noise: float, rate: float) -> tuple[float, ...]:
-    """Rényi divergence of one step at each order; infinite where Opacus cannot compute it."""
+def _bound(composition: _Composition, delta: float, order: float) -> float:
+    """The bound of one order; infinite where Opacus cannot compute it."""
+    # A sum of non-negative terms, correctly rounded.
+    steps = [count * _step_rdp(noise, rate, order) for noise, rate, count in composition.sampled]
+    total = math.fsum([order * composition.mu**2 / 2, *steps])
+    return total - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
+
+
+def _best_order(composition: _Composition, delta: float) -> float:
+    """The order of the smallest bound among a few."""
+    return min(_COARSE, key=lambda order: _bound(composition, delta, order))
+
+
+def _orders_near(order: float) -> tuple[float, ...]:
+    """The orders around one, as far as the neighbours on both sides among the few."""
+    place = _COARSE.index(order)
+    least, most = _COARSE[max(0, place - 1)], _COARSE[min(len(_COARSE) - 1, place + 1)]
+    return tuple(item for item in ORDERS if least <= item <= most)
+
+
+@lru_cache(maxsize=65536)
+def _step_rdp(noise: float, rate: float, order: float) -> float:
+    """Rényi divergence of one step at an order; infinite where Opacus cannot compute it."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
-    curve = []
-    for order in ORDERS:
-        try:
-            value = float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
-        except (ArithmeticError, ValueError):
-            value = math.inf
-        slack = _SLACK / (order - 1)
-        if not value >= -slack:  # also NaN
-            value = math.inf
-        curve.append(max(value, 0.0) * (1 + 1e-9) + slack)
-    return tuple(curve)
+    try:
+        value = float(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=order))
+    except (ArithmeticError, ValueError):
+        value = math.inf
+    slack = _SLACK / (order - 1)
+    if not value >= -slack:  # also NaN
+        value = math.inf
+    return max(value, 0.0) * (1 + 1e-9) + slack
 
 
 def _prv(composition: _Composition, delta: float) -> float | None:
