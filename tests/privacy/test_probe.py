@@ -19,7 +19,7 @@ from tightframe.methods.moon import contrastive_loss
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.models.heads import Classifier
 from tightframe.privacy.per_sample import PrivacyError
-from tightframe.privacy.probe import check_per_record
+from tightframe.privacy.probe import check_per_record, made_up
 from tightframe.stages import Batch, BatchView, OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
 
 CLASSES = 3
@@ -300,3 +300,26 @@ def test_its_messages_hold_no_values_of_records() -> None:
     with pytest.raises(PrivacyError) as caught:
         check(build(), stage(claimed(COUPLED["hardest record"])))
     assert not re.search(r"\d[.e]\d|nan|inf|tensor", str(caught.value))
+
+
+def test_no_trained_network_is_refused_for_its_kinks() -> None:
+    """In single precision an activation may be above zero alone and below it in a batch."""
+    stage = Stage((cross_entropy(),), OptimizerSettings(), epochs=1)
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Module()
+        model.features = nn.Sequential(nn.Flatten(), nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 32))
+        model.head = nn.Linear(32, 3)
+        first = model.features[1]
+        made = made_up((torch.zeros(1, 3, 2, 2), torch.zeros(1, dtype=torch.int64)), 3)
+        with torch.no_grad():
+            first.weight.mul_(30)  # far from zero, so that rounding is large beside the kinks
+            first.bias.copy_(-(first.weight @ made[0][0].flatten()))  # the first record lies on every kink
+        check_per_record(model, [stage], made, device="cpu")
+
+
+def test_made_up_records_are_the_same_for_all_records_of_a_shape() -> None:
+    one, other = (made_up((torch.full((2, 3, 4), value), torch.tensor([1, 0])), 2) for value in (0.0, 5.0))
+    assert torch.equal(one[0], other[0]) and one[1].tolist() == [0, 1, 0, 1]
+    indices = made_up((torch.ones(1, 3, dtype=torch.int64), torch.tensor([0])), 2)
+    assert indices[0].dtype == torch.int64 and not bool(indices[0].any())

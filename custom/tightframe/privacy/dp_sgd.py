@@ -36,7 +36,7 @@ from tightframe.errors import TrainingError
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
 from tightframe.privacy.per_sample import Engine, EngineName, RecordLoss, choose_engine, gradients, running
-from tightframe.privacy.probe import ROWS, check_per_record
+from tightframe.privacy.probe import check_per_record, made_up
 from tightframe.stages import Batch, FitReport, Stage
 from tightframe.training import PROGRESS_SECONDS, is_out_of_memory
 
@@ -149,9 +149,10 @@ def private_fit(
     if count < 1:
         raise ValueError("Expected at least one record to train on, but got none.")
     if probe:
-        some = records(0)
-        first = default_collate([some[place] for place in range(min(count, ROWS))])
-        check_per_record(model, stages, first, device=device)
+        first = default_collate([records(0)[0]])
+        with torch.no_grad():
+            classes = _classes(model.eval(), first[0].to(device))
+        check_per_record(model, stages, made_up(first, classes), device=device)
     events = settings.events(stages)
     if charge is not None:
         charge(events)
@@ -166,6 +167,11 @@ def private_fit(
         raise AssertionError("the steps taken are not those that were charged")
     _check_finite(model)
     return FitReport(loop.steps, round(loop.steps * settings.expected_batch)), events
+
+
+def _classes(model: Any, inputs: torch.Tensor) -> int:
+    """Width of the model's logits."""
+    return int(model.head(model.features(inputs)).shape[1])
 
 
 class _Loop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,17 @@ from opacus.accountants import RDPAccountant
 
 from tightframe import federation
 from tightframe.config.job import parse_job
+from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError
 from tightframe.phases import ServerState
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger_chain import read_ledger
-from tightframe.privacy.ledger_entries import Charge
+from tightframe.privacy.ledger_entries import Charge, DatasetError
 from tightframe.privacy.release_plan import ClassSumsConfig, share_variance
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.identity import simulated_identity
 from tightframe.rounds.private import budget, server, silo
-from tightframe.rounds.private.budget import Budget
+from tightframe.rounds.private.budget import Budget, fingerprint
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.summation import PlainServer
 
@@ -236,3 +238,14 @@ def test_the_server_averages_releases_and_leaves_classes_below_the_floor() -> No
     assert set(server.read(setup.privacy, phase, state, {"update/x": np.zeros(1)}, silos=4, honest=3)[1]) == {
         "update/x"
     }
+
+
+def test_the_same_records_under_another_name_have_no_second_budget(tmp_path: Path) -> None:
+    spending = _budget(tmp_path, "site-1", "run")
+    events = (SubsampledGaussian(3.0, 0.1, 10),)
+    spending.check(events)
+    context = spending._context
+    renamed = replace(context, entry=SiteEntry(dataset_id="ward-9"), records=context.data)
+    with pytest.raises(DatasetError, match="TF-703"):
+        Budget(renamed, spending._plan, SITES).check(events)
+    assert fingerprint("fed_isic2019", context.data) != fingerprint("eicu", context.data)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from tightframe.data.base import SiloData
 from tightframe.errors import SecureSumError
+from tightframe.phases import Fold
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
 from tightframe.privacy.events import Event, Neighbours
@@ -20,6 +23,7 @@ from tightframe.rounds.private.plan import PrivacyPlan
 from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
 
 SOLVED = "privacy.json"
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 
 
 class Budget:
@@ -58,8 +62,10 @@ class Budget:
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
+            DatasetError: TF-703 if these very records have a budget under another name.
         """
         with self._open() as ledger:
+            ledger.note_data(self._dataset, fingerprint(self._context.job.dataset, self._context.data))
             spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
             if any(key[0] == self._context.job_id for key in spent):
                 return  # goes on after a restart: what it may still charge is checked charge by charge
@@ -169,6 +175,15 @@ class Budget:
         if fresh:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return Ledger(self.path, signer, check=_checker(self._context.name, anchor), create=fresh)
+
+
+def fingerprint(dataset: str, data: SiloData) -> str:
+    """A hash by which a site knows its records again: of the data set, the source and all labels in order."""
+    found = hashlib.sha256(json.dumps([dataset, data.source]).encode())
+    for fold in FOLDS:
+        labels = data.labels(fold)
+        found.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
+    return found.hexdigest()
 
 
 def _checker(name: str, anchor: Anchor) -> Callable[[bytes, bytes, bytes, datetime], None]:
