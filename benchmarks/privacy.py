@@ -1,0 +1,245 @@
+"""Differential privacy: what it costs in accuracy and time, and what attackers get with and without it.
+
+Four parts, each a flag; at least one is needed. Each prints a table, says what it shows and what it does not,
+and writes every number as ``privacy-PART.json`` into ``--out`` (by default ``benchmarks/results/``).
+
+    python benchmarks/privacy.py --utility                 accuracy against epsilon, digits over four silos
+    python benchmarks/privacy.py --utility --data ham      the HAM four-centre subset of the test data
+    python benchmarks/privacy.py --cost                    a step of DP-SGD against a plain one
+    python benchmarks/privacy.py --inversion               does a class mean show one of its records?
+    python benchmarks/privacy.py --inference               does a release tell whether a canary was there?
+
+Epsilon is each silo's for a whole job at ``--delta``, for one record more or less; ``inf`` is the same job
+without privacy. Learning rates are chosen for each epsilon by FedAvg's validation score, with seeds from
+1000 on, which are in no result; that search is not paid for from any epsilon, as it would have to be with
+real records. The noise has no seed: two calls with the same seeds differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import privacy_attacks
+import privacy_cost
+import privacy_tables
+import privacy_utility
+import torch
+from privacy_utility import EPSILONS, FIRST_GRID_SEED, METHODS
+from rich.console import Console
+
+from tightframe.errors import TightframeError
+from tightframe.privacy import dp_sgd
+from tightframe.rounds.setup import set_threads
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PARTS = ("utility", "cost", "inversion", "inference")
+INFERENCE_EPSILONS: tuple[float | None, ...] = (None, 8.0, 1.0)
+Tell = Callable[[str], None]
+
+NOTES = {
+    "utility": (
+        "Shows what the real mechanisms leave of each method's accuracy at this size: a few hundred records "
+        "a silo. The noise of a step does not grow with the data, so more records a silo lose less; nothing "
+        "here says how much less. At `inf` FedMR has its paper's terms, with privacy their per-record form. "
+        "The search of the rates is not paid for from any epsilon."
+    ),
+    "cost": (
+        "Shows the ratio of whole training steps with as many records, loader, clipping, noise and optimiser "
+        "included, in turns within one run. Plain steps keep the network's own normalisation. Not in it: "
+        "Poisson batches, whose size varies, and the probe and accounting at a job's start. Seconds are this "
+        "machine's."
+    ),
+    "inversion": (
+        "Shows whether a class mean looks more like a record in it than like other records of its class: "
+        "`beyond` is at most 0.05 where nothing is told. `centred` is for an attacker who knows the class's "
+        "mean and number. A high cosine alone tells nothing: compare the null. Features are compared; "
+        "how much of an image they hold is not measured. Without noise the class rules (off here) withhold "
+        "small classes."
+    ),
+    "inference": (
+        "Shows two attacks on class sums, of which the first is the strongest there is, and one on the final "
+        "model by the loss of mislabelled canaries. `at most` bounds every attack's expected AUC at that "
+        "epsilon. An AUC near 0.5 from the model does not show that a stronger attack would fail; the bound "
+        "does."
+    ),
+}
+
+
+def epsilon_of(text: str) -> float | None:
+    """An epsilon, None for ``inf``."""
+    value = float(text)
+    return None if value == float("inf") else value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for part in PARTS:
+        found.add_argument(f"--{part}", action="store_true")
+    found.add_argument("--data", choices=sorted(privacy_utility.SCALES), default="digits")
+    found.add_argument("--root", type=Path, help="folder with the files of the data set")
+    found.add_argument("--partition", help="of the digits, as methods.py takes it; default: IIDx4")
+    found.add_argument("--methods", nargs="+", default=list(METHODS))
+    found.add_argument(
+        "--epsilons", nargs="+", type=epsilon_of, help="inf is no privacy; default: the issue's"
+    )
+    found.add_argument("--delta", type=float, default=1e-5)
+    found.add_argument("--seeds", type=int, default=3)
+    found.add_argument("--first-seed", type=int, default=0)
+    found.add_argument("--grid-seeds", type=int, default=1, help="0 takes --learning-rate instead")
+    found.add_argument(
+        "--learning-rates", nargs="+", type=float, default=list(privacy_utility.LEARNING_RATES)
+    )
+    found.add_argument("--learning-rate", type=float, help="without a grid, and of --inference")
+    for name in ("rounds", "epochs", "batch_size"):
+        found.add_argument(f"--{name.replace('_', '-')}", type=int, help="instead of the scale's")
+    found.add_argument("--model-options", type=json.loads, help='JSON, for example {"widths": [8, 16]}')
+    found.add_argument("--trials", type=int, default=2000, help="of each cell of --inversion and --inference")
+    found.add_argument(
+        "--records", nargs="+", type=int, default=[1, 2, 5, 20], help="of a class, --inversion"
+    )
+    found.add_argument("--canaries", type=int, default=20, help="mislabelled records a silo, --inference")
+    found.add_argument("--turns", type=int, help="of --cost, instead of each case's")
+    found.add_argument("--cases", nargs="+", choices=[case.model for case in privacy_cost.CASES])
+    found.add_argument(
+        "--engine",
+        choices=("loop", "vmap", "hooks", "fastest"),
+        help="per-sample gradients of whole runs; all give the same. Default: as jobs do, the loop on a CPU",
+    )
+    found.add_argument("--out", type=Path, help="folder of the JSON files")
+    return found
+
+
+def study_of(arguments: argparse.Namespace, **defaults: Any) -> privacy_utility.Study:
+    """What whole runs train."""
+    names = ("rounds", "epochs", "batch_size", "learning_rate", "model_options")
+    asked = {
+        name: defaults.get(name) if getattr(arguments, name) is None else getattr(arguments, name)
+        for name in names
+    }
+    study = privacy_utility.study_of(arguments.data, arguments.partition, arguments.root, **asked)
+    return privacy_utility.Study(study.bench, arguments.delta)
+
+
+def seeds_of(arguments: argparse.Namespace) -> range:
+    """Of the results."""
+    return range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+
+
+def utility(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
+    """Part (a)."""
+    return privacy_utility.measure(
+        study_of(arguments),
+        methods=arguments.methods,
+        epsilons=arguments.epsilons or EPSILONS,
+        seeds=seeds_of(arguments),
+        grid_seeds=range(FIRST_GRID_SEED, FIRST_GRID_SEED + arguments.grid_seeds),
+        rates=arguments.learning_rates,
+        tell=tell,
+    )
+
+
+def cost(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
+    """Part (b)."""
+    return privacy_cost.measure(privacy_cost.cases_of(arguments.cases, arguments.turns), tell=tell)
+
+
+def inversion(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
+    """Part (c)."""
+    rows = []
+    for seed in seeds_of(arguments):
+        pool = privacy_attacks.digits_pool(seed)
+        for epsilon in arguments.epsilons or EPSILONS:
+            for records in arguments.records:
+                rows.append(
+                    {"seed": seed}
+                    | privacy_attacks.invert(
+                        pool, epsilon, records, seed=seed, trials=arguments.trials, delta=arguments.delta
+                    )
+                )
+        tell(f"seed {seed} done")
+    return {"width": pool.features.shape[1], "rows": rows}
+
+
+def inference(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
+    """Part (d)."""
+    epsilons, seeds = arguments.epsilons or INFERENCE_EPSILONS, seeds_of(arguments)
+    # Longer than for the utility, without which nothing is learned by heart, with or without privacy.
+    study = study_of(arguments, epochs=6, batch_size=32, learning_rate=0.1)
+    rows = []
+    for seed in seeds:
+        pool = privacy_attacks.digits_pool(seed)
+        for epsilon in epsilons:
+            rows += [
+                {"seed": seed} | row
+                for row in privacy_attacks.infer_from_sums(
+                    pool, epsilon, seed=seed, trials=arguments.trials, delta=arguments.delta
+                )
+            ]
+    for epsilon in epsilons:
+        found = privacy_attacks.infer_from_models(
+            lambda seed, asked, names: study.job("fedavg", asked, names, seed),
+            study.bench.silos,
+            epsilon,
+            seeds=seeds,
+            canaries=arguments.canaries,
+            delta=arguments.delta,
+        )
+        rows.append({"seed": "all"} | found)
+        tell(f"epsilon {epsilon}: global model: AUC {found['auc']:.3f}")
+    return {"settings": vars(study.bench.scale), "rows": rows}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run, show, write."""
+    arguments = parser().parse_args(given)
+    wanted = [part for part in PARTS if getattr(arguments, part)]
+    if not wanted:
+        print(f"expected one or more of {', '.join('--' + part for part in PARTS)}", file=sys.stderr)
+        return 2
+    if arguments.seeds < 1 or seeds_of(arguments).stop > FIRST_GRID_SEED:
+        print(
+            f"expected 1 seed or more, all below {FIRST_GRID_SEED}, where the grid's begin", file=sys.stderr
+        )
+        return 2
+    if "inference" in wanted and arguments.data != "digits":
+        print("--inference works on the digits", file=sys.stderr)
+        return 2
+    if arguments.engine is not None:
+        dp_sgd.CHOSEN_ON_CPU = None if arguments.engine == "fastest" else arguments.engine
+    out = arguments.out or RESULTS
+    out.mkdir(parents=True, exist_ok=True)
+    set_threads(1)
+    console = Console(width=150)
+    tell = partial(Console(stderr=True).print, highlight=False)
+    parts = {"utility": utility, "cost": cost, "inversion": inversion, "inference": inference}
+    for part in wanted:
+        report = parts[part](arguments, tell) | {
+            "part": part,
+            "note": NOTES[part],
+            "engine": arguments.engine or "as jobs do",
+            "torch": torch.__version__,
+            "load": os.getloadavg(),
+        }
+        privacy_tables.SHOW[part](report, console)
+        console.print(NOTES[part], highlight=False)
+        path = out / f"privacy-{part}{'-ham' if part == 'utility' and arguments.data == 'ham' else ''}.json"
+        path.write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+        console.print(f"written: {path}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except TightframeError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    sys.exit(code)

@@ -1,0 +1,352 @@
+"""What an attacker gets out of class sums and of a global model, each beside what chance gives.
+
+Two questions. *Inversion*: does a released class mean look like one of its records more than like any other
+record of the class? *Inference*: does a release tell whether a canary was among the records? Both
+are answered against a permutation null: who took part is drawn at random, so that under "nothing is told"
+any other drawing would score as well, and the true one is beyond the null's 95 % in one trial of 20.
+
+The releases are the real ones (``privacy.class_sums``, whole private runs). Seeds fix which records are
+drawn; the noise comes from the operating system and has no seed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import norm, rankdata
+from torch import nn
+
+from tightframe import federation, models, training
+from tightframe.data.arrays import ArrayData
+from tightframe.data.base import SiloData
+from tightframe.data.benchmark_sets import open_silos
+from tightframe.model_update import build_template
+from tightframe.privacy import accounting
+from tightframe.privacy.class_sums import as_numbers, class_sums, noise_for
+from tightframe.privacy.events import Gaussian
+from tightframe.privacy.release_plan import ClassSumsConfig
+from tightframe.rounds.setup import prepare
+
+Array = NDArray[Any]
+CLASSES = 10  # of the digits
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Records that attacks are tried on.
+
+    Attributes:
+        features: (n, d) float64, of unit norm, which is the clip.
+        labels: (n,).
+        known: class -> mean of *other* records of it, (d,), which the attacker knows.
+    """
+
+    features: Array
+    labels: Array
+    known: Mapping[int, Array]
+
+    def of_class(self, label: int) -> Array:
+        """The features of a class, (m, d)."""
+        found: Array = self.features[self.labels == label]
+        return found
+
+
+def stacked(silo: SiloData, fold: Any = "train") -> tuple[Array, Array]:
+    """All inputs (n, ...) and labels (n,) of a fold."""
+    records: Any = silo.records(fold)
+    inputs = np.stack([records[place][0].numpy() for place in range(len(silo.labels(fold)))])
+    return inputs, silo.labels(fold)
+
+
+def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)) -> Pool:
+    """Features of half of the digits, by a network trained on the other half, which the attacker knows."""
+    silos = open_silos("digits", partition="iid", silos=2, partition_seed=seed, test="own")
+    (inputs, labels), (own, own_labels) = (stacked(silo) for silo in silos.values())
+    torch.manual_seed(seed)
+    spec = models.get("small_cnn")
+    model: Any = spec.build(spec.options.model_validate({"widths": list(widths)}), inputs.shape[1:], CLASSES)
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    batches = [
+        (torch.from_numpy(inputs[part]), torch.from_numpy(labels[part]))
+        for part in training.merge_single_tail(shuffled, 32)
+    ]
+    settings = training.OptimizerSettings(learning_rate=0.05, momentum=0.9)
+    stage = training.Stage((training.cross_entropy(),), settings, epochs=epochs)
+    training.fit(model, lambda epoch: iter(batches), [stage], device="cpu")
+    others, other_labels = _unit(model, inputs, labels)
+    known = {label: others[other_labels == label].mean(0) for label in range(CLASSES)}
+    return Pool(*_unit(model, own, own_labels), known)
+
+
+@torch.no_grad()
+def _unit(model: Any, inputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Features of unit norm and their labels; the few of norm zero are left out."""
+    features = model.features(torch.from_numpy(inputs)).double().numpy()
+    norms = np.linalg.norm(features, axis=1)
+    return features[norms > 0] / norms[norms > 0, None], labels[norms > 0]
+
+
+def release_noise(epsilon: float | None, delta: float) -> float | None:
+    """Noise multiplier of a release that costs ``epsilon``; None without privacy.
+
+    Of R releases with the same cost in all, the average has the noise of this one.
+    """
+    if epsilon is None:
+        return None
+    return accounting.solve(lambda noise: [Gaussian(noise)], epsilon=epsilon, delta=delta)
+
+
+def released(features: Array, owners: Array, trials: int, noise: float | None) -> Array:
+    """Class sums as the server opens them, with the least noise that is promised: a class for each trial.
+
+    Args:
+        features: (r, d) of all records.
+        owners: (r,) the trial that each belongs to.
+        trials: T.
+        noise: multiplier; None adds none.
+
+    Returns:
+        (T, d + 1): the sum of the features, and 0.3 of the number of records.
+    """
+    config = ClassSumsConfig(noise_multiplier=1.0 if noise is None else noise)
+    units = class_sums(torch.from_numpy(features), torch.from_numpy(owners), trials, config)
+    if noise is not None:
+        units += noise_for(tuple(units.shape), config, honest=1)
+    found: Array = as_numbers(units, config).numpy()
+    return found
+
+
+def invert(
+    pool: Pool,
+    epsilon: float | None,
+    records: int,
+    *,
+    seed: int,
+    trials: int = 200,
+    permutations: int = 199,
+    delta: float = 1e-5,
+) -> dict[str, Any]:
+    """How much a released class mean of a few records looks like one of them.
+
+    In each trial a class and ``records`` of its records are drawn. The score is the cosine between the
+    released mean and the nearest record in it; the null's are the same for other drawings from the class.
+    A sharper attacker, who knows how many there are, first takes the class's known mean off both.
+
+    Returns:
+        ``cosine`` and ``centred``, each with ``score`` (mean over trials), ``null`` (means of its 5, 50 and
+        95 % quantiles), ``beyond`` (part of trials with p <= 0.05) and ``top`` (part of trials in which the
+        record nearest to the mean took part); ``top_chance``.
+    """
+    rng = np.random.default_rng([seed, records])
+    noise = release_noise(epsilon, delta)
+    usable = [label for label in sorted(pool.known) if len(pool.of_class(label)) > 2 * records]
+    drawn = [usable[rng.integers(len(usable))] for _ in range(trials)]
+    chosen = [rng.permutation(len(pool.of_class(label)))[:records] for label in drawn]
+    members = np.concatenate([pool.of_class(label)[own] for label, own in zip(drawn, chosen, strict=True)])
+    totals = released(members, np.repeat(np.arange(trials), records), trials, noise)[:, :-1]
+    rows: dict[str, list[tuple[float, ...]]] = {"cosine": [], "centred": []}
+    for label, own, total in zip(drawn, chosen, totals, strict=True):
+        records_of, known = pool.of_class(label), pool.known[label]
+        others = np.argsort(rng.random((permutations, len(records_of))), axis=1)[:, :records]
+        for name, shift in (("cosine", 0.0 * known), ("centred", known)):
+            cosines = cosine(records_of - shift, total / records - shift)
+            null, score = cosines[others].max(1), float(cosines[own].max())
+            quantiles = np.quantile(null, (0.05, 0.5, 0.95))
+            found = (p_value(score, null) <= LEVEL, cosines.argmax() in own)
+            rows[name].append((score, *quantiles, *map(float, found)))
+    summed = {name: [float(np.mean(item)) for item in zip(*own, strict=True)] for name, own in rows.items()}
+    chance = statistics.fmean(records / len(pool.of_class(label)) for label in drawn)
+    common = {"epsilon": epsilon, "noise_multiplier": noise, "records": records, "trials": trials}
+    return {**common, "top_chance": chance} | {
+        name: {"score": own[0], "null": own[1:4], "beyond": own[4], "top": own[5]}
+        for name, own in summed.items()
+    }
+
+
+def cosine(rows: Array, vector: Array) -> Array:
+    """The cosine of each row (n, d) with a vector (d,)."""
+    norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
+    found: Array = rows @ vector / np.maximum(norms, 1e-300)
+    return found
+
+
+def infer_from_sums(
+    pool: Pool,
+    epsilon: float | None,
+    *,
+    seed: int,
+    records: int = 20,
+    trials: int = 2000,
+    permutations: int = 999,
+    delta: float = 1e-5,
+) -> list[dict[str, Any]]:
+    """Whether a canary was among a class's records, from the class's released sum.
+
+    One attacker knows all other records: no attack on this release is stronger. The other knows the canary
+    alone.
+    """
+    rng = np.random.default_rng([seed, 1])
+    noise = release_noise(epsilon, delta)
+    classes = [pool.of_class(label) for label in np.unique(pool.labels)]
+    classes = [own for own in classes if len(own) > records]
+    drawn = np.stack(
+        [
+            own[rng.permutation(len(own))[: records + 1]]
+            for own in (classes[rng.integers(len(classes))] for _ in range(trials))
+        ]
+    )
+    present = rng.permutation(trials) < trials // 2
+    there = np.ones((trials, records + 1), bool)
+    there[:, 0] = present
+    owners = np.repeat(np.arange(trials)[:, None], records + 1, axis=1)
+    totals = released(drawn[there], owners[there], trials, noise)
+    rest = released(drawn[:, 1:].reshape(-1, drawn.shape[2]), owners[:, 1:].reshape(-1), trials, None)
+    canaries = released(drawn[:, 0], np.arange(trials), trials, None)
+    norms = np.maximum(np.linalg.norm(totals[:, :-1], axis=1), 1e-300)
+    scores = {
+        "knows all other records": ((totals - rest) * canaries).sum(1),
+        "knows the canary alone": (totals * canaries)[:, :-1].sum(1) / norms,
+    }
+    bound = 1.0 if noise is None else float(norm.cdf(1 / (noise * math.sqrt(2))))
+    common = {"from": "class sums", "epsilon": epsilon, "noise_multiplier": noise, "at_most": bound}
+    return [
+        {**common, "attacker": attacker, "runs": 1}
+        | judge([(values, present)], permutations=permutations, seed=seed)
+        for attacker, values in scores.items()
+    ]
+
+
+def with_canaries(
+    silos: Mapping[str, SiloData], each: int, seed: int
+) -> tuple[dict[str, SiloData], tuple[Array, Array, Array]]:
+    """The silos with some records mislabelled, or left out, by a coin for each.
+
+    Returns:
+        The silos, and of all canaries the inputs (m, ...), the wrong labels (m,) and the coins (m,).
+    """
+    rng = np.random.default_rng([seed, 2])
+    found: dict[str, SiloData] = {}
+    canaries = []
+    for name, silo in silos.items():
+        folds = {fold: stacked(silo, fold) for fold in ("train", "validation", "test")}
+        inputs, labels = folds["train"]
+        order = rng.permutation(len(labels))
+        own, rest = order[:each], np.sort(order[each:])
+        wrong = (labels[own] + rng.integers(1, CLASSES, size=len(own))) % CLASSES
+        coins = rng.permutation(len(own)) < len(own) // 2
+        folds["train"] = (
+            np.concatenate([inputs[rest], inputs[own[coins]]]),
+            np.concatenate([labels[rest], wrong[coins]]),
+        )
+        found[name] = ArrayData(folds, source=silo.source, num_classes=CLASSES)  # type: ignore[arg-type]
+        canaries.append((inputs[own], wrong, coins))
+    return found, tuple(np.concatenate(item) for item in zip(*canaries, strict=True))  # type: ignore[return-value]
+
+
+def infer_from_models(
+    job_of: Callable[[int, float | None, Sequence[str]], Any],
+    silos_of: Callable[[int], Mapping[str, SiloData]],
+    epsilon: float | None,
+    *,
+    seeds: Sequence[int],
+    canaries: int = 20,
+    permutations: int = 999,
+    delta: float = 1e-5,
+) -> dict[str, Any]:
+    """Whether mislabelled canaries were trained on, from their loss under the final global model.
+
+    Args:
+        job_of: the job of a seed and an epsilon, for these silos.
+        silos_of: a seed's silos.
+        epsilon: None for none.
+        seeds: a run each.
+        canaries: in each silo; each is there by a coin.
+        permutations: of the coins, within each run.
+        delta: of the jobs.
+    """
+    runs = []
+    for seed in seeds:
+        silos, (inputs, labels, present) = with_canaries(silos_of(seed), canaries, seed)
+        job = job_of(seed, epsilon, list(silos))
+        result = federation.run_job(job, data=silos)
+        model = build_template(prepare(job).setting)
+        model.load_state_dict(dict(result.state.model))
+        runs.append((-losses(model, inputs, labels), present))
+    return {
+        "from": "global model",
+        "epsilon": epsilon,
+        "noise_multiplier": None,
+        "at_most": auc_bound(epsilon, delta),
+        "attacker": "knows the canary alone",
+        "runs": len(runs),
+    } | judge(runs, permutations=permutations, seed=seeds[0])
+
+
+@torch.no_grad()
+def losses(model: nn.Module, inputs: Array, labels: Array) -> Array:
+    """Cross-entropy of each record, (n,)."""
+    model.eval()
+    logits = model(torch.from_numpy(inputs)).double()
+    found = nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none")
+    return np.nan_to_num(found.numpy(), nan=1e4, posinf=1e4)
+
+
+def judge(runs: Sequence[tuple[Array, Array]], *, permutations: int, seed: int) -> dict[str, Any]:
+    """AUC of the scores for the coins, mean over runs, and its permutation null.
+
+    Args:
+        runs: scores (m,) and coins (m,) of each; coins are permuted within a run.
+        permutations: how many.
+        seed: of the permutations.
+    """
+    rng = np.random.default_rng([seed, 3])
+    found = statistics.fmean(auc(scores, coins) for scores, coins in runs)
+    ranks = [(rankdata(scores), int(coins.sum())) for scores, coins in runs]
+    null = np.zeros(permutations)
+    for own, hits in ranks:
+        order = np.argsort(rng.random((permutations, len(own))), axis=1)[:, :hits]
+        null += _area(own[order].sum(1), hits, len(own) - hits) / len(runs)
+    return {
+        "canaries": sum(len(scores) for scores, _ in runs),
+        "auc": found,
+        "null": [float(item) for item in np.quantile(null, (0.05, 0.5, 0.95))],
+        "p": p_value(found, null),
+    }
+
+
+def auc(scores: Array, present: Array) -> float:
+    """The probability that a canary that is there scores above one that is not; ties count half."""
+    hits = int(present.sum())
+    return float(_area(rankdata(scores)[present].sum(), hits, len(scores) - hits))
+
+
+def _area(rank_sum: Any, hits: int, misses: int) -> Any:
+    return (rank_sum - hits * (hits + 1) / 2) / (hits * misses)
+
+
+def p_value(score: float, null: Array) -> float:
+    """The part of the drawings, the true one among them, that score as high."""
+    return float((1 + (null >= score).sum()) / (1 + len(null)))
+
+
+def auc_bound(epsilon: float | None, delta: float) -> float:
+    """The largest expected AUC of any attack on an (epsilon, delta)-private release.
+
+    The area under ``min(1, e^eps x + delta, 1 - e^-eps (1 - delta - x))``, over false alarms x.
+
+    >>> round(auc_bound(1e-9, 0.0), 6), auc_bound(None, 1e-5)
+    (0.5, 1.0)
+    """
+    if epsilon is None:
+        return 1.0
+    alarms = np.concatenate([np.geomspace(1e-12, 1e-3, 20_000), np.linspace(1e-3, 1, 20_001)])
+    steep, flat = math.exp(epsilon) * alarms + delta, 1 - math.exp(-epsilon) * (1 - delta - alarms)
+    return float(np.trapezoid(np.minimum(1.0, np.minimum(steep, flat)), alarms))

@@ -1,0 +1,124 @@
+"""What a step of DP-SGD costs against a plain one: the project's own loops, in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tightframe import models, training
+from tightframe.privacy.dp_sgd import PrivateSettings, private_fit
+from tightframe.privacy.normalisation import make_private
+from tightframe.privacy.per_sample import EngineName
+
+ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+CLASSES = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and a batch."""
+
+    model: str
+    size: int
+    batch: int
+    turns: int
+
+
+# EfficientNet's hooks take ten times as long as anything else here.
+CASES = (Case("small_cnn", 48, 16, 9), Case("efficientnet_b0", 64, 16, 3))
+
+
+def cases_of(names: Sequence[str] | None, turns: int | None) -> list[Case]:
+    """The cases of these networks, all without a name; ``turns`` instead of their own."""
+    found = [case for case in CASES if names is None or case.model in names]
+    return [replace(case, turns=case.turns if turns is None else turns) for case in found]
+
+
+def build(name: str, size: int) -> nn.Module:
+    """An untrained network for images of three channels."""
+    torch.manual_seed(0)
+    spec = models.get(name)
+    found: nn.Module = spec.build(spec.options(), (3, size, size), CLASSES)
+    return found
+
+
+def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
+    """One training step; plain without an engine.
+
+    A private step has every record in its batch, so that both sides work on as many.
+    """
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn((case.batch, 3, case.size, case.size), generator=generator)
+    records = TensorDataset(inputs, torch.randint(CLASSES, (case.batch,), generator=generator))
+    model = build(case.model, case.size).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    settings = training.OptimizerSettings(learning_rate=0.01, momentum=0.9)
+    stages = [training.Stage((training.cross_entropy(),), settings, steps=1)]
+    if engine is None:
+        return lambda: void(
+            training.fit(
+                model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device="cpu", seed=0
+            )
+        )
+    model = make_private(model)
+    private = PrivateSettings(1.0, 1.0, 1.0, case.batch)
+    return lambda: void(
+        private_fit(
+            model, lambda step: records, stages, settings=private, device="cpu", engine=engine, probe=False
+        )
+    )
+
+
+def void(result: Any) -> None:
+    """Forget a result."""
+
+
+def measure(
+    cases: Sequence[Case] = CASES,
+    engines: Sequence[EngineName] = ENGINES,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Seconds of every kind of step of every case; a round of all kinds is a turn, the first warms up."""
+    return {"cases": [_measure(case, engines, tell) for case in cases]}
+
+
+def _measure(case: Case, engines: Sequence[EngineName], tell: Callable[[str], None]) -> dict[str, Any]:
+    steps: dict[str, Callable[[], None]] = {"plain": step_of(case, None)}
+    steps |= {name: step_of(case, name) for name in engines}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    failed: dict[str, str] = {}
+    for turn in range(case.turns + 1):
+        for name in list(steps):
+            if name in failed:
+                continue
+            began = time.perf_counter()
+            try:
+                steps[name]()
+            except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError) as error:
+                failed[name] = type(error).__name__  # as `choose_engine` sees it: the engine cannot do it
+                continue
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+        tell(f"{case.model}, turn {turn} of {case.turns}")
+    rows = []
+    for name in steps:
+        if name in failed:
+            rows.append({"step": name, "failed": failed[name]})
+            continue
+        ratios = [own / plain for own, plain in zip(seconds[name], seconds["plain"], strict=True)]
+        rows.append(
+            {
+                "step": name,
+                "seconds": seconds[name],
+                "median_seconds": statistics.median(seconds[name]),
+                "ratio": statistics.median(ratios),
+                "ratios": [min(ratios), max(ratios)],
+            }
+        )
+    return {**vars(case), "rows": rows}
