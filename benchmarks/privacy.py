@@ -186,7 +186,7 @@ def inference(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
     for epsilon in epsilons:
         found = privacy_attacks.infer_from_models(
             lambda seed, asked, names: study.job("fedavg", asked, names, seed),
-            study.bench.silos,
+            study.silos,
             epsilon,
             seeds=seeds,
             canaries=arguments.canaries,

@@ -15,13 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from privacy_attacks import CLASSES, stacked
 from scales import HAM, Scale
 
 import methods as methods_benchmark
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
+from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
+from tightframe.phases import Fold
 
 METHODS = ("fedavg", "fedetf", "fedmr")
 EPSILONS: tuple[float | None, ...] = (None, 8.0, 4.0, 2.0, 1.0)
@@ -48,6 +51,14 @@ class Study:
 
     bench: methods_benchmark.Bench
     delta: float = 1e-5
+
+    def silos(self, seed: int) -> Mapping[str, SiloData]:
+        """The silos of a seed; of an IID partition all of one size, whose noise is solved once."""
+        found = self.bench.silos(seed)
+        if self.bench.partition.get("partition") != "iid":
+            return found
+        size = min(len(silo.labels("train")) for silo in found.values()) // 10 * 10
+        return {name: cut(silo, size) for name, silo in found.items()}
 
     def job(
         self,
@@ -90,6 +101,13 @@ class Study:
         }
 
 
+def cut(silo: SiloData, size: int) -> SiloData:
+    """The silo with the first ``size`` of its training records, which are not sorted by class."""
+    folds: dict[Fold, Any] = {fold: stacked(silo, fold) for fold in ("train", "validation", "test")}
+    folds["train"] = tuple(item[:size] for item in folds["train"])
+    return ArrayData(folds, source=silo.source, num_classes=CLASSES)
+
+
 def pooled(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Accuracy and balanced accuracy over all silos, from each one's recall and records of every class."""
     hits: dict[str, int] = {}
@@ -123,17 +141,21 @@ def choose(
     seeds: Sequence[int],
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """The learning rate of each epsilon: FedAvg's best on the validation folds; every point is kept."""
+    """The learning rate of each epsilon: FedAvg's best on the validation folds; every point is kept.
+
+    A run that fails has the score 0.
+    """
     measure, found = study.bench.scale.measure, []
     for epsilon in epsilons:
-        points = [{"learning_rate": rate, "scores": []} for rate in rates]
+        points = [{"learning_rate": rate, "scores": [], "failed": []} for rate in rates]
         for seed in seeds:
-            records = study.bench.silos(seed)
+            records = study.silos(seed)
             for point in points:
                 run = study.run(
                     study.job("fedavg", epsilon, list(records), seed, point["learning_rate"]), records
                 )
                 point["scores"].append(run.get("validation", {}).get(measure, 0.0))
+                point["failed"] += [run["error"]] if "error" in run else []
                 tell(f"grid: epsilon {epsilon}, {point['learning_rate']:g}: {point['scores'][-1]:.3f}")
         best = max(points, key=lambda point: statistics.fmean(point["scores"]))
         found.append({"epsilon": epsilon, "points": points, "chosen": best["learning_rate"]})
@@ -165,14 +187,14 @@ def measure(
     chosen = {point["epsilon"]: point["chosen"] for point in grid}
     runs = []
     for seed in seeds:
-        records = study.bench.silos(seed)
+        records = study.silos(seed)
         for epsilon in epsilons:
             for method in methods:
                 job = study.job(method, epsilon, list(records), seed, chosen.get(epsilon))
                 runs.append(study.run(job, records))
                 shown = runs[-1].get("error") or f"{runs[-1]['test'][study.bench.scale.measure]:.3f}"
                 tell(f"seed {seed}, epsilon {epsilon}: {method}: {shown}")
-    first = study.bench.silos(seeds[0])
+    first = study.silos(seeds[0])
     return {
         "data": study.bench.name,
         "settings": {

@@ -77,6 +77,8 @@ class Privacy(Strict):
         neighbours: what is hidden: one record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD.
         noise_multiplier: of DP-SGD; None solves it at each silo from its number of records and the budget.
+        spare_rounds: rounds that may be repeated: noise is planned for so many more, because what is
+            repeated is charged again and the promise is kept in any case.
         releases: rounds in which class sums are released, at most.
         feature_clip: L2 norm to which each record's features are clipped in class sums.
         class_noise_share: part of epsilon for class sums and class counts, where a method needs any.
@@ -89,6 +91,7 @@ class Privacy(Strict):
     neighbours: Literal["record"] = "record"
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
     noise_multiplier: float | None = Field(default=None, ge=0.01, le=1e6)
+    spare_rounds: int = Field(default=1, ge=0, le=1000)
     releases: int = Field(default=10, ge=1, le=100_000)
     feature_clip: float = Field(default=1.0, gt=0, le=1e6)
     class_noise_share: float = Field(default=0.2, gt=0, lt=1)
@@ -212,6 +215,11 @@ def _privacy_problems(values: dict[str, Any]) -> list[str]:
         problems.append(
             f"weights: Expected 'uniform' with `privacy`, but got {weights!r}: a weight that follows the "
             "number of records tells of each of them"
+        )
+    if values.get("local_baseline_epochs"):
+        problems.append(
+            "local_baseline_epochs: whether a training without noise comes to its end tells of the records, "
+            "so not with `privacy`"
         )
     if values.get("personalise"):
         problems.append("personalise: its means are exact counts of records, so not with `privacy`")

@@ -67,7 +67,6 @@ class Policy(BaseModel):
             ``training`` (losses), ``personal`` (its personal model's accuracy).
         allowed_methods: the methods that it takes part in; None for all.
         allowed_submitters: who may submit a job, by their provisioned names; None for everybody.
-        local_epsilon_shown: tell the lead this site's epsilon exactly; it is told as a range otherwise.
         tell_refusals: tell the lead which rule a job falls short of, with the asked and required value;
             the code alone leaves otherwise.
         egress_guard: run in production only with the site's result filter (``flare.guard``) in place.
@@ -98,7 +97,6 @@ class Policy(BaseModel):
     clear_metrics: tuple[ClearMetric, ...]
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
-    local_epsilon_shown: bool
     tell_refusals: bool
     egress_guard: bool
     log_streaming: Literal[False]
@@ -305,7 +303,6 @@ class PolicyBlock(BaseModel):
     clear_metrics: list[ClearMetric] | None = None
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
-    local_epsilon_shown: bool | None = None
     tell_refusals: bool | None = None
     egress_guard: bool | None = None
     log_streaming: Literal[False] | None = None
@@ -334,8 +331,9 @@ def in_words(value: Any) -> str:
 
 def _clear_metrics(job: JobConfig) -> list[str]:
     """Which numbers of a silo's own the server sees if the job's sums are plain."""
-    local = getattr(getattr(job, "privacy", None), "evaluation", None) == "local"
-    return ["training"] + ["evaluation"] * (not local) + ["personal"] * job.personalise
+    if job.privacy is not None:
+        return []  # losses and evaluation stay at the silo
+    return ["training", "evaluation"] + ["personal"] * job.personalise
 
 
 def _number(value: Any) -> str:

@@ -34,7 +34,6 @@ _STANDARD: Mapping[str, Any] = {
     "clear_metrics": (),
     "allowed_methods": None,
     "allowed_submitters": None,
-    "local_epsilon_shown": False,
     "tell_refusals": True,
     "egress_guard": True,
     "log_streaming": False,
@@ -62,7 +61,6 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
         "max_releases": None,
         "charged_retries": None,
         "clear_metrics": CLEAR_METRICS,
-        "local_epsilon_shown": True,
         "egress_guard": False,
     },
 }

@@ -151,7 +151,7 @@ def private_fit(
     if probe:
         first = default_collate([records(0)[0]])
         with torch.no_grad():
-            classes = _classes(model.eval(), first[0].to(device))
+            classes = _classes(model.eval(), torch.zeros_like(first[0]).to(device))
         check_per_record(model, stages, made_up(first, classes), device=device)
     events = settings.events(stages)
     if charge is not None:

@@ -111,19 +111,45 @@ class Contributor:
         PrivateSilo(*view, cohort=(self._context.name,), honest=1).check_budget()
 
     def _check_place(self, message: Message) -> None:
-        """Refuse a round that the job does not have.
+        """Refuse a sum that the job does not have: what a server may ask is what the job plans.
 
         Raises:
             RunError: TF-505.
         """
-        kind, number, rounds = message["kind"], message["round"], self._context.job.rounds
+        kind, rounds = message["kind"], self._context.job.rounds
+        places = [message[name] for name in ("round", "phase", "attempt")]
+        if not all(type(place) is int and place >= 0 for place in places):
+            raise RunError("Expected whole numbers for round, phase and attempt.", code="TF-505")
+        if kind not in self._kinds():
+            raise RunError(
+                f"Expected a sum of {sorted(self._kinds())}, which this job has, but the server asks for "
+                f"{kind!r}.",
+                code="TF-505",
+            )
         first, last = (rounds, rounds) if kind in ("after", "closing", personal.KIND) else (0, 0)
         first, last = (1, rounds) if kind == "train" else (first, last)
+        number, index = places[:2]
         if not first <= number <= last:
             raise RunError(
                 f"Expected a round from {first} to {last} for {kind!r}, but the server asks for {number}.",
                 code="TF-505",
             )
+        phases = 1 if kind in ("closing", personal.KIND) else len(self._phases(kind, number))
+        may_evaluate = kind == "closing" or (kind == "train" and index == 0)
+        if index >= phases or (message["evaluate"] and not may_evaluate):
+            raise RunError(
+                f"Expected one of {phases} phases of {kind!r}, and an evaluation with a round's first or the "
+                f"closing only, but the server asks for phase {index}.",
+                code="TF-505",
+            )
+
+    def _kinds(self) -> tuple[str, ...]:
+        """The kinds of sums that the job has: under privacy those alone that have a mechanism."""
+        job = self._context.job
+        if job.privacy is not None:
+            return ("train", "closing")
+        made = (personal.KIND,) if job.personalise else ()
+        return (statistics.KIND, "before", "train", "after", "closing", *made)
 
     def _contribution(
         self, silo: LocalSilo, phase: Phase, received: dict[str, torch.Tensor], sum_id: SumId
@@ -161,13 +187,17 @@ class Contributor:
         kind, index = message["kind"], message["phase"]
         if kind in ("closing", personal.KIND):
             return None
-        phases = {
-            statistics.KIND: self._setup.statistics_phases,
-            "before": self._setup.before_phases,
-            "train": lambda: self._setup.training_phases(message["round"]),
-            "after": self._setup.after_phases,
+        return self._phases(kind, message["round"])[index]
+
+    def _phases(self, kind: str, number: int) -> tuple[Phase, ...]:
+        """The phases of a kind, in a round where it is one of training."""
+        setup = self._setup
+        return {
+            statistics.KIND: setup.statistics_phases,
+            "before": setup.before_phases,
+            "train": lambda: setup.training_phases(number),
+            "after": setup.after_phases,
         }[kind]()
-        return phases[index]
 
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
         return self._count(silo, silo.load(received_model(received)))

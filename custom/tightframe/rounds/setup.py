@@ -241,11 +241,13 @@ def set_threads(threads: int) -> None:
 
 
 def _check_sums(setup: JobSetup) -> None:
+    releases = setup.privacy.releases if setup.privacy is not None else ()
     try:
         phases = (
             *setup.statistics_phases(),
             *setup.before_phases(),
             *setup.training_phases(1),
+            *(phase for number in releases[:1] for phase in setup.training_phases(number)),
             *setup.after_phases(),
         )
         for phase in phases:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from tightframe.data.base import SiloData
-from tightframe.errors import SecureSumError
+from tightframe.errors import SecureSumError, SiteConfigError
 from tightframe.phases import Fold
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
 from tightframe.privacy.events import Event, Neighbours
 from tightframe.privacy.ledger import Ledger, ledger_expected, ledger_path
-from tightframe.privacy.ledger_entries import MAX_ATTEMPT, Cap, Charge
+from tightframe.privacy.ledger_entries import MAX_ATTEMPT, Cap, Charge, LedgerError
 from tightframe.privacy.ledger_rules import events_of
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.files import write_atomically
@@ -65,13 +66,21 @@ class Budget:
             DatasetError: TF-703 if these very records have a budget under another name.
         """
         with self._open() as ledger:
-            ledger.note_data(self._dataset, fingerprint(self._context.job.dataset, self._context.data))
+            self._note(ledger)
+            self._context.log.info(
+                "%s: privacy ledger %s%s",
+                self._context.name,
+                self.path,
+                "" if self._context.production else " (simulation: for this run only)",
+            )
             spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
-            if any(key[0] == self._context.job_id for key in spent):
+            if any(key[0] == self._job_id for key in spent):
                 return  # goes on after a restart: what it may still charge is checked charge by charge
+            self._keep_promise("what is planned", (), planned)
             ledger.dry_run(
                 [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
-                cap=self._unlimited_releases(),
+                # The policy has been asked about the number of releases already.
+                cap=replace(self.cap, releases=None),
             )
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
@@ -86,13 +95,14 @@ class Budget:
             BudgetError: TF-701 if it does not fit into the job's promise or the site's cap.
         """
         with self._open() as ledger:
+            self._note(ledger)  # a server may have left out the enrolment
             entries = ledger.entries()
             attempt = sum(
                 1
                 for entry in entries
-                if entry.charge is not None and entry.charge.key[:2] == (self._context.job_id, purpose)
+                if entry.charge is not None and entry.charge.key[:2] == (self._job_id, purpose)
             )
-            ours = events_of(entries, self._dataset, job_id=self._context.job_id)
+            ours = events_of(entries, self._dataset, job_id=self._job_id)
             self._keep_promise(purpose, ours, events)
             charges = [
                 self._charge(purpose, attempt + place, event, alone) for place, event in enumerate(events)
@@ -127,26 +137,35 @@ class Budget:
                 self._dataset,
                 self._plan.privacy.neighbours,
                 self._plan.privacy.delta,
-                job_id=self._context.job_id,
+                job_id=self._job_id,
             )
+
+    def _note(self, ledger: Ledger) -> None:
+        """Know the records again; in production by a name that the site has chosen, which no move changes."""
+        context = self._context
+        if context.production and context.site.dataset_id is None:
+            raise SiteConfigError(
+                "Expected `dataset_id` in this site's configuration: the privacy budget of its records goes "
+                "by it, and must not begin anew because a folder was moved.",
+                code="TF-201",
+            )
+        ledger.note_data(self._dataset, fingerprint(context.job.dataset, context.data))
 
     def _keep_promise(self, purpose: str, before: Sequence[Event], events: Sequence[Event]) -> None:
         """Refuse a charge with which the job would cost more than it says: its repeats must fit, too."""
         privacy = self._plan.privacy
         total = accounting.guaranteed([*before, *events], privacy.delta)
-        # A noise multiplier that the job sets itself has no promise to keep but the site's cap.
-        if privacy.noise_multiplier is None and total > privacy.epsilon:
+        if total > privacy.epsilon:
             raise BudgetError(
                 f"Expected this job to stay within the epsilon {privacy.epsilon:g} that it promises at delta "
-                f"{privacy.delta:g}, but with {purpose} it comes to {accounting.rounded_up(total)}: what was "
-                "repeated is charged again. Nothing was charged; run the job anew with a larger `privacy."
-                "epsilon`, or with fewer rounds."
+                f"{privacy.delta:g}, but with {purpose} it comes to {accounting.rounded_up(total)}. What is "
+                "repeated is charged again. Nothing was charged; run the job anew with a larger "
+                "`privacy.epsilon`, more `privacy.spare_rounds` or more noise."
             )
 
-    def _unlimited_releases(self) -> Cap:
-        """The cap for planned charges, whose number of releases the policy has been asked about already."""
-        cap = self.cap
-        return Cap(cap.epsilon, cap.delta, cap.retries, None)
+    @property
+    def _job_id(self) -> str:
+        return self._context.job_id or self._context.job.job_name
 
     @property
     def _dataset(self) -> str:
@@ -155,7 +174,7 @@ class Budget:
     def _charge(self, purpose: str, attempt: int, event: Event, alone: Event | None) -> Charge:
         neighbours: Neighbours = self._plan.privacy.neighbours
         return Charge(
-            job_id=self._context.job_id or self._context.job.job_name,
+            job_id=self._job_id,
             job_name=self._context.job.job_name,
             purpose=purpose,
             attempt=attempt,
@@ -171,10 +190,22 @@ class Budget:
         if self._context.identity is None:
             raise SecureSumError("this silo was given no identity to sign its ledger with.", code="TF-615")
         signer, anchor = self._context.identity()
-        fresh = not ledger_expected(self.path)
-        if fresh:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return Ledger(self.path, signer, check=_checker(self._context.name, anchor), create=fresh)
+        check = _checker(self._context.name, anchor)
+        if ledger_expected(self.path):
+            return Ledger(self.path, signer, check=check)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._context.production:
+            self._context.log.warning(
+                "%s: a new privacy ledger begins at %s. If this site had one before, stop, and put it back: "
+                "what was spent would be forgotten.",
+                self._context.name,
+                self.path,
+            )
+        try:
+            return Ledger(self.path, signer, check=check, create=True)
+        except LedgerError:
+            # Another job of this site may have made it at the same moment.
+            return Ledger(self.path, signer, check=check)
 
 
 def fingerprint(dataset: str, data: SiloData) -> str:

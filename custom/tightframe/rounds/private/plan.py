@@ -29,12 +29,14 @@ class PrivacyPlan:
         privacy: what the job asks for.
         releases: rounds in which class sums are released; none if the method has no class sums.
         prior: whether the silo's own class counts are made noisy, once.
+        spare: releases of class sums that may be repeated.
         class_noise: noise multiplier of each of these; None if there are none.
     """
 
     privacy: Privacy
     releases: tuple[int, ...]
     prior: bool
+    spare: int
     class_noise: float | None
 
     @property
@@ -55,10 +57,10 @@ class PrivacyPlan:
 
     @property
     def class_events(self) -> tuple[Event, ...]:
-        """What all releases but training are charged as."""
+        """What all releases but training are charged as, those that may be repeated with them."""
         if self.class_noise is None:
             return ()
-        return (Gaussian(self.class_noise),) * (len(self.releases) + self.prior)
+        return (Gaussian(self.class_noise),) * (len(self.releases) + self.spare + self.prior)
 
     def training_noise(self, sampling_rate: float, steps: int) -> float:
         """The noise multiplier of DP-SGD with which a silo's whole job keeps to its budget.
@@ -119,7 +121,8 @@ def make_plan(job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, 
         for number, found in phases
         if any(is_class_sum(item) for phase in found for item in phase.schema.fields)
     )
-    number = len(releases) + prior
+    spare = privacy.spare_rounds if releases else 0
+    number = len(releases) + spare + prior
     noise = None
     if number:
         noise = accounting.solve(
@@ -127,7 +130,7 @@ def make_plan(job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, 
             epsilon=privacy.epsilon * privacy.class_noise_share,
             delta=privacy.delta,
         )
-    plan = PrivacyPlan(privacy, releases, prior, noise)
+    plan = PrivacyPlan(privacy, releases, prior, spare, noise)
     if releases:
         release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
     return plan

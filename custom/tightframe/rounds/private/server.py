@@ -15,8 +15,6 @@ from tightframe.privacy.release_reading import ReleaseAverage
 from tightframe.rounds.private.plan import PrivacyPlan, is_class_sum
 
 STATE = "privacy/releases/"
-DECAY = 0.5
-"""What an earlier release counts for beside a later one: models, and so features, move on."""
 
 
 def read(
@@ -43,7 +41,7 @@ def read(
     units = as_units(torch.from_numpy(numbers), config)
     kept = {name.removeprefix(STATE): item for name, item in state.extra.items() if name.startswith(STATE)}
     average = ReleaseAverage.of(kept) if kept else ReleaseAverage.empty(*units.shape)
-    average = average.add(units, silos=silos, honest=honest, decay=DECAY)
+    average = average.add(units, silos=silos, honest=honest)
     reading = average.read(config)
     records = torch.where(reading.usable, reading.counts, 0.0)
     changed = {

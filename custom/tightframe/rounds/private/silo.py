@@ -80,14 +80,16 @@ class PrivateSilo(LocalSilo):
 
     def training_settings(self) -> PrivateSettings:
         """Clipping, noise and sampling of this silo's training; the same in every round."""
-        records, job = len(self._context.data.labels("train")), self._setup.job
+        job = self._setup.job
+        records = taken_as_known(len(self._context.data.labels("train")))
         settings = PrivateSettings.of(
             batch_size=job.training.batch_size,
             records=records,
             clip_norm=self._plan.privacy.clip_norm,
             noise_multiplier=1.0,
         )
-        steps = job.rounds * job.training.epochs * self._epoch_steps(settings)
+        rounds = job.rounds + self._plan.privacy.spare_rounds
+        steps = rounds * job.training.epochs * self._epoch_steps(settings)
         noise = self._budget.remembered(
             f"training noise, {records} records",
             lambda: self._plan.training_noise(settings.sampling_rate, steps),
@@ -110,7 +112,8 @@ class PrivateSilo(LocalSilo):
         settings, job = self.training_settings(), self._setup.job
         steps = job.training.epochs * self._epoch_steps(settings)
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
-        self._budget.check((*self._plan.class_events, *(each,) * job.rounds))
+        rounds = job.rounds + self._plan.privacy.spare_rounds
+        self._budget.check((*self._plan.class_events, *(each,) * rounds))
 
     @staticmethod
     def _epoch_steps(settings: PrivateSettings) -> int:
@@ -136,11 +139,15 @@ class PrivateSilo(LocalSilo):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Clipped sums of the training records, with this silo's share of the noise.
 
+        A silo that keeps its prototypes at home adds that noise alone: the others count on it.
+
         Raises:
             BudgetError: TF-701; nothing is drawn then.
         """
         config, classes = self._plan.class_sums, self.setting.num_classes
         total = torch.zeros(classes, width + 1, dtype=torch.int64)
+        if not self.offers_prototypes:
+            return self._with_noise(total)
         with torch.no_grad():
             for inputs, labels in self.batches("train", augment=False, shuffle=False):
                 # What is not finite counts as zero there: to refuse it would tell of single records.
@@ -148,9 +155,13 @@ class PrivateSilo(LocalSilo):
                 total += class_sums.class_sums(found, labels.cpu(), classes, config)
         alone = release_plan.lone_events(config, 1, self._honest)[0] if self._honest > 1 else None
         self._budget.charge(f"round {self.round} class sums", release_plan.events(config, 1), alone=alone)
-        total += class_sums.noise_for(tuple(total.shape), config, self._honest)
-        numbers = class_sums.as_numbers(total, config)
-        return numbers[:, :width], numbers[:, width]
+        return self._with_noise(total)
+
+    def _with_noise(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        config = self._plan.class_sums
+        noisy = total + class_sums.noise_for(tuple(total.shape), config, self._honest)
+        numbers = class_sums.as_numbers(noisy, config)
+        return numbers[:, :-1], numbers[:, -1]
 
     def _views(self, step: int) -> Dataset[Any]:
         """The training records as one step sees them."""
@@ -159,3 +170,16 @@ class PrivateSilo(LocalSilo):
         seed = self.stream("augment", step) if self.setting.local.augment else None
         records: Dataset[Any] = self._context.data.records("train", augment_seed=seed)
         return records
+
+
+def taken_as_known(records: int) -> int:
+    """A number of records, rounded down to its four leading binary digits.
+
+    Sampling rate and noise of a silo follow from it, and its updates show them; so they must not follow
+    from single records. Fewer records than there are make the rate larger, and are charged so.
+
+    >>> [taken_as_known(number) for number in (1, 15, 99, 290, 9930)]
+    [1, 15, 96, 288, 9728]
+    """
+    dropped = max(0, records.bit_length() - 4)
+    return records >> dropped << dropped

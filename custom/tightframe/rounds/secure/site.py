@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError
+from tightframe.privacy.accounting import BudgetError
+from tightframe.privacy.ledger_entries import RepeatError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.secure.common import SECURE, named
@@ -218,7 +220,7 @@ class SecureSite:
                 return kept
             try:
                 return make(key)
-            except ReplayError:
+            except (ReplayError, BudgetError, RepeatError):
                 # The engine may run one task in two processes at once; the other one was first.
                 kept = self._recall(task, key)
                 if kept is None:
