@@ -65,3 +65,8 @@ def images() -> Path | None:
 def small() -> dict[str, Any]:
     """Values of a small valid job; a fresh copy for each test."""
     return {key: (value.copy() if isinstance(value, dict | list) else value) for key, value in SMALL.items()}
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Processes of ``-n auto``: one more than cores, because tests of the engine mostly wait."""
+    return (os.cpu_count() or 1) + 1

@@ -187,7 +187,8 @@ def test_utility_writes_every_run_and_the_grid(
         best = max(row["points"], key=lambda point: point["scores"][0])
         assert run["learning_rate"] == row["chosen"] == best["learning_rate"]
         assert run["test"]["records"] == 359
-    assert 7.0 < report["runs"][1]["spent"] <= 8.0
+    # A spare round is planned for and not needed.
+    assert 3.0 < report["runs"][1]["spent"] <= 8.0
     shown = capsys.readouterr().out
     assert "0.1" in shown and "0.3" in shown and "not paid for" in shown
 
