@@ -156,7 +156,7 @@ def test_pooled_hits_of_the_silos_are_the_servers_metrics(benchmark: ModuleType,
     assert found["spent"] is None and found["epsilon"] is None
 
 
-def test_hits_are_pooled_over_silos_that_lack_classes() -> None:
+def test_hits_are_pooled_over_silos_that_lack_classes(benchmark: ModuleType) -> None:
     truth, guess = [0, 0, 0, 1, 1, 2], [0, 1, 0, 1, 1, 0]
     parts = [
         {"recall": {"a": 0.5, "b": 1.0, "c": None}, "class_records": {"a": 2, "b": 1, "c": 0}},

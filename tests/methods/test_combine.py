@@ -124,7 +124,7 @@ def test_a_job_gets_the_head_that_it_names(small: dict[str, Any], monkeypatch: p
         ({"head": "etf", "normalised_scale": 2.0}, "normalised_scale"),
         ({"local": "moon", "moon_mu": -1.0}, "method_options.moon_mu: .*greater than or equal to 0"),
         ({"local": "ditto"}, "method_options.local: "),
-        ({"ditto_mu": 1.0}, "method_options.ditto_mu: Extra inputs"),
+        ({"ditto_mu": 1.0}, "method_options.ditto_mu: no such key"),
         (
             {"head": "etf", "etf_temperature_form": "clamp"},
             "Expected `etf_temperature` with `etf_temperature_form` 'clamp'",

@@ -353,6 +353,16 @@ def test_the_probe_runs_unless_switched_off() -> None:
     assert not charged
 
 
+def test_whether_a_model_is_refused_tells_nothing_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crafted model would otherwise ask the first records a question, for free, as often as it likes."""
+    probed: list[Any] = []
+    monkeypatch.setattr(dp_sgd, "check_per_record", lambda *given, **_: probed.append(given[2]))
+    for seed in (1, 2):
+        private_fit(build(), given(items(seed=seed)), [stage(steps=1)], settings=settings(), device="cpu")
+    assert all(torch.equal(one, other) for one, other in zip(*probed, strict=True))
+    assert not any(torch.equal(probed[0][0][0], item[0]) for item in items(seed=1))
+
+
 def test_terms_without_weight_are_never_computed() -> None:
     def fail(_view: Any) -> torch.Tensor:
         raise AssertionError

@@ -33,9 +33,9 @@ from tightframe.securesum.errors import MessageError
 from tightframe.securesum.messages import FieldSpec
 from tightframe.securesum.primitives import KEY_BYTES, derive
 
-BLOCK = 128 * 1024
+BLOCK = 256 * 1024
 """Bytes of keystream that are made at a time; a multiple of every ring's element size. Of 16 to 512 KiB
-this was fastest: below, calls cost more; above, block and keystream leave the cache."""
+this was fastest: below, calls cost more; above, block and keystream leave the caches."""
 
 _ZEROS = bytes(BLOCK)
 _MODE = CTR(bytes(16))

@@ -179,7 +179,7 @@ def taken_as_known(records: int) -> int:
     from single records. Fewer records than there are make the rate larger, and are charged so.
 
     >>> [taken_as_known(number) for number in (1, 15, 99, 290, 9930)]
-    [1, 15, 96, 288, 9728]
+    [1, 15, 96, 288, 9216]
     """
     dropped = max(0, records.bit_length() - 4)
     return records >> dropped << dropped
