@@ -5,7 +5,7 @@ Types and small functions only; the loop that runs them is in ``training``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -100,6 +100,27 @@ class Stage:
             raise ValueError(f"Expected term names to be unique and none to be 'loss', but got {names[:-1]}.")
         if not any(term.weight for term in self.terms):
             raise ValueError("Expected a stage to have at least one term with a weight, but it has none.")
+
+    def select(self, model: nn.Module, flags: Mapping[str, bool]) -> list[nn.Parameter]:
+        """Let those parameters train that the stage trains, and no others; they are returned, in order.
+
+        Args:
+            model: in training.
+            flags: which parameters the model itself lets train, by name.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        trained = []
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags[name] and self.trainable(name))
+            if parameter.requires_grad:
+                trained.append(parameter)
+        if not trained:
+            raise ValueError(
+                "Expected a stage to train at least one parameter, but `trainable` selects none."
+            )
+        return trained
 
     @property
     def parts(self) -> tuple[Term | ParameterTerm, ...]:

@@ -161,15 +161,7 @@ class _Loop:
 
     def run(self, stage: Stage, batches: Batches, flags: dict[str, bool]) -> None:
         """Train one stage; ``flags`` says which parameters the model itself lets train."""
-        trained = []
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(flags[name] and stage.trainable(name))
-            if parameter.requires_grad:
-                trained.append(parameter)
-        if not trained:
-            raise ValueError(
-                "Expected a stage to train at least one parameter, but `trainable` selects none."
-            )
+        trained = stage.select(self.model, flags)
         optimizer = stage.optimizer.build(trained)
         for inputs, labels in self._stage_batches(stage, batches):
             self._step_or_explain(stage, optimizer, inputs, labels)

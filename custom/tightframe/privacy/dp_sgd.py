@@ -89,11 +89,16 @@ class PrivateSettings:
         rate = min(1.0, batch_size / records)
         return cls(clip_norm, noise_multiplier, rate, rate * records)
 
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of an epoch: 1 / q, rounded up."""
+        return math.ceil(1 / self.sampling_rate - 1e-9)
+
     def steps(self, stage: Stage) -> int:
-        """Steps of a stage; an epoch has 1 / q, rounded up."""
+        """Steps of a stage."""
         if stage.steps is not None:
             return stage.steps
-        return int(stage.epochs or 0) * math.ceil(1 / self.sampling_rate - 1e-9)
+        return int(stage.epochs or 0) * self.epoch_steps
 
     def events(self, stages: Sequence[Stage]) -> tuple[SubsampledGaussian, ...]:
         """What ``private_fit`` will do, for the ledger: all stages' steps have the same noise and rate."""
@@ -213,15 +218,7 @@ class _Loop:
 
     def run(self, stage: Stage, records: Records, count: int, flags: dict[str, bool], workers: int) -> None:
         """Train one stage; ``flags`` says which parameters the model itself lets train."""
-        trained = []
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(flags[name] and stage.trainable(name))
-            if parameter.requires_grad:
-                trained.append(parameter)
-        if not trained:
-            raise ValueError(
-                "Expected a stage to train at least one parameter, but `trainable` selects none."
-            )
+        trained = stage.select(self.model, flags)
         optimizer = stage.optimizer.build(trained)
         loss = RecordLoss(self.model, stage.terms)
         size = sum(item.numel() for item in trained)
