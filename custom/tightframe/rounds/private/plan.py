@@ -142,7 +142,7 @@ def is_class_sum(item: Field) -> bool:
 
 
 def honest_silos(job: JobConfig, enrolled: int) -> int:
-    """T - c: the least number of honest silos in any sum that can be opened; 1 for plain sums.
+    """The least number of honest silos in any sum that can be opened, t - c; 1 for plain sums.
 
     A plain server sees each silo's own term, so that each silo adds all of the noise.
     """

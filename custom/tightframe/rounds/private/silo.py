@@ -7,6 +7,7 @@ clipped and noisy. Each is charged to the site's ledger before anything is drawn
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import safetensors.torch
@@ -88,13 +89,12 @@ class PrivateSilo(LocalSilo):
             clip_norm=self._plan.privacy.clip_norm,
             noise_multiplier=1.0,
         )
-        rounds = job.rounds + self._plan.privacy.spare_rounds
-        steps = rounds * job.training.epochs * self._epoch_steps(settings)
+        steps = self._planned_rounds * job.training.epochs * settings.epoch_steps
         noise = self._budget.remembered(
             f"training noise, {records} records",
             lambda: self._plan.training_noise(settings.sampling_rate, steps),
         )
-        return PrivateSettings(settings.clip_norm, noise, settings.sampling_rate, settings.expected_batch)
+        return replace(settings, noise_multiplier=noise)
 
     def check_budget(self) -> None:
         """Refuse a job whose planned charges this site's budget does not hold.
@@ -109,17 +109,15 @@ class PrivateSilo(LocalSilo):
                 f"Expected each training record of {data.source} once, but some are repeated: noise that "
                 "hides one record does not hide its copies. Leave out what repeats them."
             )
-        settings, job = self.training_settings(), self._setup.job
-        steps = job.training.epochs * self._epoch_steps(settings)
+        settings = self.training_settings()
+        steps = self._setup.job.training.epochs * settings.epoch_steps
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
-        rounds = job.rounds + self._plan.privacy.spare_rounds
-        self._budget.check((*self._plan.class_events, *(each,) * rounds))
+        self._budget.check((*self._plan.class_events, *(each,) * self._planned_rounds))
 
-    @staticmethod
-    def _epoch_steps(settings: PrivateSettings) -> int:
-        return settings.steps(
-            training.Stage((training.cross_entropy(),), training.OptimizerSettings(), epochs=1)
-        )
+    @property
+    def _planned_rounds(self) -> int:
+        """The job's rounds and those that may be repeated."""
+        return self._setup.job.rounds + self._plan.privacy.spare_rounds
 
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
         """Of the training fold: noisy, drawn once a job, float64 (C,), 1 at least."""

@@ -8,21 +8,23 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from tightframe import __version__
-from tightframe.errors import PolicyError, SecureSumError
-from tightframe.privacy.accounting import BudgetError
-from tightframe.privacy.ledger_entries import RepeatError
+from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.secure.common import SECURE, named
 from tightframe.rounds.secure.record import SiteRecord
 from tightframe.rounds.secure.vault import Vault
-from tightframe.rounds.summation import Encoded
+from tightframe.rounds.summation import OUT_OF_BUDGET, Encoded
 from tightframe.securesum import messages, rules, site
 from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Established, Masked
 
 __all__ = ["SECURE", "SecureSite"]
+
+CHARGED = (OUT_OF_BUDGET, "TF-705")
+"""What the ledger answers to a process whose charge another one has made. By code: a task that charges
+nothing need not import the ledger."""
 
 
 class _Declare(Protocol):
@@ -220,9 +222,10 @@ class SecureSite:
                 return kept
             try:
                 return make(key)
-            except (ReplayError, BudgetError, RepeatError):
+            except (ReplayError, TightframeError) as error:
                 # The engine may run one task in two processes at once; the other one was first.
-                kept = self._recall(task, key)
+                first = isinstance(error, ReplayError) or error.code in CHARGED
+                kept = self._recall(task, key) if first else None
                 if kept is None:
                     raise
                 return kept
