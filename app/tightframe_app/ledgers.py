@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
@@ -89,11 +90,11 @@ def ledger_show(
     """
     from tightframe.privacy.ledger_report import left_text, spent_text
 
-    out = _console()
+    out = console(WIDTH)
     whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
     for spending in found:
         protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
-        out.print(Text(_shown(spending.dataset_id), style="bold"), protects)
+        out.print(Text(shown(spending.dataset_id), style="bold"), protects)
         out.print(Padding(_charges(spending), (0, 0, 0, 2)))
         facts = [
             ("charges", str(len(spending.entries))),
@@ -135,28 +136,28 @@ def ledger_verify(
     from tightframe.privacy.ledger_chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger_entries import TamperError
 
-    path, out = _path(file, state_dir, site), _console()
+    path, out = _path(file, state_dir, site), console(WIDTH)
     heads = [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root])
     try:
         whole = (renew_head_file if renew_head else read_ledger)(path, check=check, known=heads)
     except TamperError as error:
-        shown = f" {_shown(str(path))}: {_shown(str(error))}"
-        _console(stderr=True).print(Text.assemble(("invalid:", "bold red"), shown))
+        said = f" {shown(str(path))}: {shown(str(error))}"
+        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), said))
         raise typer.Exit(1) from None
-    out.print(Text.assemble(("whole:", "bold green"), f" {_shown(str(path))}"))
+    out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
     facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
     if whole.entries:
         facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
     for name, certificate in sorted(whole.certificates.items()):
         signed = sum(entry.signer == name for entry in whole.entries)
         facts.append(
-            ("signed by", f"{_shown(_common_name(certificate))}, certificate {name[:16]}: {signed} entries")
+            ("signed by", f"{shown(_common_name(certificate))}, certificate {name[:16]}: {signed} entries")
         )
     facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
     _print_facts(out, facts)
-    _print_list(out, "What this proves", proves(len(heads)))
-    _print_list(out, "What this does not prove", does_not_prove(len(heads)))
+    print_list(out, "What this proves", proves(len(heads)))
+    print_list(out, "What this does not prove", does_not_prove(len(heads)))
 
 
 def proves(known: int) -> list[str]:
@@ -219,12 +220,12 @@ def ledger_explain(
     if sigma is not None and records is not None:
         training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
     plan = Plan(None if release_noise is None else Gaussian(release_noise), training)
-    out = _console()
+    out = console(WIDTH)
     whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
     for spending in found:
-        out.print(Text(f"Data set {_shown(spending.dataset_id)}", style="bold"))
+        out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
         for paragraph in explain(spending, epsilon):
-            out.print(Padding(_shown(paragraph), (0, 0, 1, 2)))
+            out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
         if epsilon is not None and (said := plan.said(spending, epsilon)):
             out.print(Padding("What would fit, each by itself:", (0, 0, 0, 2)))
             for text in said:
@@ -282,7 +283,7 @@ def _path(file: Path | None, state_dir: Path | None, site: str | None) -> Path:
         return ledger_path(state_dir, site)
     sites = sorted(item.parent.name for item in (state_dir / FOLDER).glob(f"*/{FILE}"))
     if len(sites) != 1:
-        found = f"of {', '.join(map(_shown, sites))}: name one with --site" if sites else "none"
+        found = f"of {', '.join(map(shown, sites))}: name one with --site" if sites else "none"
         raise typer.BadParameter(f"expected one ledger in {state_dir}, got {found}", param_hint="--state-dir")
     return ledger_path(state_dir, sites[0])
 
@@ -324,8 +325,8 @@ def _charges(spending: Spending) -> Table:
         table.add_row(
             str(entry.sequence),
             _time(entry.time),
-            _shown(charge.job_name),
-            _shown(charge.purpose),
+            shown(charge.job_name),
+            shown(charge.purpose),
             str(entry.retry) if entry.retry else "",
             event_text(charge.event),
             _up(total),
@@ -349,20 +350,6 @@ def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
     out.print(Padding(facts, (0, 0, 0, 2)))
 
 
-def _print_list(out: Console, title: str, said: Sequence[str]) -> None:
-    out.print()
-    out.print(Text(title, style="bold"))
-    points = Table.grid(padding=(0, 1))
-    for text in said:
-        points.add_row("-", text)
-    out.print(Padding(points, (0, 0, 0, 2)))
-
-
-def _console(*, stderr: bool = False) -> Console:
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    return Console(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
-
-
 def _time(time: datetime) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
 
@@ -371,8 +358,3 @@ def _up(value: float) -> str:
     from tightframe.privacy.accounting import rounded_up
 
     return rounded_up(value)
-
-
-def _shown(text: str) -> str:
-    """Text of a file, in which nothing can steer a terminal."""
-    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)

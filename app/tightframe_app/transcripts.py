@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.securesum.identity import Anchor
@@ -73,19 +74,17 @@ def transcript_verify(
     from tightframe.securesum.transcript import TranscriptError, verify
 
     anchor = Anchor(_root_certificate(root), missing_role=missing_role)
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     try:
         report = verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
     except TranscriptError as error:
-        err = Console(highlight=False, markup=False, emoji=False, width=width, stderr=True)
-        shown = f" {_shown(str(file))}: {error.code}: {_shown(str(error))}"
-        err.print(Text.assemble(("invalid:", "bold red"), shown))
+        said = f" {shown(str(file))}: {error.code}: {shown(str(error))}"
+        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), said))
         raise typer.Exit(1) from None
-    out = Console(highlight=False, markup=False, emoji=False, width=width)
-    out.print(Text.assemble(("valid:", "bold green"), f" {_shown(str(file))}"))
+    out = console(WIDTH)
+    out.print(Text.assemble(("valid:", "bold green"), f" {shown(str(file))}"))
     _print_summary(out, report)
-    _print_list(out, "What this proves", proves(report))
-    _print_list(out, "What this does not prove", does_not_prove(report, anchor))
+    print_list(out, "What this proves", proves(report))
+    print_list(out, "What this does not prove", does_not_prove(report, anchor))
 
 
 def proves(report: Report) -> list[str]:
@@ -161,7 +160,7 @@ def _print_summary(out: Console, report: Report) -> None:
         places = ", ".join(f"{epoch}/{slot}" for epoch, slot in report.skipped)
         rows.append(("no line for", f"epoch/slot {places}: not used, or left out"))
     for name, value in rows:
-        facts.add_row(name, _shown(value))
+        facts.add_row(name, shown(value))
     out.print(facts)
     if report.epochs:
         _print_epochs(out, report)
@@ -194,7 +193,7 @@ def _print_epochs(out: Console, report: Report) -> None:
             str(minimum_survivors(params)),
             str(params.colluders),
             "malicious" if params.trust == "malicious" else "semi-honest",
-            _shown(params.weights),
+            shown(params.weights),
             "may open" if params.static_open else "shut",
             str(params.slots),
         )
@@ -205,7 +204,7 @@ def _print_epochs(out: Console, report: Report) -> None:
         for site, key in epoch.keys.items():
             found.setdefault((site, key), []).append(str(epoch.params.epoch))
     for (site, key), epochs in sorted(found.items()):
-        keys.add_row(_shown(site), key, ", ".join(epochs))
+        keys.add_row(shown(site), key, ", ".join(epochs))
     _print_table(out, "Keys", keys)
 
 
@@ -214,11 +213,11 @@ def _print_troubled(out: Console, report: Report) -> None:
     for item in report.sums:
         if item.missing or item.failure or item.blamed:
             table.add_row(
-                _shown(str(item.sum_id)),
+                shown(str(item.sum_id)),
                 str(item.epoch),
-                _shown(", ".join(item.missing) or "-"),
+                shown(", ".join(item.missing) or "-"),
                 f"failed, {item.failure}" if item.failure else f"opened: {', '.join(item.groups)}",
-                _shown("; ".join(f"{site}: {why}" for site, why in sorted(item.blamed.items())) or "-"),
+                shown("; ".join(f"{site}: {why}" for site, why in sorted(item.blamed.items())) or "-"),
             )
     _print_table(out, "Sums with missing sites, failed, or with somebody to blame", table)
 
@@ -234,15 +233,6 @@ def _print_table(out: Console, title: str, table: Table) -> None:
     out.print()
     out.print(Text(title, style="bold"))
     out.print(Padding(table, (0, 0, 0, 2)))
-
-
-def _print_list(out: Console, title: str, said: Sequence[str]) -> None:
-    out.print()
-    out.print(Text(title, style="bold"))
-    points = Table.grid(padding=(0, 1))
-    for text in said:
-        points.add_row("-", text)
-    out.print(Padding(points, (0, 0, 0, 2)))
 
 
 def _lines(file: Path) -> Iterator[bytes]:
@@ -265,12 +255,7 @@ def _root_certificate(path: Path) -> bytes:
         basic = None
     if basic is None or not basic.ca:
         raise typer.BadParameter(
-            f"expected one root certificate in PEM, but {_shown(str(path))} holds something else",
+            f"expected one root certificate in PEM, but {shown(str(path))} holds something else",
             param_hint="--root",
         )
     return certificate.public_bytes(Encoding.DER)
-
-
-def _shown(text: str) -> str:
-    """Text of a file, in which nothing can steer a terminal."""
-    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
