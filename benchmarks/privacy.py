@@ -35,7 +35,7 @@ from privacy_utility import EPSILONS, FIRST_GRID_SEED, METHODS
 from rich.console import Console
 
 from tightframe.errors import TightframeError
-from tightframe.privacy import dp_sgd
+from tightframe.privacy.training import dp_sgd
 from tightframe.rounds.setup import set_threads
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -29,9 +29,9 @@ from tightframe.data.base import SiloData
 from tightframe.data.benchmark_sets import open_silos
 from tightframe.model_update import build_template
 from tightframe.privacy import accounting
-from tightframe.privacy.class_sums import as_numbers, class_sums, noise_for
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.release_plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums import as_numbers, class_sums, noise_for
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.rounds.setup import prepare
 
 Array = NDArray[Any]

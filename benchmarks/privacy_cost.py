@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tightframe import models, training
-from tightframe.privacy.dp_sgd import PrivateSettings, private_fit
-from tightframe.privacy.normalisation import make_private
-from tightframe.privacy.per_sample import EngineName
+from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
+from tightframe.privacy.training.normalisation import make_private
+from tightframe.privacy.training.per_sample import EngineName
 
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 CLASSES = 8

@@ -18,9 +18,9 @@ from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
-    from tightframe.privacy.ledger_chain import Verified
-    from tightframe.privacy.ledger_report import Spending
-    from tightframe.privacy.ledger_rows import Check
+    from tightframe.privacy.ledger.chain import Verified
+    from tightframe.privacy.ledger.report import Spending
+    from tightframe.privacy.ledger.rows import Check
     from tightframe.securesum.identity import Anchor
 
 WIDTH = 110
@@ -62,7 +62,7 @@ class Plan:
     def said(self, spending: Spending, epsilon: float) -> list[str]:
         """What would fit."""
         from tightframe.privacy.events import Gaussian, SubsampledGaussian
-        from tightframe.privacy.ledger_report import fits
+        from tightframe.privacy.ledger.report import fits
 
         release = self.release or spending.last(Gaussian)
         training = self.training or spending.last(SubsampledGaussian)
@@ -88,7 +88,7 @@ def ledger_show(
     anew from the events: by the closed form where every record took part in every release, else by
     RDP; PRV is printed beside.
     """
-    from tightframe.privacy.ledger_report import left_text, spent_text
+    from tightframe.privacy.ledger.report import left_text, spent_text
 
     out = console(WIDTH)
     whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
@@ -133,8 +133,8 @@ def ledger_verify(
     cannot be read at all. Write the printed head down, or send it to somebody: only with --known
     and such a head can a ledger be told from an older copy of itself.
     """
-    from tightframe.privacy.ledger_chain import read_ledger, renew_head_file
-    from tightframe.privacy.ledger_entries import TamperError
+    from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
+    from tightframe.privacy.ledger.entries import TamperError
 
     path, out = _path(file, state_dir, site), console(WIDTH)
     heads = [_known(text) for text in known or ()]
@@ -212,7 +212,7 @@ def ledger_explain(
     --records ask for others than the last ones.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
-    from tightframe.privacy.ledger_report import explain
+    from tightframe.privacy.ledger.report import explain
 
     if (sigma is None) != (records is None):
         raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
@@ -258,8 +258,8 @@ def signature_check(anchors: Sequence[Anchor]) -> Check:
 def _read(
     path: Path, root: Sequence[Path] | None, missing_role: bool, delta: float, dataset: str | None
 ) -> tuple[Verified, list[Spending]]:
-    from tightframe.privacy.ledger_chain import read_ledger
-    from tightframe.privacy.ledger_report import spendings
+    from tightframe.privacy.ledger.chain import read_ledger
+    from tightframe.privacy.ledger.report import spendings
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
     whole = read_ledger(path, check=check)
@@ -272,7 +272,7 @@ def _read(
 
 def _path(file: Path | None, state_dir: Path | None, site: str | None) -> Path:
     """The ledger that is meant."""
-    from tightframe.privacy.ledger import FILE, FOLDER, ledger_path
+    from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
 
     if (file is None) == (state_dir is None):
         raise typer.BadParameter("expected either the ledger's file or --state-dir", param_hint="FILE")
@@ -313,8 +313,8 @@ def _common_name(certificate: bytes) -> str:
 
 
 def _charges(spending: Spending) -> Table:
-    from tightframe.privacy.ledger_entries import Charge
-    from tightframe.privacy.ledger_report import event_text
+    from tightframe.privacy.ledger.entries import Charge
+    from tightframe.privacy.ledger.report import event_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):

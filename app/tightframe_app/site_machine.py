@@ -55,7 +55,7 @@ def disk(entry: SiteEntry, name: str | None) -> Iterator[Finding]:
 
 
 def _ledger(folder: Path, name: str | None) -> Iterator[Finding]:
-    from tightframe.privacy.ledger import ledger_path
+    from tightframe.privacy.ledger.ledger import ledger_path
 
     if name is None:
         yield Finding("ledger", "note", "not looked at: say with --site whose it is")

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
-from tightframe.privacy.ledger import ledger_path
-from tightframe.privacy.ledger_entries import Cap, LedgerError, TamperError
-from tightframe.privacy.ledger_store import head_file
+from tightframe.privacy.ledger.entries import Cap, LedgerError, TamperError
+from tightframe.privacy.ledger.ledger import ledger_path
+from tightframe.privacy.ledger.store import head_file
 from tightframe_app import ledgers
 
 

@@ -287,7 +287,7 @@ def test_a_clock_that_jumps(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_ledger_that_others_can_read(hospital: Path, tmp_path: Path) -> None:
-    from tightframe.privacy.ledger import ledger_path
+    from tightframe.privacy.ledger.ledger import ledger_path
 
     path = ledger_path(tmp_path / "state", "hospital-a")
     path.parent.mkdir(parents=True)

@@ -14,9 +14,9 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_sco
 
 from tightframe import federation
 from tightframe.data.benchmark_sets import open_silos
-from tightframe.privacy import dp_sgd
 from tightframe.privacy.accounting import epsilons
 from tightframe.privacy.events import Gaussian
+from tightframe.privacy.training import dp_sgd
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.engine.conftest import SMALL, simulate_job
 
-from tightframe.privacy.ledger_chain import read_ledger
+from tightframe.privacy.ledger.chain import read_ledger
 from tightframe_app import recipes
 
 pytestmark = pytest.mark.engine

@@ -11,9 +11,9 @@ from typing import Any
 from tests.securesum.certificates import AT, Issued, issue, make_root
 
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.ledger import Ledger
-from tightframe.privacy.ledger_entries import Cap, Charge
-from tightframe.privacy.ledger_rows import Check
+from tightframe.privacy.ledger.entries import Cap, Charge
+from tightframe.privacy.ledger.ledger import Ledger
+from tightframe.privacy.ledger.rows import Check
 from tightframe.securesum.identity import KeySigner
 from tightframe_app.ledgers import signature_check
 

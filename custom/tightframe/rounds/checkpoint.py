@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from tightframe.errors import RunError
+from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
-from tightframe.rounds.files import write_atomically
 from tightframe.securesum.messages import SumId
 
 CHECKPOINT = "checkpoint.safetensors"

@@ -13,7 +13,7 @@ from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
-from tightframe.rounds.files import write_atomically
+from tightframe.files import write_atomically
 from tightframe.securesum.identity import Anchor, Signer
 
 JOURNAL = "journal.jsonl"

@@ -15,12 +15,12 @@ import torch
 
 from tightframe import training
 from tightframe.errors import RunError, TrainingError
+from tightframe.files import write_json
 from tightframe.model_update import received_model
 from tightframe.phases import Phase, Tensors
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
-from tightframe.rounds.files import write_json
 from tightframe.rounds.local_silo import LocalSilo, guarded
 from tightframe.rounds.setup import PRESENT, prepare, set_threads
 from tightframe.rounds.summation import Encoded

@@ -16,12 +16,12 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import REASONS
+from tightframe.files import write_atomically, write_json
 from tightframe.phases import Method, Tensors, Totals
 from tightframe.rounds import evaluation
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration
-from tightframe.rounds.files import write_atomically, write_json
 from tightframe.rounds.private.plan import PrivacyPlan
 from tightframe.rounds.summation import Enrolled
 

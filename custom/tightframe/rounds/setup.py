@@ -177,7 +177,7 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
 
 def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
     """``privacy.normalisation.make_private``, imported only where a job has privacy."""
-    from tightframe.privacy import normalisation
+    from tightframe.privacy.training import normalisation
 
     return normalisation.make_private(model, form)
 

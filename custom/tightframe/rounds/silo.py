@@ -14,9 +14,9 @@ from tightframe import __version__
 from tightframe.config.site import check_record_options, dataset_of
 from tightframe.data.base import class_counts, count_table, own_labels
 from tightframe.errors import JobError, RunError, TightframeError, outside_code
+from tightframe.files import write_atomically
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.declaration import Declaration, public_weight
-from tightframe.rounds.files import write_atomically
 from tightframe.rounds.secure.site import SECURE, SecureSite
 
 if TYPE_CHECKING:

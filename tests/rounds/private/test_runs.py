@@ -22,9 +22,9 @@ from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.model_update import broadcast_model
 from tightframe.phases import ServerState
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
-from tightframe.privacy.ledger_chain import read_ledger
-from tightframe.privacy.ledger_entries import Charge, DatasetError
-from tightframe.privacy.release_plan import ClassSumsConfig, share_variance
+from tightframe.privacy.ledger.chain import read_ledger
+from tightframe.privacy.ledger.entries import Charge, DatasetError
+from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.identity import simulated_identity

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tightframe.rounds.files import drop_torn_line
+from tightframe.files import drop_torn_line
 from tightframe.rounds.secure.vault import Vault, append_entries, read_journal
 from tightframe.securesum.errors import MessageError, ReplayError, StateError, StaticCohortError
 from tightframe.securesum.journal import SlotUsed, StaticOpened

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from tightframe.config.job import JobConfig, Privacy
 from tightframe.phases import Field, Phase, PrivacySetting
-from tightframe.privacy import accounting, release_plan
+from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.release_plan import ClassSumsConfig
+from tightframe.privacy.releases import plan as release_plan
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.securesum.rules import threshold
 
 MAX_RECORDS = 2**24

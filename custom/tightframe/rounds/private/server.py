@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from tightframe.phases import Field, Phase, ServerState, Totals
-from tightframe.privacy.class_sums import as_units
-from tightframe.privacy.release_reading import ReleaseAverage
+from tightframe.privacy.releases.class_sums import as_units
+from tightframe.privacy.releases.reading import ReleaseAverage
 from tightframe.rounds.private.plan import PrivacyPlan, is_class_sum
 
 STATE = "privacy/releases/"

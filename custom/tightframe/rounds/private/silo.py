@@ -18,9 +18,10 @@ from tightframe import training
 from tightframe.data.base import own_labels
 from tightframe.errors import RunError
 from tightframe.phases import Fold
-from tightframe.privacy import class_counts, class_sums, release_plan
-from tightframe.privacy.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.events import Gaussian, PrivacyValueError, SubsampledGaussian
+from tightframe.privacy.releases import class_counts, class_sums
+from tightframe.privacy.releases import plan as release_plan
+from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.local_silo import LocalSilo

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
+from tightframe.files import append_durably, drop_torn_line, write_atomically
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.files import append_durably, drop_torn_line, write_atomically
 from tightframe.rounds.identity import simulated_root_pem
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from tightframe.rounds.files import append_durably, drop_torn_line, write_atomically
+from tightframe.files import append_durably, drop_torn_line, write_atomically
 from tightframe.securesum import journal
 from tightframe.securesum.errors import MessageError, StateError
 from tightframe.securesum.site_state import Advertised, Confirmed, Established

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from tightframe.privacy.per_sample import PrivacyError
+from tightframe.privacy.training.per_sample import PrivacyError
 
 Form = Literal["group", "frozen"]
 

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from tests.privacy.audit import gaussian_epsilon, lower_bounds
 
-from tightframe.privacy.class_counts import COUNT_GRID, class_counts, count_noise, noisy_counts, read_counts
 from tightframe.privacy.events import PrivacyValueError
+from tightframe.privacy.releases.class_counts import (
+    COUNT_GRID,
+    class_counts,
+    count_noise,
+    noisy_counts,
+    read_counts,
+)
 
 LABELS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=30)
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 from tightframe.privacy.events import PrivacyValueError, from_value, whole
-from tightframe.privacy.ledger_entries import MAX_ATTEMPT, Charge, Content, DataNoted, Entry, TamperError
+from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Charge, Content, DataNoted, Entry, TamperError
 
 PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
 ENTRY, HEAD = "privacy-ledger/entry/1", "privacy-ledger/head/1"

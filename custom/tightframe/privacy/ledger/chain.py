@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tightframe.privacy.ledger_entries import Entry, TamperError
-from tightframe.privacy.ledger_rows import ENTRY, Check, Row, digest, read_row, signed_message
-from tightframe.privacy.ledger_store import Contents, Head, Store, genesis
+from tightframe.privacy.ledger.entries import Entry, TamperError
+from tightframe.privacy.ledger.rows import ENTRY, Check, Row, digest, read_row, signed_message
+from tightframe.privacy.ledger.store import Contents, Head, Store, genesis
 
 
 @dataclass(frozen=True)

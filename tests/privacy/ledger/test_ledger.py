@@ -22,9 +22,8 @@ from tests.securesum.certificates import AT, issue, make_root
 
 from tightframe.privacy.accounting import BudgetError, guaranteed
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
-from tightframe.privacy.ledger import Ledger, ledger_expected, ledger_path
-from tightframe.privacy.ledger_chain import read_ledger
-from tightframe.privacy.ledger_entries import (
+from tightframe.privacy.ledger.chain import read_ledger
+from tightframe.privacy.ledger.entries import (
     Cap,
     DataNoted,
     DatasetError,
@@ -33,8 +32,9 @@ from tightframe.privacy.ledger_entries import (
     RepeatError,
     TamperError,
 )
-from tightframe.privacy.ledger_rows import ENTRY, HEAD, PREFIX, signed_message
-from tightframe.privacy.ledger_store import head_file
+from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
+from tightframe.privacy.ledger.rows import ENTRY, HEAD, PREFIX, signed_message
+from tightframe.privacy.ledger.store import head_file
 from tightframe.securesum import primitives
 from tightframe.securesum.primitives import encode_fields
 
@@ -380,8 +380,8 @@ def test_a_full_disk_charges_nothing_and_says_so(path: Path, keys: SiteKeys) -> 
 import resource, sys
 from pathlib import Path
 from tests.privacy.ledgers import CAP, charge, ticking
-from tightframe.privacy.ledger import Ledger
-from tightframe.privacy.ledger_entries import LedgerError
+from tightframe.privacy.ledger.ledger import Ledger
+from tightframe.privacy.ledger.entries import LedgerError
 from tightframe.securesum.identity import KeySigner
 path, key, certificate = map(Path, sys.argv[1:])
 signer = KeySigner.from_pem(key.read_bytes(), certificate.read_bytes())
@@ -397,7 +397,7 @@ with Ledger(path, signer, check=lambda *_: None, clock=ticking()) as ledger:
     key, certificate = path.with_name("key"), path.with_name("certificate")
     key.write_bytes(keys.signer.private_pem())
     certificate.write_bytes(keys.signer.certificate)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", program, str(path), str(key), str(certificate)],
         capture_output=True,
@@ -454,7 +454,7 @@ def test_signed_strings_are_no_string_of_the_protocol(keys: SiteKeys) -> None:
     elsewhere = [
         file
         for file in source.rglob("*.py")
-        if file.parent.name != "privacy" and "privacy-ledger" in file.read_text()
+        if "privacy" not in file.parts and "privacy-ledger" in file.read_text()
     ]
     assert elsewhere == []
 

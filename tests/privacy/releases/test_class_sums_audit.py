@@ -23,9 +23,11 @@ from tests.privacy.audit import (
     lower_bounds,
 )
 
-from tightframe.privacy import accounting, class_sums, release_plan
+from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.release_plan import ClassSumsConfig, events, lone_events, squared_sensitivity
+from tightframe.privacy.releases import class_sums
+from tightframe.privacy.releases import plan as release_plan
+from tightframe.privacy.releases.plan import ClassSumsConfig, events, lone_events, squared_sensitivity
 
 TRIALS = 20_000
 DELTA = 0.01

@@ -18,11 +18,11 @@ from tightframe import models
 from tightframe.errors import TrainingError
 from tightframe.methods.fedmr import intra_class_loss
 from tightframe.methods.scaffold import gradient_correction
-from tightframe.privacy import dp_sgd
-from tightframe.privacy.dp_sgd import PrivateSettings, clipped_sum, private_fit
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import poisson_batch
-from tightframe.privacy.per_sample import ENGINES, EngineName, PrivacyError
+from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training.dp_sgd import PrivateSettings, clipped_sum, private_fit
+from tightframe.privacy.training.per_sample import ENGINES, EngineName, PrivacyError
 from tightframe.stages import OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
 
 Item = tuple[torch.Tensor, int]

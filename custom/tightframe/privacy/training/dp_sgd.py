@@ -35,8 +35,15 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from tightframe.errors import TrainingError
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
-from tightframe.privacy.per_sample import Engine, EngineName, RecordLoss, choose_engine, gradients, running
-from tightframe.privacy.probe import check_per_record, made_up
+from tightframe.privacy.training.per_sample import (
+    Engine,
+    EngineName,
+    RecordLoss,
+    choose_engine,
+    gradients,
+    running,
+)
+from tightframe.privacy.training.probe import check_per_record, made_up
 from tightframe.stages import Batch, FitReport, Stage
 from tightframe.training import PROGRESS_SECONDS, is_out_of_memory
 

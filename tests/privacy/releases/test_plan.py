@@ -15,7 +15,7 @@ from tests.privacy.audit import gaussian_delta, gaussian_mu
 from tightframe.errors import ContributionError
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian, PrivacyValueError
-from tightframe.privacy.release_plan import (
+from tightframe.privacy.releases.plan import (
     ROUNDING_VARIANCE,
     ClassSumsConfig,
     events,
@@ -176,7 +176,7 @@ def test_no_record_more_than_its_tail() -> None:
 
 
 def test_the_ring_is_the_protocols() -> None:
-    from tightframe.privacy import release_plan
+    from tightframe.privacy.releases import plan as release_plan
 
     assert release_plan.RING_FRACTION_BITS == encoding.FRACTION_BITS_64
 

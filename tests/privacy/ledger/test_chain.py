@@ -14,11 +14,11 @@ import pytest
 from tests.privacy.ledgers import CAP, DATA, SiteKeys, charge, open_ledger, ticking
 from tests.securesum.certificates import AT, issue, make_root
 
-from tightframe.privacy.ledger import Ledger
-from tightframe.privacy.ledger_chain import Verified, read_ledger, renew_head_file
-from tightframe.privacy.ledger_entries import TamperError
-from tightframe.privacy.ledger_rows import canonical, digest, make_row
-from tightframe.privacy.ledger_store import head_file, make_head
+from tightframe.privacy.ledger.chain import Verified, read_ledger, renew_head_file
+from tightframe.privacy.ledger.entries import TamperError
+from tightframe.privacy.ledger.ledger import Ledger
+from tightframe.privacy.ledger.rows import canonical, digest, make_row
+from tightframe.privacy.ledger.store import head_file, make_head
 
 COUNT = 4
 

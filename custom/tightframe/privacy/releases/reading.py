@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tightframe.privacy.events import PrivacyValueError, number, whole
-from tightframe.privacy.release_plan import MAX_SILOS, ClassSumsConfig, squared_sensitivity
+from tightframe.privacy.releases.plan import MAX_SILOS, ClassSumsConfig, squared_sensitivity
 
 _COUNT_DEVIATIONS = 3.0
 """Below so many standard deviations of its noise, a count does not tell a class from none."""

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightframe.privacy import class_sums as module
-from tightframe.privacy.class_sums import (
+from tightframe.privacy.events import PrivacyValueError
+from tightframe.privacy.releases import class_sums as module
+from tightframe.privacy.releases.class_sums import (
     SensitivityError,
     as_numbers,
     as_units,
@@ -21,8 +22,7 @@ from tightframe.privacy.class_sums import (
     noise_for,
     on_grid,
 )
-from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.release_plan import (
+from tightframe.privacy.releases.plan import (
     ClassSumsConfig,
     largest_term,
     share_variance,

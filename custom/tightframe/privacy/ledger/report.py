@@ -15,7 +15,7 @@ from tightframe.privacy.accounting import (
     rounded_up,
 )
 from tightframe.privacy.events import Event, Gaussian, Neighbours, SubsampledGaussian
-from tightframe.privacy.ledger_entries import Charge, DataNoted, Entry
+from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6

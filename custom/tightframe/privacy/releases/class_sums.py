@@ -19,7 +19,7 @@ import torch
 from tightframe.errors import TightframeError
 from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.release_plan import ClassSumsConfig, share_variance, squared_sensitivity
+from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance, squared_sensitivity
 
 _MARGIN = 1 - 2.0**-32
 """A float64 norm of up to a million numbers is right to ``2**-33`` in whatever order they are added, so what

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import pytest
 from tests.privacy.ledgers import CAP, DATA, DELTA, SiteKeys, charge, open_ledger
 
-from tightframe.privacy import ledger_store
 from tightframe.privacy.accounting import BudgetError, fitting, guaranteed
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.ledger_chain import read_ledger
-from tightframe.privacy.ledger_entries import LedgerError, RepeatError
-from tightframe.privacy.ledger_store import head_file
+from tightframe.privacy.ledger import store as ledger_store
+from tightframe.privacy.ledger.chain import read_ledger
+from tightframe.privacy.ledger.entries import LedgerError, RepeatError
+from tightframe.privacy.ledger.store import head_file
 from tightframe.securesum.identity import KeySigner
 
 

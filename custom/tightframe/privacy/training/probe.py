@@ -17,7 +17,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tightframe.privacy.per_sample import PrivacyError, RecordLoss, exact_convolutions, gradients, same_masks
+from tightframe.privacy.training.per_sample import (
+    PrivacyError,
+    RecordLoss,
+    exact_convolutions,
+    gradients,
+    same_masks,
+)
 from tightframe.stages import Batch, Stage, Term
 
 ROWS = 4

@@ -25,11 +25,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
-from tightframe.privacy import ledger_store
 from tightframe.privacy.accounting import Epsilons, epsilons
 from tightframe.privacy.events import Neighbours
-from tightframe.privacy.ledger_chain import Chain, Verified
-from tightframe.privacy.ledger_entries import (
+from tightframe.privacy.ledger import store as ledger_store
+from tightframe.privacy.ledger.chain import Chain, Verified
+from tightframe.privacy.ledger.entries import (
     Cap,
     Charge,
     Content,
@@ -39,8 +39,8 @@ from tightframe.privacy.ledger_entries import (
     RepeatError,
     checked_neighbours,
 )
-from tightframe.privacy.ledger_rows import Check, Row, Signer, make_row, read_row
-from tightframe.privacy.ledger_rules import (
+from tightframe.privacy.ledger.rows import Check, Row, Signer, make_row, read_row
+from tightframe.privacy.ledger.rules import (
     charges_of,
     check_neighbours,
     check_rules,

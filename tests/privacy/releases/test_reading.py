@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tightframe.privacy.class_sums import class_sums, clip_features, noise_for
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.release_plan import ClassSumsConfig, squared_sensitivity
-from tightframe.privacy.release_reading import ReleaseAverage, read_release
+from tightframe.privacy.releases.class_sums import class_sums, clip_features, noise_for
+from tightframe.privacy.releases.plan import ClassSumsConfig, squared_sensitivity
+from tightframe.privacy.releases.reading import ReleaseAverage, read_release
 
 CONFIG = ClassSumsConfig(noise_multiplier=2.0)
 CLASSES, WIDTH = 4, 8

@@ -18,7 +18,7 @@ from scipy import optimize, stats
 from torch import nn
 
 from tightframe.models.heads import Classifier
-from tightframe.privacy.dp_sgd import PrivateSettings, private_fit
+from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.stages import OptimizerSettings, Stage, cross_entropy
 
 CANARIES, RUNS = 1000, 10

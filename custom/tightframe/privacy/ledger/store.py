@@ -12,15 +12,16 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
-from tightframe.privacy.ledger_entries import LedgerError, TamperError
-from tightframe.privacy.ledger_rows import HEAD, Row, Signer, digest, signed_message
+from tightframe.files import sync_folder, write_atomically
+from tightframe.privacy.ledger.entries import LedgerError, TamperError
+from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest, signed_message
 
 VERSION = 1
 _APPLICATION = 0x54464C47  # "TFLG", in the file's header
@@ -264,7 +265,7 @@ class Store:
         """Write the head file, under the lock, so that it never goes back."""
         with self.writing():
             text = json.dumps(asdict(self.read().head), indent=1) + "\n"
-            _write_atomically(head_file(self.path), text.encode())
+            write_atomically(head_file(self.path), text.encode(), mode=0o600, locked=True)
 
     def published_head(self) -> Head | None:
         """What the head file says; None if there is none.
@@ -329,28 +330,3 @@ def _refuse(path: Path, error: Exception, advice: str) -> NoReturn:
         f"Expected to use the ledger {path}, but got {type(error).__name__}: {error}. {advice}. Nothing is "
         "released without it."
     ) from error
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")  # under the lock, so one name is enough
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new name in a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

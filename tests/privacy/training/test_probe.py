@@ -18,8 +18,8 @@ from tightframe.methods.fedmr import inter_class_loss, intra_class_loss
 from tightframe.methods.moon import contrastive_loss
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.models.heads import Classifier
-from tightframe.privacy.per_sample import PrivacyError
-from tightframe.privacy.probe import check_per_record, made_up
+from tightframe.privacy.training.per_sample import PrivacyError
+from tightframe.privacy.training.probe import check_per_record, made_up
 from tightframe.stages import Batch, BatchView, OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
 
 CLASSES = 3

@@ -10,8 +10,15 @@ from torch import nn
 
 from tightframe import models
 from tightframe.models.geometry_heads import EtfHead
-from tightframe.privacy.normalisation import make_private
-from tightframe.privacy.per_sample import ENGINES, EngineName, RecordLoss, choose_engine, running, same_masks
+from tightframe.privacy.training.normalisation import make_private
+from tightframe.privacy.training.per_sample import (
+    ENGINES,
+    EngineName,
+    RecordLoss,
+    choose_engine,
+    running,
+    same_masks,
+)
 from tightframe.stages import BatchView, Term, cross_entropy
 
 SMALL_CNN = ("small_cnn", {"widths": [8, 16]}, (3, 16, 16))

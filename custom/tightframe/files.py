@@ -8,10 +8,18 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace ``path`` by ``data``: temporary file, fsync, rename."""
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool = False) -> None:
+    """Replace ``path`` by ``data``: temporary file, fsync, rename.
+
+    Args:
+        path: the file.
+        data: all of it.
+        mode: of the new file.
+        locked: the caller holds a lock on the file, so that the temporary one needs no name of its own
+            process: what a kill has left of it is overwritten the next time.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp" if locked else f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "wb") as stream:
@@ -19,7 +27,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -41,10 +49,10 @@ def append_durably(path: Path, lines: bytes, *, mode: int = 0o600) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     if new:
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a new name in a folder last."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

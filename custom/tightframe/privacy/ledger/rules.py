@@ -15,7 +15,7 @@ from tightframe.privacy.accounting import (
     solve,
 )
 from tightframe.privacy.events import Event, Gaussian, Neighbours, with_noise
-from tightframe.privacy.ledger_entries import Cap, Charge, Entry, NeighboursError, RepeatError
+from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
 
 
 def charges_of(entries: Iterable[Entry]) -> list[Charge]:

@@ -1,0 +1,1 @@
+"""Training with differential privacy: per-record gradients, the probe of losses, the step itself."""
