@@ -100,7 +100,6 @@ def jobs_export(
     Where --set names another method, dataset or model, the recipe's options of the old one are
     dropped, and the command says which.
     """
-    from tightframe.rounds.outcome import plural
     from tightframe_app import recipes
 
     recipe = _recipe(name)
@@ -123,6 +122,8 @@ def jobs_export(
     if names == []:
         raise typer.BadParameter("expected silo names separated by commas, got none", param_hint="--sites")
     job = recipe.job(preset, sites=names, changes=changes)
+    from tightframe.rounds.outcome import plural  # with torch, which the job has needed by now
+
     wanted = gpus if gpus is not None else int(preset == "full")
     files = recipes.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", name) if committed else output or Path("exported", name)

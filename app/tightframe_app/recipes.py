@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightframe import data, methods
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
-from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import TASKS
 
 PRESETS = ("rehearsal", "full")
@@ -69,7 +67,7 @@ class Recipe:
             values.pop(f"{kind}_options", None)
         for key, value in changes.items():
             _set(values, key, value)
-        return prepare(json.loads(json.dumps(values))).job
+        return _prepared(json.loads(json.dumps(values)))
 
     def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
         """What of the recipe's options does not stay with these changes, by what they name anew.
@@ -98,6 +96,8 @@ class Recipe:
         )
         if as_told:
             return self.title
+        from tightframe import data, methods
+
         title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.model}"
         return f"{title}, personal models" if job.personalise else title
 
@@ -108,6 +108,13 @@ class Recipe:
             for key, value in layer.items():
                 values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
         return values
+
+
+def _prepared(values: dict[str, Any]) -> JobConfig:
+    """The validated job of plain values; this imports torch, which naming recipes must not."""
+    from tightframe.rounds.setup import prepare
+
+    return prepare(values).job
 
 
 _NAMED = ("method", "dataset", "model")
@@ -426,7 +433,7 @@ def check_folder(folder: Path) -> list[str]:
         FileNotFoundError: if there is no such folder.
         JobError: if it is none of ours, or if its values are wrong.
     """
-    job = prepare(read_job(folder)).job
+    job = _prepared(read_job(folder))
     gpus, gpu_memory = _resources(folder / "meta.json")
     files = job_files(job, gpus=gpus, gpu_memory=gpu_memory)
     return out_of_sync(files, folder, source="what the job of the server's file gives")

@@ -15,19 +15,56 @@ from tightframe.errors import JobError
 from tightframe.flare import simulator
 from tightframe_app import cli, recipes
 
-
-def tightframe(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_list_names_every_job(tmp_path: Path) -> None:
-    done = tightframe("jobs", "list", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "fedmr_isic" in done.stdout and "fedavg_isic" in done.stdout
+@pytest.fixture
+def tightframe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process, from a folder."""
+
+    def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        monkeypatch.chdir(cwd)
+        monkeypatch.setattr(sys, "argv", ["tightframe", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        code = ended.value.code
+        assert code is None or isinstance(code, int), code
+        return subprocess.CompletedProcess(arguments, code or 0, *capsys.readouterr())
+
+    return run
 
 
-def test_export_writes_what_was_asked_for(tmp_path: Path) -> None:
+@pytest.fixture
+def typed(tmp_path: Path, tightframe: Command) -> Callable[..., tuple[object, str, str]]:
+    """``tightframe`` from the test's own folder: exit code, output, errors."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        done = tightframe(*arguments, cwd=tmp_path)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+PROGRAM = """
+import atexit, sys
+from tightframe_app.cli import main
+atexit.register(lambda: print("torch" if "torch" in sys.modules else "light", file=sys.stderr))
+main()
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["jobs", "list"], 0), (["jobs", "export", "fedxyz"], 2)])
+def test_names_are_listed_and_checked_without_torch(arguments: list[str], code: int, tmp_path: Path) -> None:
+    """In a process of its own; torch takes seconds."""
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == code
+    said = done.stdout + done.stderr
+    assert "fedmr_isic" in said and "fedavg_isic" in said
+    assert done.stderr.endswith("light\n"), done.stderr
+
+
+def test_export_writes_what_was_asked_for(tmp_path: Path, tightframe: Command) -> None:
     done = tightframe(
         "jobs", "export", "fedmr_isic", "--preset", "full", "--rounds", "7",
         "--sites", "hospital-a, hospital-b,hospital-c",
@@ -57,7 +94,9 @@ def test_export_writes_what_was_asked_for(tmp_path: Path) -> None:
         (["jobs", "check", "nowhere"], "nowhere"),
     ],
 )
-def test_mistakes_are_explained_without_a_traceback(arguments: list[str], named: str, tmp_path: Path) -> None:
+def test_mistakes_are_explained_without_a_traceback(
+    arguments: list[str], named: str, tmp_path: Path, tightframe: Command
+) -> None:
     done = tightframe(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert named in done.stderr + done.stdout
@@ -87,7 +126,7 @@ def test_export_says_what_the_job_really_trains(
     assert job["method_options"] == {} and job["dataset_options"] == {"silos": 6}
 
 
-def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path) -> None:
+def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path, tightframe: Command) -> None:
     for recipe in recipes.RECIPES:
         files = recipes.job_files(recipe.job())
         recipes.write_job(files, tmp_path / "jobs" / recipe.name)
@@ -105,7 +144,9 @@ def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path) -
     assert done.returncode == 1 and "config_fed_client.json differs" in done.stderr
 
 
-def test_the_committed_allow_list_is_the_simulators_own(root: Path, tmp_path: Path) -> None:
+def test_the_committed_allow_list_is_the_simulators_own(
+    root: Path, tmp_path: Path, tightframe: Command
+) -> None:
     committed = root / "simulator_workspace" / "local" / "resources.json"
     assert committed.read_text() == simulator.allow_list_text()
     for recipe in recipes.RECIPES:
@@ -171,7 +212,7 @@ def test_check_of_a_folder_reads_every_file(
     assert problem in found
 
 
-def test_a_folder_that_does_not_fit_its_job_fails_the_check(folder: Path) -> None:
+def test_a_folder_that_does_not_fit_its_job_fails_the_check(folder: Path, tightframe: Command) -> None:
     (folder / "meta.json").write_text("{}")
     done = tightframe("jobs", "check", "job", cwd=folder.parent)
     assert done.returncode == 1 and "meta.json differs" in done.stderr
@@ -211,22 +252,6 @@ def test_a_folder_that_is_no_job_of_ours_is_a_named_error(folder: Path, text: st
         recipes.read_job(folder)
 
 
-@pytest.fixture
-def typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[object, str, str]]:
-    """The command in this process: exit code, output, errors."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tightframe", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code, *capsys.readouterr())
-
-    return run
-
-
 @pytest.mark.parametrize("name", ["data [old]", "[", ":smile:", "[bold"])
 def test_what_users_write_is_no_markup(
     name: str, tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
@@ -261,7 +286,7 @@ def test_a_bug_is_not_taken_for_a_mistake(
         cli.main()
 
 
-def test_simulate_checks_the_site_file_before_anything_runs(tmp_path: Path) -> None:
+def test_simulate_checks_the_site_file_before_anything_runs(tmp_path: Path, tightframe: Command) -> None:
     tightframe("jobs", "export", "fedmr_isic", "-o", "job", cwd=tmp_path)
     (tmp_path / "sites.json").write_text(json.dumps({"sites": {"site-1": {"dta": {}}}}))
     done = tightframe("simulate", "job", "-s", "sites.json", cwd=tmp_path)
@@ -269,7 +294,7 @@ def test_simulate_checks_the_site_file_before_anything_runs(tmp_path: Path) -> N
     assert not (tmp_path / "simulator_workspace").exists()
 
 
-def test_export_refuses_a_file_and_an_empty_list_of_sites(tmp_path: Path) -> None:
+def test_export_refuses_a_file_and_an_empty_list_of_sites(tmp_path: Path, tightframe: Command) -> None:
     (tmp_path / "README.md").write_text("mine")
     done = tightframe("jobs", "export", "fedmr_isic", "-o", "README.md", cwd=tmp_path)
     assert done.returncode == 2 and "is a file" in done.stderr and "Traceback" not in done.stderr
