@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
+from numpy.typing import NDArray
 
 # A job small enough to train in a fraction of a second.
 SMALL: dict[str, Any] = {
@@ -41,6 +45,21 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _rendered_once() -> Iterator[None]:
+    """Each record of the twin is drawn once in a process of tests: more than half of a small run is that."""
+    from tightframe.data import twin
+
+    with pytest.MonkeyPatch.context() as patch:
+        drawn = functools.lru_cache(maxsize=8192)(twin.image)
+
+        def image(key: twin.Key, side: int) -> NDArray[np.uint8]:
+            return drawn(key, side).copy()
+
+        patch.setattr(twin, "image", image)
+        yield
+
+
 def _real_data() -> Path:
     return Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data")).resolve()
 
@@ -70,3 +89,25 @@ def small() -> dict[str, Any]:
 def pytest_xdist_auto_num_workers() -> int:
     """Processes of ``-n auto``: one more than cores, because tests of the engine mostly wait."""
     return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that run the engine are spread among the others, the first of them at the start.
+
+    Each is handed to one process as a whole, in this order; they take minutes and mostly wait. At the end,
+    or all at once, they would leave the cores idle.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting = [found for found in files.values() if found[0].get_closest_marker("engine")]
+    working = [found for found in files.values() if not found[0].get_closest_marker("engine")]
+    waiting.sort(key=len, reverse=True)
+    # All engine files are begun in the first half.
+    every = max(1, len(working) // (2 * len(waiting) + 1)) if waiting else 1
+    ordered: list[list[pytest.Item]] = []
+    for place, found in enumerate(working):
+        if place % every == 0 and waiting:
+            ordered.append(waiting.pop(0))
+        ordered.append(found)
+    items[:] = [item for found in [*ordered, *waiting] for item in found]
