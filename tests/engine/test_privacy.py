@@ -16,7 +16,8 @@ SITES = ["site-1", "site-2", "site-3"]
 
 
 def test_each_silos_ledger_outlasts_its_processes(tmp_path: Path) -> None:
-    changes = {**SMALL, "rounds": 2, "privacy.noise_multiplier": 2.0}
+    # Every record in every step: what sampled steps cost takes a second in each of many processes.
+    changes = {**SMALL, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
     job = recipes.get("fedmr_isic_dp").job(sites=SITES, changes=changes)
     folder = tmp_path / "private"
     recipes.write_job(recipes.job_files(job), folder)
