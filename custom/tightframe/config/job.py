@@ -82,7 +82,10 @@ class Privacy(Strict):
         releases: rounds in which class sums are released, at most.
         feature_clip: L2 norm to which each record's features are clipped in class sums.
         class_noise_share: part of epsilon for class sums and class counts, where a method needs any.
-        evaluation: ``local``: each silo evaluates for itself alone, because exact counts are an oracle.
+        evaluation: ``local``: each silo evaluates for itself alone, because exact counts are an oracle;
+            ``noisy``: beside that, totals over the silos are opened with noise, and charged.
+        evaluations: models evaluated with noise: the last one, and others spread over the rounds.
+        evaluation_noise_share: part of epsilon for these.
         normalisation: what replaces BatchNorm: ``group``, or ``frozen`` statistics of the start.
     """
 
@@ -95,7 +98,9 @@ class Privacy(Strict):
     releases: int = Field(default=10, ge=1, le=100_000)
     feature_clip: float = Field(default=1.0, gt=0, le=1e6)
     class_noise_share: float = Field(default=0.2, gt=0, lt=1)
-    evaluation: Literal["local"] = "local"
+    evaluation: Literal["local", "noisy"] = "local"
+    evaluations: int = Field(default=1, ge=1, le=100_000)
+    evaluation_noise_share: float = Field(default=0.1, gt=0, lt=1)
     normalisation: Literal["group", "frozen"] = "group"
 
 
@@ -226,6 +231,27 @@ def _privacy_problems(values: dict[str, Any]) -> list[str]:
     training = values.get("training")
     if isinstance(training, dict) and training.get("amp"):
         problems.append("training.amp: gradients are clipped in full precision, so not with `privacy`")
+    asked = values["privacy"]
+    if isinstance(asked, dict) and asked.get("evaluation") == "noisy":
+        problems += _noisy_evaluation_problems(asked)
+    return problems
+
+
+def _noisy_evaluation_problems(asked: dict[str, Any]) -> list[str]:
+    """What an evaluation with noise does not go with."""
+    problems = []
+    if (neighbours := asked.get("neighbours", "record")) != "record":
+        problems.append(
+            "privacy.evaluation: Expected 'local' unless `neighbours` is 'record', but got 'noisy' with "
+            f"{neighbours!r}: what a patient's records add to an evaluation is not clipped"
+        )
+    names = ("class_noise_share", "evaluation_noise_share")
+    shares = [asked.get(name, Privacy.model_fields[name].default) for name in names]
+    if all(isinstance(share, float) for share in shares) and sum(shares) >= 1:
+        problems.append(
+            f"privacy.evaluation_noise_share: Expected less than 1 with `class_noise_share`, but got "
+            f"{sum(shares):g}: training needs the rest"
+        )
     return problems
 
 

@@ -58,7 +58,7 @@ class Policy(BaseModel):
         epsilon_cap: what all jobs together may spend on one data set, and so the most that one may ask;
             None sets no limit. At ``delta_cap``.
         delta_cap: the largest delta; None sets no limit.
-        max_releases: the most releases of class sums in a job; None sets no limit.
+        max_releases: the most releases of class sums and noisy evaluations in a job; None sets no limit.
         charged_retries: the most releases of a job that are charged although they failed or are repeated,
             so that a server cannot drain the budget by failing rounds; None sets no limit.
         neighbours: the one relation in which this site counts its budget, ``record`` or ``patient``; None
@@ -246,7 +246,7 @@ class Policy(BaseModel):
             for rule, value, most in (
                 ("epsilon_cap", asked.epsilon, self.epsilon_cap),
                 ("delta_cap", asked.delta, self.delta_cap),
-                ("max_releases", asked.releases, self.max_releases),
+                ("max_releases", _releases(asked), self.max_releases),
             )
             # A job that leaves a value out does not get round its cap.
             if most is not None and (value is None or value > most)
@@ -332,8 +332,15 @@ def in_words(value: Any) -> str:
 def _clear_metrics(job: JobConfig) -> list[str]:
     """Which numbers of a silo's own the server sees if the job's sums are plain."""
     if job.privacy is not None:
-        return []  # losses and evaluation stay at the silo
+        return []  # losses stay at the silo, and so does the evaluation, or has all of the noise its own
     return ["training", "evaluation"] + ["personal"] * job.personalise
+
+
+def _releases(asked: Any) -> int | None:
+    """Noisy sums that a job's ``privacy`` asks for: class sums, and evaluations where they leave."""
+    if asked.releases is None or asked.evaluation != "noisy":
+        return asked.releases
+    return asked.releases + asked.evaluations
 
 
 def _number(value: Any) -> str:

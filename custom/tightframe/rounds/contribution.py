@@ -22,6 +22,7 @@ from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.local_silo import LocalSilo, guarded
+from tightframe.rounds.private.evaluation_plan import purpose as evaluation_purpose
 from tightframe.rounds.setup import PRESENT, prepare, set_threads
 from tightframe.rounds.summation import Encoded
 from tightframe.securesum.messages import SumId
@@ -74,14 +75,18 @@ class Contributor:
             else:
                 schema = self._setup.schema(phase, evaluated=message["evaluate"])
             if message["evaluate"] and self._setup.evaluates:
-                tensors |= self._evaluate(silo, received)
+                counted = self._evaluate(silo, received)
+                try:
+                    tensors |= self._told(counted, message, sorted(weights), honest)
+                finally:
+                    # Whatever the budget says, a silo keeps the model and its own, exact report.
+                    if message["kind"] == "closing":
+                        self._close(silo, received, counted)
             if ended:
                 tensors |= self._personalise(silo, received)
             elif phase is not None:
                 tensors |= self._contribution(silo, phase, received, sum_id)
-            elif self._setup.evaluates:
-                self._close(silo, received, tensors)
-            else:
+            elif not self._setup.evaluates:
                 self._close(silo, received, self._evaluate(silo, received))
                 tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
         parties = len(weights)
@@ -89,6 +94,18 @@ class Contributor:
             schema, tensors, share=weights[silo.name] / max(weights.values()), parties=parties
         )
         return Encoded(sum_id, codec.specs(schema, parties), term)
+
+    def _told(
+        self, counted: dict[str, torch.Tensor], message: Message, cohort: Sequence[str], honest: int
+    ) -> dict[str, torch.Tensor]:
+        """What leaves of an evaluation: under privacy it is noisy, and charged before the noise is drawn."""
+        plan = self._setup.privacy
+        if plan is None:
+            return counted
+        from tightframe.rounds.private.evaluation import released
+
+        purpose = evaluation_purpose(message["kind"], message["round"])
+        return released(counted, self._context, plan, cohort=cohort, honest=honest, purpose=purpose)
 
     def _silo(self, message: Message, number: int, cohort: Sequence[str], honest: int) -> LocalSilo:
         """This silo's view in a round; what is released under privacy goes by one that charges it."""
@@ -135,11 +152,12 @@ class Contributor:
                 code="TF-505",
             )
         phases = 1 if kind in ("closing", personal.KIND) else len(self._phases(kind, number))
-        may_evaluate = kind == "closing" or (kind == "train" and index == 0)
+        planned = self._context.job.privacy is None or self._setup.evaluates_in(number)
+        may_evaluate = kind == "closing" or (kind == "train" and index == 0 and planned)
         if index >= phases or (message["evaluate"] and not may_evaluate):
             raise RunError(
                 f"Expected one of {phases} phases of {kind!r}, and an evaluation with a round's first or the "
-                f"closing only, but the server asks for phase {index}.",
+                f"closing only, and with `privacy` as planned, but the server asks for phase {index}.",
                 code="TF-505",
             )
 

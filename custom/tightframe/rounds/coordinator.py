@@ -245,7 +245,9 @@ class Coordinator:
         offer = classes.offered(self._holders, setup.dataset.num_classes)
         broadcast = dict(phase.broadcast(state))
         evaluate = (
-            place.evaluates and setup.evaluates and any(name.startswith("model/") for name in broadcast)
+            place.evaluates
+            and setup.evaluates_in(place.round)
+            and any(name.startswith("model/") for name in broadcast)
         )
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast

@@ -22,7 +22,8 @@ from tightframe.rounds import evaluation
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration
-from tightframe.rounds.private.plan import PrivacyPlan
+from tightframe.rounds.private import noisy_metrics
+from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
 from tightframe.rounds.summation import Enrolled
 
 
@@ -67,6 +68,8 @@ class Row:
             "auroc": test.get("auroc"),
             "average_precision": test.get("average_precision"),
             "recall": test.get("recall"),
+            "noisy": bool(test.get("noisy")),
+            "noise_deviation": test.get("noise_deviation"),
             "training": self.training,
             "silos": self.silos,
             "dropped": self.dropped,
@@ -166,6 +169,9 @@ class Outcome:
         test = final.evaluation["test"]
         everybody = sorted(final.evaluated_by) == sorted(self.roster)
         whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
+        if noisy_metrics.is_noisy(final.evaluation):
+            told = [(row.round, row.evaluation) for row in self.rows if row.evaluation]
+            return noisy_metrics.screen_lines(test, whose, told)
         lines = [
             f" Test records of {whose} ({self._counted(test['records'], final.evaluated_by)}): "
             f"balanced accuracy {shown(test.get('balanced_accuracy'))}, "
@@ -314,12 +320,21 @@ class RunRecord:
             if not any(item.kind in ("start", "train") for item in self.rows):
                 self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
             before = next(item for item in reversed(self.rows) if item.makes_model)
-            before.evaluation = evaluation.summarise(counted, self._dataset.class_names)
+            before.evaluation = self._summarised(counted, row)
             before.evaluated_by = row.silos
             self._remember_best(before, received)
         self.rows.append(row)
         write_rows(self.folder, self.rows)
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+
+    def _summarised(self, counted: Totals, row: Row) -> dict[str, Any]:
+        """Metrics of an exchange's totals, which may be noisy."""
+        names = self._dataset.class_names
+        if self.privacy is None or self.privacy.evaluation is None:
+            return evaluation.summarise(counted, names)
+        honest = honest_silos(self.job, len(self.weights))
+        config = self.privacy.evaluation.config
+        return noisy_metrics.summarise(counted, config, names, silos=len(row.silos), honest=honest)
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""
@@ -410,8 +425,8 @@ class RunRecord:
         looks better. After two models in a row counted by other silos (one is gone for good, or is
         back) the comparison starts anew with those.
         """
-        if row.round == 0 or row.evaluation is None:
-            return
+        if row.round == 0 or row.evaluation is None or noisy_metrics.is_noisy(row.evaluation):
+            return  # of a few noisy models the best one is the luckiest
         judges = frozenset(row.evaluated_by)
         value = row.evaluation["validation"].get("balanced_accuracy")
         if value is None:
@@ -460,7 +475,9 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         test = before.evaluation["test"]
         which = "initial model" if before.round == 0 else f"model after round {before.round}"
         parts.append(
-            f"test of the {which}: balanced accuracy {shown(test.get('balanced_accuracy'))}, "
+            f"test of the {which}: {noisy_metrics.round_words(test)}"
+            if noisy_metrics.is_noisy(before.evaluation)
+            else f"test of the {which}: balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}"
         )
     dropped = ""

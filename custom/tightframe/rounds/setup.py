@@ -93,8 +93,14 @@ class JobSetup:
 
     @property
     def evaluates(self) -> bool:
-        """Whether silos tell how the model does on their records: under privacy it stays with them."""
-        return self.job.privacy is None
+        """Whether silos tell how models do on their records: under privacy only with noise."""
+        return self.job.privacy is None or self.job.privacy.evaluation == "noisy"
+
+    def evaluates_in(self, number: int) -> bool:
+        """Whether the model that a training round begins with is evaluated: with noise, as planned only."""
+        if self.privacy is None:
+            return self.evaluates
+        return self.privacy.evaluation is not None and self.privacy.evaluation.in_round(number)
 
     def class_flags(self, phase: Phase) -> Schema:
         """The flags that the class rules add to a phase; none where they are off or do not apply."""
@@ -110,7 +116,8 @@ class JobSetup:
         """
         for kind, number, phases in self._phases():
             for index, phase in enumerate(phases):
-                ways = (True, False) if kind == "train" and index == 0 and self.evaluates else (False,)
+                first = kind == "train" and index == 0
+                ways = (True, False) if first and self.evaluates_in(number) else (False,)
                 yield kind, number, index, tuple(self.schema(phase, evaluated=way) for way in ways)
         yield "closing", self.job.rounds, 0, (self.closing_schema(),)
         if self.job.personalise:
@@ -129,6 +136,8 @@ class JobSetup:
 
     def evaluation_schema(self) -> Schema:
         """The fields of the evaluation of the model received."""
+        if self.privacy is not None and self.privacy.evaluation is not None:
+            return self.privacy.evaluation.schema(evaluation.FOLDS, self.job.evaluation.score_bins)
         return evaluation.schema(self.dataset.num_classes, self.job.evaluation.score_bins)
 
 
@@ -217,7 +226,8 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         )
     prior = method.private_prior is not None and method.private_prior(config)
     try:
-        return replace(setup, privacy=plan.make_plan(job, rounds, prior=prior))
+        made = plan.make_plan(job, rounds, prior=prior, num_classes=setup.dataset.num_classes)
+        return replace(setup, privacy=made)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None
 

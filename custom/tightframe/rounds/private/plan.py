@@ -15,10 +15,9 @@ from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.rounds.private.evaluation_plan import MAX_RECORDS, EvaluationPlan, plan_evaluation
 from tightframe.securesum.rules import threshold
 
-MAX_RECORDS = 2**24
-"""A public limit of one silo's records: class sums of so many cannot wrap around."""
 CLASS_COUNTS = "class counts"
 
 
@@ -32,6 +31,7 @@ class PrivacyPlan:
         prior: whether the silo's own class counts are made noisy, once.
         spare: releases of class sums that may be repeated.
         class_noise: noise multiplier of each of these; None if there are none.
+        evaluation: what is told of models, with noise; None where the evaluation stays at the silos.
     """
 
     privacy: Privacy
@@ -39,6 +39,7 @@ class PrivacyPlan:
     prior: bool
     spare: int
     class_noise: float | None
+    evaluation: EvaluationPlan | None = None
 
     @property
     def class_sums(self) -> ClassSumsConfig:
@@ -58,10 +59,15 @@ class PrivacyPlan:
 
     @property
     def class_events(self) -> tuple[Event, ...]:
-        """What all releases but training are charged as, those that may be repeated with them."""
+        """What class sums and class counts are charged as, those that may be repeated with them."""
         if self.class_noise is None:
             return ()
         return (Gaussian(self.class_noise),) * (len(self.releases) + self.spare + self.prior)
+
+    @property
+    def release_events(self) -> tuple[Event, ...]:
+        """What all releases but training are charged as."""
+        return (*self.class_events, *(() if self.evaluation is None else self.evaluation.events))
 
     def training_noise(self, sampling_rate: float, steps: int) -> float:
         """The noise multiplier of DP-SGD with which a silo's whole job keeps to its budget.
@@ -79,7 +85,7 @@ class PrivacyPlan:
             lambda noise: [SubsampledGaussian(noise, sampling_rate, steps)],
             epsilon=self.privacy.epsilon,
             delta=self.privacy.delta,
-            spent=self.class_events,
+            spent=self.release_events,
         )
 
     def describe(self) -> str:
@@ -87,10 +93,11 @@ class PrivacyPlan:
         extra = [f"class sums in {len(self.releases)} rounds"] if self.releases else []
         extra += ["class counts once"] if self.prior else []
         beside = f", beside it noisy {' and '.join(extra)}" if extra else ""
+        told = "evaluation stays at the silos" if self.evaluation is None else self.evaluation.describe()
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
             f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; DP-SGD, "
-            f"gradients clipped to {self.privacy.clip_norm:g}{beside}; evaluation stays at the silos"
+            f"gradients clipped to {self.privacy.clip_norm:g}{beside}; {told}"
         )
 
 
@@ -102,17 +109,20 @@ def public_setting(job: JobConfig) -> PrivacySetting | None:
     return PrivacySetting(job.privacy.feature_clip, rounds)
 
 
-def make_plan(job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, prior: bool) -> PrivacyPlan:
+def make_plan(
+    job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, prior: bool, num_classes: int
+) -> PrivacyPlan:
     """The plan of a job whose ``privacy`` is set.
 
     Args:
         job: validated.
         phases: of each training round, with its number.
         prior: whether the method's loss uses the silo's class counts.
+        num_classes: C.
 
     Raises:
         BudgetError: TF-701 if no noise is enough.
-        ContributionError: TF-404 if a class sum could wrap around.
+        ContributionError: TF-404 if a class sum or an evaluation could wrap around.
     """
     privacy = job.privacy
     if privacy is None:
@@ -131,7 +141,7 @@ def make_plan(job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, 
             epsilon=privacy.epsilon * privacy.class_noise_share,
             delta=privacy.delta,
         )
-    plan = PrivacyPlan(privacy, releases, prior, spare, noise)
+    plan = PrivacyPlan(privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes))
     if releases:
         release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
     return plan

@@ -113,7 +113,7 @@ class PrivateSilo(LocalSilo):
         settings = self.training_settings()
         steps = self._setup.job.training.epochs * settings.epoch_steps
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
-        self._budget.check((*self._plan.class_events, *(each,) * self._planned_rounds))
+        self._budget.check((*self._plan.release_events, *(each,) * self._planned_rounds))
 
     @property
     def _planned_rounds(self) -> int:
