@@ -42,7 +42,12 @@ from tightframe.securesum.messages import Masked, Receipt, SumId
 SECRET = 4711.4711
 """What a hand-made executor tries to send; looked for in whatever leaves."""
 DECLARED = Declaration(
-    weight=290.0, synthetic=True, profile="research", min_class_count=5, any_static_cohort=False
+    weight=290.0,
+    synthetic=True,
+    profile="research",
+    min_class_count=5,
+    any_static_cohort=False,
+    untold=(),
 )
 RESEARCH: Mapping[str, Any] = {"sites": {"site-1": {"policy": {"profile": "research"}}}}
 STANDARD: Mapping[str, Any] = {"sites": {"site-1": {"policy": {"profile": "standard"}}}}

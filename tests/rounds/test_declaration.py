@@ -18,7 +18,12 @@ from tightframe.rounds.silo import SiloSession
 from tightframe.securesum import messages
 
 GOOD = Declaration(
-    weight=290.0, synthetic=False, profile="standard", min_class_count=5, any_static_cohort=False
+    weight=290.0,
+    synthetic=False,
+    profile="standard",
+    min_class_count=5,
+    any_static_cohort=False,
+    untold=(),
 )
 
 
@@ -31,13 +36,14 @@ def test_it_comes_back_as_it_was() -> None:
         assert Declaration.from_bytes(item.to_bytes(), "site-1") == item
 
 
-def test_it_says_five_things_and_no_number_of_records_beside_the_weight() -> None:
+def test_it_says_six_things_and_no_number_of_records_beside_the_weight() -> None:
     assert set(json.loads(GOOD.to_bytes())) == {
         "weight",
         "synthetic",
         "profile",
         "min_class_count",
         "any_static_cohort",
+        "untold",
     }
 
 

@@ -65,6 +65,10 @@ class Policy(BaseModel):
             takes either. Neither epsilon bounds the other.
         clear_metrics: which of this site's own numbers a plain sum may show the server: ``evaluation``,
             ``training`` (losses), ``personal`` (its personal model's accuracy).
+        max_score_bins: the most bins of score histograms in an exact evaluation, because narrow ones tell
+            single records' scores; None sets no limit.
+        min_test_count: a fold of fewer records is left out of an exact evaluation, which tells how each of
+            them fares to whoever knows the others.
         allowed_methods: the methods that it takes part in; None for all.
         allowed_submitters: who may submit a job, by their provisioned names; None for everybody.
         tell_refusals: tell the lead which rule a job falls short of, with the asked and required value;
@@ -95,6 +99,8 @@ class Policy(BaseModel):
     charged_retries: int | None
     neighbours: Neighbours | None
     clear_metrics: tuple[ClearMetric, ...]
+    max_score_bins: int | None
+    min_test_count: int
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
     tell_refusals: bool
@@ -216,6 +222,9 @@ class Policy(BaseModel):
                     "in a plain sum the server sees this site's own numbers",
                 )
             )
+        bins, most = job.evaluation.score_bins, self.max_score_bins
+        if job.privacy is None and most is not None and bins > most:
+            found.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {most}"))
         if job.class_rules == "off" and not self.class_rules_off:
             found.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
         if plain and job.min_sites < self.minimum_cohort:
@@ -301,6 +310,8 @@ class PolicyBlock(BaseModel):
     charged_retries: int | None = Field(default=None, ge=0)
     neighbours: Neighbours | None = None
     clear_metrics: list[ClearMetric] | None = None
+    max_score_bins: int | None = Field(default=None, ge=2)
+    min_test_count: int | None = Field(default=None, ge=1)
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
     tell_refusals: bool | None = None

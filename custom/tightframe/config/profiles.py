@@ -32,6 +32,8 @@ _STANDARD: Mapping[str, Any] = {
     "charged_retries": 3,
     "neighbours": None,
     "clear_metrics": (),
+    "max_score_bins": 32,
+    "min_test_count": 10,
     "allowed_methods": None,
     "allowed_submitters": None,
     "tell_refusals": True,
@@ -46,6 +48,7 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
         "pinned_only": True,
         "required_privacy": True,
         "charged_retries": 1,
+        "min_test_count": 20,
         "neighbours": "record",
     },
     "standard": _STANDARD,
@@ -61,6 +64,8 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
         "max_releases": None,
         "charged_retries": None,
         "clear_metrics": CLEAR_METRICS,
+        "max_score_bins": None,
+        "min_test_count": 1,
         "egress_guard": False,
     },
 }
@@ -72,6 +77,7 @@ NO_LIMIT = frozenset(
         "max_releases",
         "charged_retries",
         "neighbours",
+        "max_score_bins",
         "allowed_methods",
         "allowed_submitters",
     )

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
@@ -86,6 +86,13 @@ class SiloContext:
     def policy(self) -> Policy:
         """The site's rules."""
         return self.site.policy.resolve(production=self.production)
+
+    def untold_folds(self) -> tuple[Literal["validation", "test"], ...]:
+        """The folds that this silo leaves out of exact evaluations: too few records, by its policy."""
+        if self.job.privacy is not None:
+            return ()
+        folds: tuple[Literal["validation", "test"], ...] = ("validation", "test")
+        return tuple(fold for fold in folds if len(self.data.labels(fold)) < self.policy.min_test_count)
 
     def salt(self) -> tuple[str, ...]:
         """What keys this silo's random streams beside the job's seed: nothing but in production.

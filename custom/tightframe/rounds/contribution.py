@@ -98,10 +98,13 @@ class Contributor:
     def _told(
         self, counted: dict[str, torch.Tensor], message: Message, cohort: Sequence[str], honest: int
     ) -> dict[str, torch.Tensor]:
-        """What leaves of an evaluation: under privacy it is noisy, and charged before the noise is drawn."""
+        """What leaves of an evaluation: under privacy it is noisy, and charged before the noise is drawn.
+
+        Without privacy, folds with too few records are left out.
+        """
         plan = self._setup.privacy
         if plan is None:
-            return counted
+            return evaluation.without(counted, self._context.untold_folds())
         from tightframe.rounds.private.evaluation import released
 
         purpose = evaluation_purpose(message["kind"], message["round"])

@@ -6,6 +6,8 @@ same one of every other and a server cannot give silos different weights.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe.errors import ContributionError
@@ -20,6 +22,7 @@ class Declaration(BaseModel):
         profile: of its policy.
         min_class_count: records of a class that it asks of itself before the class counts.
         any_static_cohort: whether it opens counts for any cohort.
+        untold: the folds that it leaves out of exact evaluations, because they have too few records.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -29,6 +32,7 @@ class Declaration(BaseModel):
     profile: str = Field(max_length=32, pattern=r"^[a-z_]+$")
     min_class_count: int = Field(ge=1, lt=2**31)
     any_static_cohort: bool
+    untold: tuple[Literal["validation", "test"], ...] = Field(max_length=2)
 
     def to_bytes(self) -> bytes:
         """JSON."""

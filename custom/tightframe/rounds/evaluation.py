@@ -6,7 +6,7 @@ fields of the same contribution and cost no exchange of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,15 @@ def schema(num_classes: int, score_bins: int) -> Schema:
             Field(f"evaluation/{fold}/loss", (), **common),
         ]
     return Schema(tuple(fields))
+
+
+def without(tensors: Tensors, folds: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Counts as if some folds had no record."""
+    left_out = tuple(f"evaluation/{fold}/" for fold in folds)
+    return {
+        name: torch.zeros_like(value) if left_out and name.startswith(left_out) else value
+        for name, value in tensors.items()
+    }
 
 
 @torch.no_grad()

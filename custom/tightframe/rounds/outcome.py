@@ -301,6 +301,9 @@ class RunRecord:
             lines.append(
                 "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
             )
+        for fold in ("test", "validation"):
+            if few := sorted(site for site in self.declared if self._untold(site, fold)):
+                lines.append(f"too few {fold} records to be counted (min_test_count): {', '.join(few)}")
         if self.privacy is None:
             lines.append("no differential privacy: a total itself is exact")
         else:
@@ -321,7 +324,7 @@ class RunRecord:
                 self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
             before = next(item for item in reversed(self.rows) if item.makes_model)
             before.evaluation = self._summarised(counted, row)
-            before.evaluated_by = row.silos
+            before.evaluated_by = [site for site in row.silos if not self._untold(site, "test")]
             self._remember_best(before, received)
         self.rows.append(row)
         write_rows(self.folder, self.rows)
@@ -335,6 +338,10 @@ class RunRecord:
         honest = honest_silos(self.job, len(self.weights))
         config = self.privacy.evaluation.config
         return noisy_metrics.summarise(counted, config, names, silos=len(row.silos), honest=honest)
+
+    def _untold(self, site: str, fold: str) -> bool:
+        """Whether a silo has said that it leaves a fold out of exact evaluations."""
+        return site in self.declared and fold in self.declared[site].untold
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""

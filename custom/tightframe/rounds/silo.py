@@ -117,6 +117,7 @@ class SiloSession:
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),
             any_static_cohort=policy.static_cohort == "any",
+            untold=context.untold_folds(),
         )
 
     def _contribute(self, message: Message) -> Message:

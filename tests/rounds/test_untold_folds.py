@@ -1,0 +1,78 @@
+"""Folds with too few records are left out of exact evaluations, and the outcome says whose."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tightframe import federation
+from tightframe.config.job import parse_job
+from tightframe.config.policy import BelowPolicyError, PolicyBlock
+from tightframe.config.site import SiteEntry, open_data
+from tightframe.rounds import evaluation
+
+
+@pytest.mark.parametrize("summation", ["secure", "plain"])
+def test_a_silo_with_few_test_records_is_not_counted(
+    small: dict[str, Any], tmp_path: Path, summation: str
+) -> None:
+    """The twin's third silo has the fewest test records; its validation fold is larger than that."""
+    job = parse_job({**small, "summation": summation, "min_sites": 3})
+    folds = {
+        site: {fold: open_data(job, site, None).labels(fold) for fold in ("validation", "test")}
+        for site in job.sites
+    }
+    least = len(folds["site-3"]["test"]) + 1
+    assert all(len(folds[site]["test"]) >= least for site in ("site-1", "site-2"))
+    entries = {
+        site: SiteEntry(
+            policy=PolicyBlock(profile="research", min_test_count=least if site == "site-3" else 1)
+        )
+        for site in job.sites
+    }
+    data = {site: open_data(job, site, None) for site in job.sites}
+    result = federation.run_job(job, entries=entries, data=data, folder=tmp_path)
+    final = result.outcome.final()
+    assert final is not None and final.evaluation is not None
+    told = np.concatenate([folds[site]["test"] for site in ("site-1", "site-2")])
+    test = final.evaluation["test"]
+    assert list(test["class_records"].values()) == np.bincount(told, minlength=8).tolist()
+    assert final.evaluated_by == ["site-1", "site-2"]
+    # Its validation fold is smaller still, so it is left out, too.
+    assert len(folds["site-3"]["validation"]) < least
+    validation = sum(len(folds[site]["validation"]) for site in ("site-1", "site-2"))
+    assert final.evaluation["validation"]["records"] == validation
+    rules = json.loads((tmp_path / "server" / "outcome.json").read_text())["rules"]
+    assert "too few test records to be counted (min_test_count): site-3" in rules
+    # The silo itself sees how the model does on them.
+    report = json.loads((tmp_path / "site-3" / "local_report.json").read_text())
+    assert report["global"]["test"]["records"] == len(folds["site-3"]["test"])
+
+
+def test_only_the_named_folds_become_zero() -> None:
+    counted = {
+        f"evaluation/{fold}/{name}": torch.ones(2) for fold in evaluation.FOLDS for name in ("scores", "loss")
+    }
+    left = evaluation.without({**counted, "update/x": torch.ones(1)}, ["test"])
+    assert {name for name, value in left.items() if not value.any()} == {
+        "evaluation/test/scores",
+        "evaluation/test/loss",
+    }
+    assert all(torch.equal(value, counted[name]) for name, value in evaluation.without(counted, []).items())
+
+
+def test_finer_score_bins_than_the_policy_allows_are_refused(small: dict[str, Any]) -> None:
+    standard = PolicyBlock(profile="standard").resolve(production=True)
+    standard.check(parse_job({**small, "min_sites": 3, "evaluation": {"score_bins": 32}}))
+    job = parse_job({**small, "min_sites": 3, "evaluation": {"score_bins": 33}})
+    with pytest.raises(BelowPolicyError, match="max_score_bins") as caught:
+        standard.check(job)
+    assert "33 score bins" in str(caught.value) and "at most 32" in str(caught.value)
+    private = {**small, "min_sites": 3, "weights": "uniform", "privacy": {}, "evaluation": {"score_bins": 33}}
+    standard.check(parse_job(private))  # nothing exact leaves
+    PolicyBlock(profile="research").resolve(production=False).check(job)
