@@ -85,3 +85,52 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The mu that has this epsilon at this delta."""
     return float(optimize.brentq(lambda mu: gaussian_delta(mu, epsilon) - delta, 1e-3, 20.0))
+
+
+def one_run_p_value(canaries: int, guesses: int, right: int, *, epsilon: float, delta: float) -> float:
+    """The largest chance of so many right guesses from one run of an (epsilon, delta)-private mechanism.
+
+    Steinke, Nasr and Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023, theorem 5.2: each
+    of m canaries is in by a fair coin; then, with W of Binomial(r, e^eps / (e^eps + 1)),
+
+        P[right >= v] <= P[W >= v] + delta m max_i (2 / i) P[v > W >= v - i].
+
+    Args:
+        canaries: m.
+        guesses: r; the attacker abstains from the other canaries.
+        right: v.
+        epsilon, delta: of the promise, for one record added or removed.
+    """
+    accuracy = special.expit(epsilon)
+    # Below zero W has no values, so that no i above v can be the greatest.
+    below = stats.binom.pmf(np.arange(right - 1, -1, -1), guesses, accuracy)
+    alpha = 2 * float(np.max(np.cumsum(below) / np.arange(1, right + 1), initial=0.0))
+    return min(1.0, float(stats.binom.sf(right - 1, guesses, accuracy)) + delta * canaries * alpha)
+
+
+def one_run_bound(
+    canaries: int, guesses: int, right: int, *, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """The lower bound of epsilon from one run: the largest epsilon that the right guesses refute, else 0.
+
+    What refutes an epsilon refutes all below it, which promise more.
+    """
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(canaries, guesses, right, epsilon=epsilon, delta=delta) < 1 - confidence
+
+    if not refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while refuted(high):
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+def right_guesses(scores: NDArray[np.float64], present: NDArray[np.bool_], each: int) -> int:
+    """Right ones of 2 ``each`` guesses: the highest scores are said to be in, the lowest to be out."""
+    order = np.argsort(scores)
+    return int(present[order[-each:]].sum() + (~present[order[:each]]).sum())
