@@ -32,9 +32,11 @@ FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
 Statistic = Literal["class_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
-Mechanism = Literal["training", "class_sums", "evaluation", "constant"]
+Mechanism = Literal["training", "class_sums", "evaluation", "constant", "charges"]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
-sums, noisy totals of an evaluation, or the same whatever the records are."""
+sums, noisy totals of an evaluation, the same whatever the records are, or a function of what the silo's
+ledger says was charged, which follows from the job, from what was repeated, and from a number of records
+that is taken as known."""
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Decoded sums, by field name, each of its field's shape, in float64."""
 

@@ -86,7 +86,7 @@ def simulate_job(
     workspace = folder / "workspace"
     local = workspace / "local"
     local.mkdir(parents=True, exist_ok=True)
-    classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor"]
+    classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor", "asking.Console"]
     (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
     if site_config is not None:
         (local / "tightframe.json").write_text(json.dumps(site_config))

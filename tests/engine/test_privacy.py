@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from tests.engine.asking import FILE
 from tests.engine.conftest import SMALL, simulate_job
 
 from tightframe.privacy.ledger.chain import read_ledger
@@ -13,14 +15,18 @@ from tightframe_app import recipes
 pytestmark = pytest.mark.engine
 
 SITES = ["site-1", "site-2", "site-3"]
+SERVER = "app/config/config_fed_server.json"
 
 
-def test_each_silos_ledger_outlasts_its_processes(tmp_path: Path) -> None:
+def test_each_silos_ledger_outlasts_its_processes_and_consoles_see_the_run(tmp_path: Path) -> None:
     # Every record in every step: what sampled steps cost takes a second in each of many processes.
     changes = {**SMALL, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
     job = recipes.get("fedmr_isic_dp").job(sites=SITES, changes=changes)
+    files = recipes.job_files(job)
+    server = json.loads(files[SERVER])
+    server.setdefault("components", []).append({"id": "console", "path": "asking.Console", "args": {}})
     folder = tmp_path / "private"
-    recipes.write_job(recipes.job_files(job), folder)
+    recipes.write_job({**files, SERVER: json.dumps(server)}, folder)
     done = simulate_job(folder, tmp_path, threads=1)
     assert done.code == 0, done.output
     assert done.outcome["privacy"]["epsilon"] == 8.0 and done.outcome["evaluation"] is None
@@ -29,3 +35,18 @@ def test_each_silos_ledger_outlasts_its_processes(tmp_path: Path) -> None:
         entries = read_ledger(state / "privacy" / site / "ledger.sqlite", check=None).entries
         purposes = [entry.charge.purpose for entry in entries if entry.charge is not None]
         assert purposes == ["round 1 training", "round 1 class sums", "round 2 training"]
+    told = [row["privacy"] for row in done.rows if row["kind"] == "train"]
+    assert [sum(item["silos"] for item in one["histogram"]) for one in told] == [3, 3]
+    assert (
+        done.outcome["privacy_spent"] == told[-1] and f"up to epsilon {told[-1]['range'][1]:g}" in done.output
+    )
+    asked = [json.loads(line) for line in (done.server / FILE).read_text().splitlines()]
+    seen = [item["stats"]["tightframe"] for item in asked if "tightframe" in item["stats"]]
+    places = {(item["kind"], item["round"]) for item in seen if item["state"] == "summing"}
+    assert {("train", 1), ("train", 2), ("closing", 2)} <= places
+    # What the first round cost is seen while the second one goes on.
+    second = [item for item in seen if (item["kind"], item["round"]) == ("train", 2)]
+    assert second[0]["privacy"] == told[0] and second[0]["epsilon"] == told[0]["range"][1]
+    assert all(item["joined"] == SITES and not item["refused"] for item in seen if item["round"])
+    keys = {frozenset(item["answer"]) for item in asked if item["answer"]}
+    assert keys == {frozenset(seen[-1])}

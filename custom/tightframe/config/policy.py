@@ -17,6 +17,7 @@ from tightframe.config.profiles import (
     NO_LIMIT,
     PROFILES,
     ClearMetric,
+    EpsilonShown,
     Neighbours,
     Profile,
     WeightRule,
@@ -63,6 +64,9 @@ class Policy(BaseModel):
             so that a server cannot drain the budget by failing rounds; None sets no limit.
         neighbours: the one relation in which this site counts its budget, ``record`` or ``patient``; None
             takes either. Neither epsilon bounds the other.
+        epsilon_shown: what the lead learns of the epsilon that a job has cost this site's records so far:
+            ``range`` counts the site in a histogram over silos, ``exact`` also tells its own number,
+            ``nothing`` leaves it out of both.
         clear_metrics: which of this site's own numbers a plain sum may show the server: ``evaluation``,
             ``training`` (losses), ``personal`` (its personal model's accuracy).
         max_score_bins: the most bins of score histograms in an exact evaluation, because narrow ones tell
@@ -98,6 +102,7 @@ class Policy(BaseModel):
     max_releases: int | None
     charged_retries: int | None
     neighbours: Neighbours | None
+    epsilon_shown: EpsilonShown
     clear_metrics: tuple[ClearMetric, ...]
     max_score_bins: int | None
     min_test_count: int
@@ -309,6 +314,7 @@ class PolicyBlock(BaseModel):
     max_releases: int | None = Field(default=None, ge=1)
     charged_retries: int | None = Field(default=None, ge=0)
     neighbours: Neighbours | None = None
+    epsilon_shown: EpsilonShown | None = None
     clear_metrics: list[ClearMetric] | None = None
     max_score_bins: int | None = Field(default=None, ge=2)
     min_test_count: int | None = Field(default=None, ge=1)

@@ -9,6 +9,7 @@ WeightRule = Literal["exact", "power_of_two", "uniform"]
 Profile = Literal["strict", "standard", "research"]
 Neighbours = Literal["record", "patient"]
 ClearMetric = Literal["evaluation", "training", "personal"]
+EpsilonShown = Literal["nothing", "range", "exact"]
 
 CLEAR_METRICS: tuple[ClearMetric, ...] = get_args(ClearMetric)
 
@@ -31,6 +32,7 @@ _STANDARD: Mapping[str, Any] = {
     "max_releases": 10,
     "charged_retries": 3,
     "neighbours": None,
+    "epsilon_shown": "range",
     "clear_metrics": (),
     "max_score_bins": 32,
     "min_test_count": 10,

@@ -12,6 +12,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
+from tightframe.flare import monitor
 from tightframe.flare.transport import FlareTransport
 
 WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
@@ -70,6 +71,7 @@ class FederationController(Controller):
                 initial_model=entry.initial_model,
                 log=self.logger,
             )
+            monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
             coordinator.run(transport)
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
@@ -94,5 +96,11 @@ class FederationController(Controller):
             anchor = simulated_anchor(job_id, production=False)
         return ServerIdentity(job_id, anchor, simulated=not production)
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell a console that asks for statistics where the run stands."""
+        super().handle_event(event_type, fl_ctx)
+        monitor.add_stats(event_type, fl_ctx)
+
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing is held open."""
+        """Nobody answers for the run any more."""
+        monitor.forget(fl_ctx.get_job_id())

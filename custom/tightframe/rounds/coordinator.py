@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
 from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, personal, statistics
 from tightframe.rounds.context import Message
+from tightframe.rounds.private import shown
 from tightframe.rounds.private.plan import honest_silos
 from tightframe.rounds.private.server import read
 from tightframe.rounds.secure.record import ServerRecord
@@ -204,6 +205,7 @@ class Coordinator:
     def _enroll(self, transport: Transport) -> None:
         job, started = self.setup.job, time.monotonic()
         request = {"job_sha256": job.sha256(), "version": __version__, "roster": list(job.roster)}
+        self.record.status = replace(self.record.status, state="enrolling")
         enrolled = self._sums.enroll(transport, request, job.roster)
         self.record.enrolled(enrolled)
         synthetic = {site: item.synthetic for site, item in enrolled.declared.items()}
@@ -276,6 +278,8 @@ class Coordinator:
         cohort = Cohort(place.round, weights, max(self.weights.values()), enrolled=len(self.weights))
         if setup.privacy is not None:
             honest = honest_silos(setup.job, len(self.weights))
+            told, others = shown.split(others)
+            row.spent = self._spent(told, row)
             state, read_totals = read(setup.privacy, phase, state, others, silos=cohort.size, honest=honest)
             others = dict(read_totals)
         if others:
@@ -287,6 +291,14 @@ class Coordinator:
         }
         self._add(row, own if evaluate and own else None, broadcast)
         return state, row.silos
+
+    def _spent(self, told: Totals, row: outcome.Row) -> shown.Spent | None:
+        """What silos tell of the epsilon that the job has cost them; None if one of them tells nonsense."""
+        try:
+            return shown.read(self.setup.job, told, row.silos, row.round)
+        except ValueError as error:
+            self.log.warning("round %d: what silos tell of their epsilon is not used: %s", row.round, error)
+            return None
 
     def _close(self, transport: Transport, state: ServerState) -> None:
         """Evaluate the last model everywhere and leave it at the silos.
@@ -399,8 +411,11 @@ class Coordinator:
         requests = {site: {**request, "opened": untold[site]} for site in (drawn if among is None else among)}
         left_out = {site: "TF-511" for site in drawn if site not in requests}
 
+        self.record.status = self.record.status.summing(place.kind, place.round, place.index, place.of)
+
         def accepted(site: str) -> None:
             self._told[site] = len(self._opened)
+            self.record.status = self.record.status.answer(site)
 
         try:
             found: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)

@@ -24,6 +24,8 @@ from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.private import noisy_metrics
 from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
+from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.status import Status
 from tightframe.rounds.summation import Enrolled
 
 
@@ -34,7 +36,7 @@ class Row:
     ``evaluation`` belongs to that model, so it is counted by the *next* exchange, by the silos
     in ``evaluated_by``, which need not be those that trained it. ``shut``: counts and class sums of
     this exchange stayed masked, because a silo had dropped out. ``phase``: place among the ``phases``
-    of its round.
+    of its round. ``spent``: what silos tell of the epsilon that the job has cost them so far.
     """
 
     round: int
@@ -50,6 +52,7 @@ class Row:
     shut: bool = False
     phase: int = 0
     phases: int = 1
+    spent: Spent | None = None
 
     @property
     def makes_model(self) -> bool:
@@ -71,6 +74,7 @@ class Row:
             "noisy": bool(test.get("noisy")),
             "noise_deviation": test.get("noise_deviation"),
             "training": self.training,
+            "privacy": None if self.spent is None else self.spent.as_json(),
             "silos": self.silos,
             "dropped": self.dropped,
             "seconds": round(self.seconds, 3),
@@ -115,6 +119,10 @@ class Outcome:
         rows = [row for row in self.rows if row.evaluation is not None]
         return rows[-1] if rows and rows[-1].round == self.rounds_done else None
 
+    def spent(self) -> Spent | None:
+        """What silos told last of the epsilon that the job has cost them; None without privacy."""
+        return last_spent(self.rows)
+
     def screen(self) -> str:
         """One screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
@@ -134,6 +142,8 @@ class Outcome:
         lines.append(f" Sums: {self.summation}")
         lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]
         lines += self._silo_lines()
+        if (spent := self.spent()) is not None:
+            lines.append(f" After round {spent.round}: {spent}")
         lines += self._metric_lines()
         lines += self._file_lines()
         lines += ["=" * 78]
@@ -248,6 +258,8 @@ class RunRecord:
         self.declared: dict[str, Declaration] = {}
         self.privacy: PrivacyPlan | None = None
         self.personal: dict[str, Any] | None = None  # means over silos of their personal models
+        promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
+        self.status = Status(job.job_name, job.rounds, promised)
         self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
         self._judges: frozenset[str] = frozenset()  # who counted the best model
@@ -278,6 +290,7 @@ class RunRecord:
         self.declared, self.absent = dict(enrolled.declared), dict(enrolled.absent)
         self.weights = {site: item.weight for site, item in sorted(enrolled.declared.items())}
         self.synthetic = any(item.synthetic for item in enrolled.declared.values())
+        self.status = self.status.enrolled(self.weights, self.absent)
 
     def rules(self) -> list[str]:
         """Which privacy rules held, and which were off; one line each."""
@@ -326,7 +339,9 @@ class RunRecord:
             before.evaluation = self._summarised(counted, row)
             before.evaluated_by = [site for site in row.silos if not self._untold(site, "test")]
             self._remember_best(before, received)
+            self.status = self.status.evaluated(before)
         self.rows.append(row)
+        self.status = self.status.summed(row)
         write_rows(self.folder, self.rows)
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
 
@@ -346,11 +361,13 @@ class RunRecord:
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""
         self.rows.append(Row(number, kind, silos, dict(failed), 0.0, 0, 0))
+        self.status = self.status.summed(self.rows[-1])
         write_rows(self.folder, self.rows)
 
     def write_card(self, sha256: str) -> None:
         """``model.json``: what the model is, from what, its metrics, and the versions used."""
         last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
+        spent = last_spent(self.rows)
         packages = ("torch", "numpy", "nvflare", "monai", "safetensors")
         card = {
             "format": 1,
@@ -364,6 +381,7 @@ class RunRecord:
             "model_sha256": sha256,
             "initial_model": self.initial_model,
             "best_round_by_validation": self.best[1] if self.best else None,
+            "privacy_spent": None if spent is None else spent.as_json(),
             "evaluation": last[-1].evaluation if last else None,
             "evaluated_by": last[-1].evaluated_by if last else [],
             "versions": {"tightframe": __version__, "python": platform.python_version()}
@@ -374,6 +392,7 @@ class RunRecord:
     def finish(self, reason: str | None) -> Outcome:
         """Write ``outcome.json``, show the last screen, return both as a value."""
         job = self.job
+        self.status = self.status.ended(trained=self.trained, reason=reason)
         result = Outcome(
             job_name=job.job_name,
             method=self._method.title,
@@ -398,7 +417,7 @@ class RunRecord:
         dropped = [
             {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
         ]
-        final = result.final()
+        final, spent = result.final(), result.spent()
         values = {
             "trained": result.trained,
             "reason": reason,
@@ -413,6 +432,7 @@ class RunRecord:
             "sums": self.sums,
             "rules": result.rules,
             "privacy": None if self.job.privacy is None else self.job.privacy.model_dump(mode="json"),
+            "privacy_spent": None if spent is None else spent.as_json(),
             "best_round_by_validation": result.best_round,
             "dropped": dropped,
             "evaluation": final.evaluation if final else None,
@@ -459,6 +479,11 @@ _FILES = (
 )
 
 
+def last_spent(rows: Sequence[Row]) -> Spent | None:
+    """What silos told last of the epsilon that a job has cost them."""
+    return next((row.spent for row in reversed(rows) if row.spent is not None), None)
+
+
 def shown(value: float | None, digits: int = 3) -> str:
     """A number for people; ``-`` where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
@@ -487,6 +512,8 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
             else f"test of the {which}: balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}"
         )
+    if row.spent is not None:
+        parts.append(str(row.spent))
     dropped = ""
     if row.dropped:
         dropped = "; without " + ", ".join(f"{name} ({code})" for name, code in sorted(row.dropped.items()))

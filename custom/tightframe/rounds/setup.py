@@ -33,7 +33,7 @@ from tightframe.phases import (
 )
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
-from tightframe.rounds.private import plan
+from tightframe.rounds.private import plan, shown
 from tightframe.rounds.private.plan import PrivacyPlan
 
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
@@ -59,9 +59,15 @@ class JobSetup:
         return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
-        """The phases of one training round (1-based); under privacy without what is told of the losses."""
+        """The phases of one training round (1-based).
+
+        Under privacy nothing is told of the losses, and with the last phase what the job has cost so far.
+        """
         phases = self.method.plan(self.setting, round_number, self.job.rounds)
-        return phases if self.job.privacy is None else tuple(_without_losses(phase) for phase in phases)
+        if self.job.privacy is None:
+            return phases
+        *first, last = (_without_losses(phase) for phase in phases)
+        return (*first, shown.telling(last, self.job))
 
     def statistics_phases(self) -> tuple[Phase, ...]:
         """The sums of pooled statistics that the method needs, before anything else."""

@@ -117,6 +117,9 @@ def test_the_server_learns_no_metric_and_says_what_protects(finished: tuple[fede
     assert result.outcome.trained and result.outcome.final() is None
     outcome = json.loads((folder / "server" / "outcome.json").read_text())
     assert outcome["privacy"]["epsilon"] == 6.0 and outcome["evaluation"] is None
+    spent = outcome["privacy_spent"]  # of ranges over silos alone, unless a policy tells more
+    assert sum(item["silos"] for item in spent["histogram"]) == len(SITES) and not spent["shown"]
+    assert spent["range"] == [4.0, 6.0]
     rules = "\n".join(outcome["rules"])
     assert "each silo at most epsilon 6 at delta 1e-05" in rules and "no differential privacy" not in rules
     assert "local_report.json" in result.outcome.screen()
@@ -134,7 +137,7 @@ def test_nothing_but_noisy_updates_and_class_sums_is_in_any_term(
 
     monkeypatch.setattr(PlainServer, "add", noting)
     federation.run_job(parse_job({**GIVEN, "summation": "plain"}), folder=tmp_path)
-    assert seen == {"update", "prototype", "closing"}
+    assert seen == {"update", "prototype", "privacy", "closing"}
 
 
 def test_two_runs_with_one_seed_differ_because_noise_has_none(tmp_path: Path) -> None:

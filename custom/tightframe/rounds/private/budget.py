@@ -130,14 +130,15 @@ class Budget:
             write_atomically(kept, json.dumps(found).encode(), mode=0o600)
         return float(found[what])
 
-    def spent_by_job(self) -> accounting.Epsilons:
-        """What this job has cost these records so far, at the job's delta."""
+    def spent_by_job(self, *, prv: bool = True) -> accounting.Epsilons:
+        """What this job has cost these records so far, at the job's delta; PRV only if it is asked for."""
         with self._open() as ledger:
             return ledger.spent(
                 self._dataset,
                 self._plan.privacy.neighbours,
                 self._plan.privacy.delta,
                 job_id=self._job_id,
+                prv=prv,
             )
 
     def _note(self, ledger: Ledger) -> None:

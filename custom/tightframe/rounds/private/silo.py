@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from tightframe import training
 from tightframe.data.base import own_labels
 from tightframe.errors import RunError
-from tightframe.phases import Fold
+from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.releases import class_counts, class_sums
 from tightframe.privacy.releases import plan as release_plan
@@ -25,6 +25,7 @@ from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.local_silo import LocalSilo
+from tightframe.rounds.private import shown
 from tightframe.rounds.private.budget import Budget
 from tightframe.rounds.private.plan import CLASS_COUNTS
 from tightframe.rounds.setup import JobSetup
@@ -155,6 +156,12 @@ class PrivateSilo(LocalSilo):
         alone = release_plan.lone_events(config, 1, self._honest)[0] if self._honest > 1 else None
         self._budget.charge(f"round {self.round} class sums", release_plan.events(config, 1), alone=alone)
         return self._with_noise(total)
+
+    def told_spent(self) -> Tensors:
+        """What this silo's policy lets out of what the job has cost its records, up to now; see ``shown``."""
+        how = self._context.policy.epsilon_shown
+        spent = self._budget.spent_by_job(prv=False).guaranteed if how != "nothing" else 0.0
+        return shown.terms(spent, how, self.name, self._setup.job.roster)
 
     def _with_noise(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         config = self._plan.class_sums

@@ -1,0 +1,141 @@
+"""Where a run stands, for whoever watches it while it runs: a value without engine and without torch.
+
+Only totals and facts of the protocol: of a single silo its name, and why it is not there, as a code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tightframe.rounds.summation import LATE
+
+if TYPE_CHECKING:
+    from tightframe.rounds.outcome import Row
+    from tightframe.rounds.private.shown import Spent
+
+State = Literal["starting", "enrolling", "summing", "trained", "stopped"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """One moment of a run; whoever changes it replaces it, so that it may be read from another thread.
+
+    Attributes:
+        job_name, rounds: of the job.
+        promised: (epsilon, delta) that the job promises each silo; None without privacy.
+        state: ``summing`` while silos are asked, ``trained`` or ``stopped`` at the end.
+        reason: why it stopped, as a code.
+        kind: what the sum is for: ``train``, ``closing``, ...
+        round: of the sum.
+        phase, phases: its place among the phases of its round, from 1 on.
+        joined: the silos enrolled.
+        refused: silo -> code of those that were not.
+        answered: silos whose terms have come in this sum, or are in the last one.
+        late: silos that were too late for the last sum.
+        dropped: silo -> code of the others that are not in the last sum.
+        loss: of local training in the last round that told one.
+        balanced_accuracy: on the test records, of the last model that was evaluated.
+        evaluated_round: the round which made that model.
+        spent: what silos tell of the epsilon that the job has cost them so far.
+        seconds, bytes_down, bytes_up: of all sums so far.
+    """
+
+    job_name: str
+    rounds: int
+    promised: tuple[float, float] | None = None
+    state: State = "starting"
+    reason: str | None = None
+    kind: str | None = None
+    round: int = 0
+    phase: int = 0
+    phases: int = 0
+    joined: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    answered: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    loss: float | None = None
+    balanced_accuracy: float | None = None
+    evaluated_round: int | None = None
+    spent: Spent | None = None
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def enrolled(self, joined: Iterable[str], refused: Mapping[str, str]) -> Status:
+        """Who takes part, and who does not."""
+        return replace(self, joined=tuple(sorted(joined)), refused=dict(refused))
+
+    def summing(self, kind: str, number: int, phase: int, phases: int) -> Status:
+        """Silos are asked for their terms; ``phase`` counts from 0."""
+        return replace(
+            self,
+            state="summing",
+            kind=kind,
+            round=number,
+            phase=phase + 1,
+            phases=phases,
+            answered=(),
+            late=(),
+            dropped={},
+        )
+
+    def answer(self, site: str) -> Status:
+        """One more term has come."""
+        return replace(self, answered=tuple(sorted({*self.answered, site})))
+
+    def summed(self, row: Row) -> Status:
+        """A sum was opened, or had too few silos."""
+        return replace(
+            self,
+            answered=tuple(row.silos),
+            late=tuple(sorted(site for site, code in row.dropped.items() if code == LATE)),
+            dropped={site: code for site, code in sorted(row.dropped.items()) if code != LATE},
+            loss=row.training.get("loss", self.loss),
+            spent=row.spent or self.spent,
+            seconds=self.seconds + row.seconds,
+            bytes_down=self.bytes_down + row.bytes_down,
+            bytes_up=self.bytes_up + row.bytes_up,
+        )
+
+    def evaluated(self, row: Row) -> Status:
+        """The model that a row made was evaluated."""
+        test = (row.evaluation or {}).get("test", {})
+        return replace(self, balanced_accuracy=test.get("balanced_accuracy"), evaluated_round=row.round)
+
+    def ended(self, *, trained: bool, reason: str | None) -> Status:
+        """The run is over; of its reason the code alone is kept."""
+        code = None if reason is None else reason.partition(":")[0]
+        return replace(self, state="trained" if trained else "stopped", reason=code)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values. ``epsilon`` is the upper end of the range of what silos tell."""
+        spent = None if self.spent is None else self.spent.as_json()
+        found = None if self.spent is None else self.spent.range
+        return {
+            "job_name": self.job_name,
+            "state": self.state,
+            "reason": self.reason,
+            "kind": self.kind,
+            "round": self.round,
+            "rounds": self.rounds,
+            "phase": self.phase,
+            "phases": self.phases,
+            "joined": list(self.joined),
+            "refused": dict(self.refused),
+            "answered": list(self.answered),
+            "late": list(self.late),
+            "dropped": dict(self.dropped),
+            "loss": self.loss,
+            "balanced_accuracy": self.balanced_accuracy,
+            "evaluated_round": self.evaluated_round,
+            "epsilon": None if found is None else found[1],
+            "epsilon_promised": None if self.promised is None else self.promised[0],
+            "delta": None if self.promised is None else self.promised[1],
+            "privacy": spent,
+            "seconds": round(self.seconds, 3),
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+        }
