@@ -214,6 +214,7 @@ class _Privacy:
             "neighbours": "record",
             "releases": 10,
             "evaluation": "local",
+            "evaluations": 1,
         }
         self.__dict__.update(values | changes)
 
@@ -252,11 +253,13 @@ def test_strict_requires_privacy_within_its_caps() -> None:
         ["required_privacy", "no differential privacy", "a job with a privacy block"]
     ]
     policy.check(_Private(_job(**FITTING)))
+    policy.check(_Private(_job(**FITTING), releases=7, evaluation="noisy", evaluations=3))
     for privacy, told in (
         ({"epsilon": 8.5}, ["epsilon_cap", "8.5", "at most 8"]),
         ({"epsilon": None}, ["epsilon_cap", "no limit", "at most 8"]),
         ({"delta": 1e-4}, ["delta_cap", "0.0001", "at most 1e-05"]),
         ({"releases": 11}, ["max_releases", "11", "at most 10"]),
+        ({"evaluation": "noisy", "evaluations": 3}, ["max_releases", "13", "at most 10"]),
         ({"neighbours": "patient"}, ["neighbours", "patient", "record"]),
     ):
         assert _refused(policy, _Private(_job(**FITTING), **privacy)) == [told]

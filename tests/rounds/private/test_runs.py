@@ -289,7 +289,7 @@ def _request(setup: Any, **changes: Any) -> dict[str, Any]:
         "round": 1,
         "phase": 0,
         "attempt": 0,
-        "evaluate": True,
+        "evaluate": False,
         "opened": {},
         "weights": dict.fromkeys(SITES, 1.0),
         "broadcast": tensor_bytes(broadcast),
