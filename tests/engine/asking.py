@@ -38,6 +38,8 @@ class Console(FLComponent):
         while not self._ended.wait(self._seconds):
             with engine.new_context() as context:
                 stats = ShowStatsCommand().process(Shareable(), context)
+                if "tightframe" not in stats:
+                    continue  # not yet, or no longer; the command would be an error
                 request = Shareable()
                 request[ServerCommandKey.TOPIC] = "tightframe.status"
                 answer = AppCommandProcessor().process(request, context).get(ServerCommandKey.DATA)
