@@ -201,6 +201,30 @@ def test_inference_from_a_model_is_judged_by_the_coins(benchmark: ModuleType, tm
     assert rows[-1]["canaries"] == 30 and 0 <= rows[-1]["auc"] <= 1
 
 
+def test_the_attack_on_a_model_sees_what_was_learned_by_heart_and_nothing_else(attacks: ModuleType) -> None:
+    import privacy_utility
+
+    def found(**training: float) -> dict[str, float]:
+        # Thirty records a silo, five of them canaries, and a network that can hold them all.
+        study = privacy_utility.study_of(
+            "digits", "IIDx3", None, model="mlp", model_options={"widths": [128]}, batch_size=8, **training
+        )
+        told: dict[str, float] = attacks.infer_from_models(
+            lambda seed, epsilon, names: study.job("fedavg", epsilon, names, seed),
+            lambda seed: {name: privacy_utility.cut(silo, 30) for name, silo in study.silos(seed).items()},
+            None,
+            seeds=range(2),
+            canaries=10,
+        )
+        assert told["canaries"] == 60
+        return told
+
+    learned = found(rounds=3, epochs=10, learning_rate=0.05)
+    assert learned["auc"] > 0.85 and learned["p"] <= 0.001
+    untrained = found(rounds=1, epochs=1, learning_rate=1e-6)
+    assert abs(untrained["auc"] - 0.5) < 0.25 and untrained["p"] > 0.01
+
+
 def test_cost_compares_every_engine_with_a_plain_step(
     benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
