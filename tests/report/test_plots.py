@@ -64,9 +64,17 @@ def test_a_hundred_classes_and_five_hundred_rounds_fit() -> None:
     many = [f"class {i}" for i in range(100)]
     picture = tree(matrix.confusion("t", many, [[int(i == j) for j in range(100)] for i in range(100)]))
     assert float(picture.get("width", "")) <= 740 and len(list(picture.iter(f"{SVG}text"))) == 2
-    cell = matrix.Cell("in", "", "answered")
-    grid = tree(matrix.grid("t", ["a"], [str(i) for i in range(500)], [[cell] * 500]))
+    cells = [matrix.Cell("late" if 100 <= i < 110 else "in", "", "a") for i in range(500)]
+    grid = tree(matrix.grid("t", ["a"], [str(i) for i in range(500)], [cells]))
     assert float(grid.get("width", "")) <= 740
+    *_, before, late, after = grid.findall(f"{SVG}rect")
+    assert [said(item) for item in (before, late, after)] == [
+        "a, 0 to 99: in",
+        "a, 100 to 109: late",
+        "a, 110 to 499: in",
+    ]
+    widths = [float(item.get("width", "")) for item in (before, late, after)]
+    assert widths[0] == pytest.approx(10 * widths[1], rel=0.02) and sum(widths) > 600
     assert len(list(grid.iter(f"{SVG}text"))) < 60
     xs = list(range(500))
     picture = tree(plots.lines("t", xs, [Series("s", [float(x) for x in xs], 0)], x_name="round"))

@@ -19,7 +19,7 @@ STYLE = """
 --warn:#000;--warnbg:#fff;--bad:#000;
 --badbg:#fff;--good:#000;--goodbg:#fff;--s0:#0b6fb8;--s1:#c2570c;--s2:#1b7f5c;--s3:#8a3fa0;--on:#fff}
 .scroll{overflow:visible!important}details::details-content{content-visibility:visible;display:block;height:auto}
-section{break-inside:auto}figure,tr,.said{break-inside:avoid}h2{break-after:avoid}body{font-size:10.5pt}
+section{break-inside:auto}figure,tr,.said{break-inside:avoid}h2,h3{break-after:avoid}body{font-size:10.5pt}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);

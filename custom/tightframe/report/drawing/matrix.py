@@ -11,6 +11,8 @@ from tightframe.report.drawing.plots import WIDTH, spread
 
 MOST_NAMED = 24
 """Classes up to which a matrix has names, and counts in its cells."""
+_NARROW = 5.0
+"""Pixels of a column under which neighbours are drawn as one."""
 
 
 def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
@@ -113,9 +115,16 @@ def grid(
     for i, name in enumerate(silos):
         y = top + i * high
         parts.append(tag("g", tag("title", name), label(left - 8, y + 15, short(name, 18), anchor="end")))
-        for j, cell in enumerate(cells[i]):
-            at = left + j * wide
-            parts.append(rect(at, y, max(wide - 2, 1.0), high - 2, f"p {cell.kind}", title=cell.told))
+        for first, last in _runs(cells[i], apart=wide >= _NARROW):
+            cell, at, width = cells[i][first], left + first * wide, (last - first + 1) * wide
+            told = (
+                cell.told
+                if first == last
+                else f"{name}, {exchanges[first]} to {exchanges[last]}: {cell.kind}"
+            )
+            parts.append(
+                rect(at, y, width - (2 if wide >= _NARROW else 0), high - 2, f"p {cell.kind}", title=told)
+            )
             if cell.sign and wide >= 12:
                 at += (wide - 2) / 2
                 parts.append(label(at, y + 14.5, cell.sign, anchor="middle", class_=f"sign {cell.kind}"))
@@ -125,6 +134,17 @@ def grid(
         parts.append(label(left + j * wide + (wide - 2) / 2, below, short(exchanges[j], 8), anchor="middle"))
     told = f"{len(silos)} silos over {len(exchanges)} exchanges; the tables have the same in words."
     return svg(max(x, left + wide * len(exchanges) + 8), below + 8, title, told, *parts)
+
+
+def _runs(cells: Sequence[Cell], *, apart: bool) -> list[tuple[int, int]]:
+    """First and last place of what is drawn as one: each cell, or neighbours of one kind."""
+    runs: list[tuple[int, int]] = []
+    for i, cell in enumerate(cells):
+        if runs and not apart and cells[i - 1].kind == cell.kind:
+            runs[-1] = (runs[-1][0], i)
+        else:
+            runs.append((i, i))
+    return runs
 
 
 def _slanted(x: float, y: float, name: str) -> Markup:
