@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, ledgers, sites, transcripts
+from tightframe_app import data, ledgers, reports, sites, transcripts
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -31,6 +31,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
+app.command("report")(reports.report)
 # What is printed holds paths and values of users: "[x]" and ":x:" in them are no markup.
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)

@@ -18,6 +18,7 @@ from tightframe.errors import RunError, TrainingError
 from tightframe.files import write_json
 from tightframe.model_update import received_model
 from tightframe.phases import Phase, Tensors
+from tightframe.report import writing
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
@@ -253,7 +254,7 @@ class Contributor:
             report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
             results = {name.removeprefix("personal/"): float(value) for name, value in tensors.items()}
             report["personal"] = {"model_sha256": sha256, "confusion": confusion.tolist()} | results
-            write_json(run_dir / REPORT, report, mode=0o600)
+            self._keep(report)
         self._context.log.info("%s: personal model (this silo's own): %s", silo.name, run_dir / PERSONAL)
         return tensors
 
@@ -275,7 +276,7 @@ class Contributor:
             "personal": None,
             "privacy": self._privacy_report(),
         }
-        write_json(run_dir / REPORT, report, mode=0o600)
+        self._keep(report)
         self._context.log.info(
             "%s: final model and report (this silo's own): %s", silo.name, run_dir / REPORT
         )
@@ -331,8 +332,14 @@ class Contributor:
         report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
         metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
         report["local_only"] = {"epochs": epochs} | metrics
-        write_json(run_dir / REPORT, report, mode=0o600)
+        self._keep(report)
         return {}
+
+    def _keep(self, report: dict[str, Any]) -> None:
+        """Write this silo's own report, for programs and for people; it stays here."""
+        folder = self._context.run_dir
+        write_json(folder / REPORT, report, mode=0o600)
+        writing.leave(folder, self._context.log)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -91,8 +91,8 @@ def summarise(totals: Totals, class_names: tuple[str, ...]) -> dict[str, dict[st
     """Metrics of each fold from the totals over all silos, as plain JSON values.
 
     Values that do not exist (a class without records) are None. Per fold: ``records``, ``loss``,
-    ``accuracy``, ``balanced_accuracy``, ``recall`` by class, ``auroc`` and
-    ``average_precision`` (macro mean over classes present, from score histograms).
+    ``accuracy``, ``balanced_accuracy``, ``recall`` by class, ``confusion`` (rows are true classes),
+    ``auroc`` and ``average_precision`` (macro mean over classes present, from score histograms).
     """
     return {
         fold: _fold_metrics(
@@ -130,6 +130,7 @@ def _fold_metrics(
         "balanced_accuracy": _number(metrics.balanced_accuracy(confusion)),
         "recall": {name: _number(value) for name, value in zip(class_names, recall, strict=True)},
         "class_records": dict(zip(class_names, confusion.sum(1).tolist(), strict=True)),
+        "confusion": confusion.tolist(),
         "auroc": _number(metrics.macro_mean(metrics.auroc(scores))),
         "average_precision": _number(metrics.macro_mean(metrics.average_precision(scores))),
     }

@@ -18,6 +18,8 @@ from tightframe.data.base import DatasetSpec
 from tightframe.errors import REASONS
 from tightframe.files import write_atomically, write_json
 from tightframe.phases import Method, Tensors, Totals
+from tightframe.report import writing
+from tightframe.report.words import plural, shown
 from tightframe.rounds import evaluation
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
@@ -80,7 +82,7 @@ class Row:
             "seconds": round(self.seconds, 3),
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
-            "evaluation": self.evaluation,
+            "evaluation": _without_confusion(self.evaluation),
             "evaluated_by": self.evaluated_by,
             "static_opened": not self.shut,
         }
@@ -368,7 +370,6 @@ class RunRecord:
         """``model.json``: what the model is, from what, its metrics, and the versions used."""
         last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
         spent = last_spent(self.rows)
-        packages = ("torch", "numpy", "nvflare", "monai", "safetensors")
         card = {
             "format": 1,
             "job": self.job.model_dump(mode="json"),
@@ -384,8 +385,7 @@ class RunRecord:
             "privacy_spent": None if spent is None else spent.as_json(),
             "evaluation": last[-1].evaluation if last else None,
             "evaluated_by": last[-1].evaluated_by if last else [],
-            "versions": {"tightframe": __version__, "python": platform.python_version()}
-            | {package: _version(package) for package in packages},
+            "versions": _versions(),
         }
         write_json(self.folder / "model.json", card)
 
@@ -424,6 +424,7 @@ class RunRecord:
             "not_enrolled": self.absent,
             "job_name": job.job_name,
             "method": self._method.name,
+            "data": result.data,
             "rounds_done": result.rounds_done,
             "rounds": job.rounds,
             "roster": result.roster,
@@ -440,8 +441,13 @@ class RunRecord:
             "test_shared": result.test_shared,
             "personal": self.personal,
             "seconds": round(result.seconds, 1),
+            # Also in the model's card, which a run that failed has not.
+            "job": job.model_dump(mode="json"),
+            "job_sha256": job.sha256(),
+            "versions": _versions(),
         }
         write_json(self.folder / "outcome.json", values)
+        writing.leave(self.folder, self._log)
         (self._log.error if reason else self._log.info)("%s", result.screen())
         return result
 
@@ -475,6 +481,7 @@ _FILES = (
     "model.json",
     "metrics.jsonl",
     "outcome.json",
+    "report.html",
     "transcript.jsonl",
 )
 
@@ -482,16 +489,6 @@ _FILES = (
 def last_spent(rows: Sequence[Row]) -> Spent | None:
     """What silos told last of the epsilon that a job has cost them."""
     return next((row.spent for row in reversed(rows) if row.spent is not None), None)
-
-
-def shown(value: float | None, digits: int = 3) -> str:
-    """A number for people; ``-`` where there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def plural(number: int, noun: str) -> str:
-    """``1 round``, ``2 rounds``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None) -> str:
@@ -531,6 +528,22 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     """``metrics.jsonl``, whole at every moment."""
     text = "".join(json.dumps(row.as_json(), allow_nan=False) + "\n" for row in rows)
     write_atomically(folder / "metrics.jsonl", text.encode())
+
+
+def _without_confusion(found: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An evaluation for a line a round, which is written anew each round; 100 classes have 10 000 cells."""
+    if found is None:
+        return None
+    return {
+        fold: {key: value for key, value in metrics.items() if key != "confusion"}
+        for fold, metrics in found.items()
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "nvflare", "monai", "safetensors")
+    own = {"tightframe": __version__, "python": platform.python_version()}
+    return own | {package: _version(package) for package in packages}
 
 
 def _version(package: str) -> str:

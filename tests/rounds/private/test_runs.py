@@ -123,6 +123,9 @@ def test_the_server_learns_no_metric_and_says_what_protects(finished: tuple[fede
     rules = "\n".join(outcome["rules"])
     assert "each silo at most epsilon 6 at delta 1e-05" in rules and "no differential privacy" not in rules
     assert "local_report.json" in result.outcome.screen()
+    assert "under differential privacy they stay at the silos" in (folder / "server/report.html").read_text()
+    own = json.loads((folder / "site-1" / "local_report.json").read_text())["privacy"]["epsilon"]
+    assert f"epsilon {own:.4f} of the 6 that it promised" in (folder / "site-1/report.html").read_text()
 
 
 def test_nothing_but_noisy_updates_and_class_sums_is_in_any_term(

@@ -1,0 +1,38 @@
+"""``tightframe report``: make the page of a folder of results again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightframe_app.screens import console, shown
+
+WIDTH = 100
+
+
+def report(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="A folder of results, of a run's server or of a silo.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", dir_okay=False, help="The page to write; DIR/report.html by default."),
+    ] = None,
+) -> None:
+    """Make report.html of a run's results: one file that opens offline.
+
+    A run makes it by itself at its end. DIR may be the server's folder or a silo's; its files say which.
+    A silo's page has that silo's own results: it is for the silo alone, and only its owner can read it.
+    """
+    from tightframe.report.writing import write
+
+    page = write(folder, out)
+    console(WIDTH).print(shown(str(page)), soft_wrap=True)

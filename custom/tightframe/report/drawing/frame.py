@@ -1,0 +1,138 @@
+"""What all plots share: the frame of an SVG, labels that fit, round numbers on an axis.
+
+Colours are classes of the page's style, so that a plot follows a dark or light page and print; series
+differ in dash and marker, too, for whoever does not see the colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tightframe.report.drawing.markup import Markup, Part, tag
+
+CHARACTER = 6.6
+"""Width of a character of the plots' type, about, in pixels."""
+SERIES = 4
+"""Kinds of series that the style has."""
+
+
+def svg(width: float, height: float, title: str, description: str, *parts: Part) -> Markup:
+    """A picture that says to screen readers what it shows; it shrinks with the window, and never grows."""
+    return tag(
+        "svg",
+        tag("title", title),
+        tag("desc", description),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        width=number(width),
+        height=number(height),
+        role="img",
+        style=f"min-width:{number(min(width, 560))}px",
+    )
+
+
+def number(value: float) -> str:
+    """A coordinate, short.
+
+    >>> number(3.0), number(2.346)
+    ('3', '2.3')
+    """
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def label(x: float, y: float, said: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
+    """Text in a picture."""
+    return tag("text", said, x=number(x), y=number(y), text_anchor=anchor, class_=class_)
+
+
+def short(name: str, most: int = 16) -> str:
+    """A name that fits; the full one belongs into a tooltip and the table beside.
+
+    >>> short("a" * 40, 8)
+    'aaaaaaa…'
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """A straight line."""
+    return tag("line", x1=number(x1), y1=number(y1), x2=number(x2), y2=number(y2), class_=class_)
+
+
+def rect(x: float, y: float, width: float, height: float, class_: str, **more: object) -> Markup:
+    """A rectangle, with a tooltip if ``title`` is among ``more``."""
+    title = more.pop("title", None)
+    return tag(
+        "rect",
+        None if title is None else tag("title", str(title)),
+        x=number(x),
+        y=number(y),
+        width=number(max(width, 0.0)),
+        height=number(max(height, 0.0)),
+        class_=class_,
+        **more,
+    )
+
+
+def marker(x: float, y: float, series: int, title: str, *, hollow: bool = False) -> Markup:
+    """A point of a series: each has a shape of its own."""
+    r = 3.4
+    shape = (
+        f"M{number(x - r)},{number(y)} a{r},{r} 0 1,0 {2 * r},0 a{r},{r} 0 1,0 {-2 * r},0z",
+        f"M{number(x - r)},{number(y - r)} h{2 * r} v{2 * r} h{-2 * r}z",
+        f"M{number(x)},{number(y - 1.3 * r)} l{1.2 * r:.1f},{2.2 * r:.1f} h{-2.4 * r:.1f}z",
+        f"M{number(x)},{number(y - 1.4 * r)} l{1.4 * r:.1f},{1.4 * r:.1f} l{-1.4 * r:.1f},{1.4 * r:.1f} "
+        f"l{-1.4 * r:.1f},{-1.4 * r:.1f}z",
+    )[series % SERIES]
+    return tag(
+        "path", tag("title", title), d=shape, class_=f"m s{series % SERIES}" + (" hollow" if hollow else "")
+    )
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers that cover a range, at most ``most`` steps.
+
+    >>> ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> ticks(3.0, 4.0, 2)
+    [3.0, 3.5, 4.0]
+    """
+    if high <= low:
+        high = low + 1.0
+    if high - low < most * 1e-9 * max(abs(low), abs(high)):
+        return [low, high]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    digits = 2 - math.floor(math.log10(step))
+    return [round(i * step, digits) for i in range(first, last + 1)]
+
+
+def said(value: float) -> str:
+    """A number on an axis.
+
+    >>> said(0.25), said(1200.0), said(3.0)
+    ('0.25', '1200', '3')
+    """
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+def widest(names: Sequence[str], most: int = 16) -> float:
+    """Room for names at a picture's left, in pixels."""
+    return max((len(short(name, most)) for name in names), default=0) * CHARACTER
+
+
+def legend(names: Sequence[tuple[str, int]], x: float, y: float) -> Markup:
+    """A series' name beside its line, in one row; with each the kind of its series."""
+    parts: list[Part] = []
+    for name, kind in names:
+        parts += [
+            line(x, y - 4, x + 22, y - 4, f"l s{kind}"),
+            marker(x + 11, y - 4, kind, name),
+            label(x + 28, y, name),
+        ]
+        x += 28 + len(name) * CHARACTER + 18
+    return tag("g", *parts)

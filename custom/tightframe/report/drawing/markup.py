@@ -1,0 +1,106 @@
+"""HTML and SVG as values: text is escaped where it enters, so that no name can become markup.
+
+Everything is also well-formed XML, which tests read.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+
+class Markup(str):
+    """Text that is markup already. Only this module makes it."""
+
+    __slots__ = ()
+
+
+Part = str | Markup | None
+_EMPTY = frozenset(("meta", "br", "col"))
+
+
+def text(value: object) -> Markup:
+    """A value as text: escaped, and without characters that steer the display instead of being shown."""
+    shown = "".join(
+        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
+        for part in str(value)
+    )
+    return Markup(html.escape(shown, quote=True))
+
+
+def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
+    """An element; parts that are no markup are escaped, None is left out.
+
+    Attributes: ``class_`` for ``class``, ``_`` for ``-``; None leaves one out.
+
+    >>> tag("p", "a < b", tag("b", "!"), class_="note")
+    '<p class="note">a &lt; b<b>!</b></p>'
+    """
+    said = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _EMPTY:
+        return Markup(f"<{name}{said} />")
+    return Markup(f"<{name}{said}>{join(parts)}</{name}>")
+
+
+def join(parts: Iterable[Part], between: str = "") -> Markup:
+    """Parts one after the other; those that are no markup are escaped."""
+    return Markup(
+        between.join(part if isinstance(part, Markup) else text(part) for part in parts if part is not None)
+    )
+
+
+def table(head: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str | None = None) -> Markup:
+    """A table that scrolls by itself where it is too wide; a row's first cell is its header."""
+    body = [
+        tag(
+            "tr",
+            *(
+                tag("th" if i == 0 else "td", cell, scope="row" if i == 0 else None)
+                for i, cell in enumerate(row)
+            ),
+        )
+        for row in rows
+    ]
+    return tag(
+        "div",
+        tag(
+            "table",
+            tag("caption", caption) if caption else None,
+            tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))),
+            tag("tbody", *body),
+        ),
+        class_="scroll",
+        tabindex="0",
+    )
+
+
+def facts(rows: Iterable[tuple[str, Part]]) -> Markup:
+    """Names and values, one under the other; a value of None is left out."""
+    shown = [(name, value) for name, value in rows if value is not None]
+    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in shown))
+
+
+def listed(items: Iterable[Part]) -> Markup:
+    """A list of points."""
+    return tag("ul", *(tag("li", item) for item in items))
+
+
+def section(title: str, *parts: Part) -> Markup:
+    """A part of the page under its title."""
+    return tag("section", tag("h2", title), *parts)
+
+
+def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
+    """A picture and what it shows."""
+    return tag(
+        "figure", tag("div", picture, class_="scroll", tabindex="0"), tag("figcaption", caption), *parts
+    )
+
+
+def folded(summary: str, *parts: Part) -> Markup:
+    """Long tables: closed on the screen, shown in print by the style."""
+    return tag("details", tag("summary", summary), *parts)

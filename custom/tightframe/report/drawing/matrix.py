@@ -1,0 +1,156 @@
+"""Plots in cells: a confusion matrix, and who took part in which exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tightframe.report.drawing.frame import label, rect, short, svg, widest
+from tightframe.report.drawing.markup import Markup, Part, tag
+from tightframe.report.drawing.plots import WIDTH, spread
+
+MOST_NAMED = 24
+"""Classes up to which a matrix has names, and counts in its cells."""
+_NARROW = 5.0
+"""Pixels of a column under which neighbours are drawn as one."""
+
+
+def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
+    """A confusion matrix, rows true classes, each cell as dark as its share of its row.
+
+    Args:
+        title: what is shown.
+        classes: their names.
+        counts: (C, C).
+    """
+    named = len(classes) <= MOST_NAMED
+    left = 30 + (widest(classes, 12) if named else 6)
+    top = 26.0 + (widest(classes, 12) * 0.72 + 8 if named else 6)
+    cell = min(46.0, (WIDTH - left - 16) / max(len(classes), 1))
+    size = cell * len(classes)
+    parts: list[Part] = [
+        label(left + size / 2, 14, "predicted class", anchor="middle", class_="note"),
+        tag(
+            "g",
+            label(0, 0, "true class", anchor="middle", class_="note"),
+            transform=f"translate(12,{top + size / 2:.1f}) rotate(-90)",
+        ),
+    ]
+    for i, row in enumerate(counts):
+        records = sum(row)
+        if named:
+            y = top + (i + 0.5) * cell + 4
+            parts.append(
+                tag("g", tag("title", classes[i]), label(left - 6, y, short(classes[i], 12), anchor="end"))
+            )
+            parts.append(_slanted(left + (i + 0.4) * cell, top - 6, classes[i]))
+        for j, count in enumerate(row):
+            share = count / records if records else 0.0
+            told = f"{classes[i]} taken for {classes[j]}: {count} of {records}"
+            x, y = left + j * cell, top + i * cell
+            parts.append(rect(x, y, cell - 1, cell - 1, "cell"))
+            if count:
+                parts.append(
+                    rect(
+                        x,
+                        y,
+                        cell - 1,
+                        cell - 1,
+                        "heat",
+                        fill_opacity=f"{0.06 + 0.94 * share:.3f}",
+                        title=told,
+                    )
+                )
+            if named and (count or i == j):
+                tone = "on" if share > 0.5 else "count"
+                parts.append(label(x + cell / 2, y + cell / 2 + 4, str(count), anchor="middle", class_=tone))
+    told = f"{len(classes)} by {len(classes)} counts, rows true classes; darker is a larger share of its row."
+    return svg(max(left + size + 12, 240), top + size + 10, title, told, *parts)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One silo in one exchange: ``kind`` is a class of the style, ``sign`` what stands in the cell."""
+
+    kind: str
+    sign: str
+    told: str
+
+
+FAILED, ABSENT = "\N{MULTIPLICATION SIGN}", "-"
+
+KINDS = (
+    ("in", "", "answered"),
+    ("late", "L", "late"),
+    ("refused", "R", "refused"),
+    ("out", FAILED, "failed"),
+    ("idle", "", "not asked"),
+    ("absent", ABSENT, "not enrolled"),
+)
+"""Of cells: class, sign, meaning."""
+
+
+def grid(
+    title: str, silos: Sequence[str], exchanges: Sequence[str], cells: Sequence[Sequence[Cell]]
+) -> Markup:
+    """Who took part in what: silos from top to bottom, exchanges from left to right.
+
+    Args:
+        title: what is shown.
+        silos: names of the rows.
+        exchanges: short names of the columns.
+        cells: a row for each silo.
+    """
+    left, top, high = 14 + widest(silos, 18), 34.0, 22.0
+    wide = min(34.0, (WIDTH - left - 12) / max(len(exchanges), 1))
+    parts: list[Part] = []
+    x = left
+    for kind, sign, meaning in KINDS:
+        parts += [
+            rect(x, 6, 13, 13, f"p {kind}"),
+            label(x + 6.5, 17, sign, anchor="middle", class_=f"sign {kind}"),
+        ]
+        parts.append(label(x + 18, 17, meaning))
+        x += 18 + widest([meaning], 40) + 14
+    for i, name in enumerate(silos):
+        y = top + i * high
+        parts.append(tag("g", tag("title", name), label(left - 8, y + 15, short(name, 18), anchor="end")))
+        for first, last in _runs(cells[i], apart=wide >= _NARROW):
+            cell, at, width = cells[i][first], left + first * wide, (last - first + 1) * wide
+            told = (
+                cell.told
+                if first == last
+                else f"{name}, {exchanges[first]} to {exchanges[last]}: {cell.kind}"
+            )
+            parts.append(
+                rect(at, y, width - (2 if wide >= _NARROW else 0), high - 2, f"p {cell.kind}", title=told)
+            )
+            if cell.sign and wide >= 12:
+                at += (wide - 2) / 2
+                parts.append(label(at, y + 14.5, cell.sign, anchor="middle", class_=f"sign {cell.kind}"))
+    below = top + len(silos) * high + 14
+    room = max(int((WIDTH - left) / (widest(exchanges, 8) + 8)), 1)
+    for j in spread(range(len(exchanges)), room):
+        parts.append(label(left + j * wide + (wide - 2) / 2, below, short(exchanges[j], 8), anchor="middle"))
+    told = f"{len(silos)} silos over {len(exchanges)} exchanges; the tables have the same in words."
+    return svg(max(x, left + wide * len(exchanges) + 8), below + 8, title, told, *parts)
+
+
+def _runs(cells: Sequence[Cell], *, apart: bool) -> list[tuple[int, int]]:
+    """First and last place of what is drawn as one: each cell, or neighbours of one kind."""
+    runs: list[tuple[int, int]] = []
+    for i, cell in enumerate(cells):
+        if runs and not apart and cells[i - 1].kind == cell.kind:
+            runs[-1] = (runs[-1][0], i)
+        else:
+            runs.append((i, i))
+    return runs
+
+
+def _slanted(x: float, y: float, name: str) -> Markup:
+    return tag(
+        "g",
+        tag("title", name),
+        label(0, 0, short(name, 12)),
+        transform=f"translate({x:.1f},{y:.1f}) rotate(-45)",
+    )

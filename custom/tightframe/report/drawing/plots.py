@@ -1,0 +1,234 @@
+"""Lines and bars of a report as SVG, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tightframe.report.drawing.frame import (
+    label,
+    legend,
+    line,
+    marker,
+    number,
+    rect,
+    said,
+    short,
+    svg,
+    ticks,
+    widest,
+)
+from tightframe.report.drawing.markup import Markup, Part, tag
+
+WIDTH = 720.0
+_MOST_MARKERS = 60
+Place = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line: a value for each x, None where it is missing.
+
+    Attributes:
+        name: in the legend.
+        values: as many as there are x.
+        kind: colour, dash and marker, from 0 to 3.
+        hollow: points to be marked as counting less.
+    """
+
+    name: str
+    values: Sequence[float | None]
+    kind: int
+    hollow: Sequence[bool] = ()
+
+
+def lines(
+    title: str,
+    xs: Sequence[int],
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    low: float | None = None,
+    high: float | None = None,
+) -> Markup:
+    """Lines over whole numbers; a missing value interrupts its line.
+
+    Args:
+        title: what is shown.
+        xs: places of the values, rising.
+        series: the lines.
+        x_name: below the axis.
+        low: of the y axis; by default what the values need, and 0.
+        high: likewise.
+    """
+    height, top, bottom, right = 270.0, 36.0, 44.0, 16.0
+    given = [value for item in series for value in item.values if value is not None]
+    marks = ticks(min([*given, 0.0]) if low is None else low, max([*given, 0.0]) if high is None else high)
+    left = 14 + widest([said(mark) for mark in marks])
+    first, span = min(xs, default=0), max(xs, default=0) - min(xs, default=0)
+
+    def at_x(x: float) -> float:
+        return left + 8 + (WIDTH - left - right - 16) * ((x - first) / span if span else 0.5)
+
+    def at_y(y: float) -> float:
+        return height - bottom - (height - top - bottom) * (y - marks[0]) / (marks[-1] - marks[0])
+
+    parts: list[Part] = [legend([(item.name, item.kind) for item in series], left, 16)]
+    for mark in marks:
+        parts.append(line(left, at_y(mark), WIDTH - right, at_y(mark), "grid"))
+        parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
+    for x in spread(xs):
+        parts.append(label(at_x(x), height - bottom + 18, str(x), anchor="middle"))
+    parts.append(label((left + WIDTH - right) / 2, height - 6, x_name, anchor="middle"))
+    for item in series:
+        parts += _run(item, xs, at_x, at_y)
+    return svg(WIDTH, height, title, _in_words(series, x_name), *parts)
+
+
+def bars(
+    title: str,
+    rows: Sequence[tuple[str, str]],
+    series: Sequence[tuple[str, Sequence[float | None]]],
+) -> Markup:
+    """Bars of shares in [0, 1] from left to right: for each row one of every series.
+
+    Args:
+        title: what is shown.
+        rows: a name and a note (how many records) of each.
+        series: a name, and a value for each row; None is written as a dash.
+    """
+    thick, gap, top = 13.0 if len(series) > 1 else 16.0, 9.0, 34.0 if len(series) > 1 else 10.0
+    left = 14 + widest([name for name, _ in rows]) + widest([note for _, note in rows]) + 14
+    right, each = 52.0, thick * len(series) + gap
+    height = top + each * len(rows) + 26
+    notes_x = left - 8
+
+    def at(value: float) -> float:
+        return left + (WIDTH - left - right) * min(max(value, 0.0), 1.0)
+
+    parts: list[Part] = []
+    if len(series) > 1:
+        parts.append(_keys([name for name, _ in series], left))
+    for mark in (0.0, 0.25, 0.5, 0.75, 1.0):
+        parts.append(line(at(mark), top - 4, at(mark), height - 22, "grid"))
+        parts.append(label(at(mark), height - 6, said(mark), anchor="middle"))
+    for i, (name, note) in enumerate(rows):
+        y = top + i * each
+        middle = y + (each - gap) / 2 + 4
+        parts.append(tag("g", tag("title", name), label(6, middle, short(name))))
+        parts.append(label(notes_x, middle, note, anchor="end", class_="note"))
+        for kind, (of, values) in enumerate(series):
+            value, at_y = values[i], y + kind * thick
+            told = f"{name}, {of}: {'missing' if value is None else f'{value:.3f}'}"
+            if value is not None:
+                parts.append(rect(left, at_y, at(value) - left, thick - 2, f"b s{kind}", title=told))
+            end = at(value or 0.0) + 5
+            parts.append(
+                label(end, at_y + thick - 4, "-" if value is None else f"{value:.2f}", class_="note")
+            )
+    told = f"Bars of {', '.join(name for name, _ in series)} for {len(rows)} rows; the table has the values."
+    return svg(WIDTH, height, title, told, *parts)
+
+
+def columns(
+    title: str,
+    names: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    x_name: str,
+) -> Markup:
+    """Columns, those of the series on top of each other.
+
+    Args:
+        title: what is shown.
+        names: of the columns.
+        series: name -> a value of at least 0 for each column.
+        x_name: below the axis.
+    """
+    height, top, bottom, right = 210.0, 36.0 if len(series) > 1 else 14.0, 44.0, 16.0
+    heights = [sum(values[i] for values in series.values()) for i in range(len(names))]
+    marks = ticks(0.0, max(heights, default=1.0), 4)
+    left = 14 + widest([said(mark) for mark in marks])
+    each = (WIDTH - left - right) / max(len(names), 1)
+    width = min(0.7 * each, 44.0)
+
+    def at_y(y: float) -> float:
+        return height - bottom - (height - top - bottom) * y / marks[-1]
+
+    parts: list[Part] = [_keys(list(series), left)] if len(series) > 1 else []
+    for mark in marks:
+        parts.append(line(left, at_y(mark), WIDTH - right, at_y(mark), "grid"))
+        parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
+    shown = set(spread(range(len(names)), most=int((WIDTH - left) / (widest(names) + 14)) or 1))
+    for i, name in enumerate(names):
+        middle, below = left + (i + 0.5) * each, 0.0
+        for kind, (of, values) in enumerate(series.items()):
+            upper = below + values[i]
+            told = f"{name}, {of}: {said(values[i])}"
+            parts.append(
+                rect(
+                    middle - width / 2,
+                    at_y(upper),
+                    width,
+                    at_y(below) - at_y(upper),
+                    f"b s{kind}",
+                    title=told,
+                )
+            )
+            below = upper
+        if i in shown:
+            parts.append(label(middle, height - bottom + 18, short(name), anchor="middle"))
+    parts.append(label((left + WIDTH - right) / 2, height - 6, x_name, anchor="middle"))
+    told = f"Columns of {', '.join(series)}; the table has the values."
+    return svg(WIDTH, height, title, told, *parts)
+
+
+def spread(xs: Sequence[int], most: int = 14) -> list[int]:
+    """As many of these as there is room for, evenly, the first and the last among them.
+
+    >>> spread(range(31), 6)
+    [0, 6, 12, 18, 24, 30]
+    """
+    if len(xs) <= most or most < 2:
+        return list(xs)[: max(most, 1)]
+    return [xs[round(i * (len(xs) - 1) / (most - 1))] for i in range(most)]
+
+
+def _keys(names: Sequence[str], x: float) -> Markup:
+    parts: list[Part] = []
+    for kind, name in enumerate(names):
+        parts += [rect(x, 7, 12, 12, f"b s{kind}"), label(x + 18, 17, name)]
+        x += 18 + widest([name], 60) + 20
+    return tag("g", *parts)
+
+
+def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part]:
+    """A series' line, in pieces between what is missing, and its points."""
+    pieces: list[list[str]] = [[]]
+    points: list[Part] = []
+    marked = {*spread(range(len(xs)), _MOST_MARKERS)}
+    for i, (x, value) in enumerate(zip(xs, item.values, strict=True)):
+        if value is None:
+            pieces.append([])
+            continue
+        pieces[-1].append(f"{number(at_x(x))},{number(at_y(value))}")
+        hollow = bool(item.hollow) and item.hollow[i]
+        if i in marked or hollow:
+            points.append(
+                marker(at_x(x), at_y(value), item.kind, f"{item.name}, {x}: {value:.4g}", hollow=hollow)
+            )
+    drawn = [
+        tag("polyline", points=" ".join(piece), class_=f"l s{item.kind}")
+        for piece in pieces
+        if len(piece) > 1
+    ]
+    return [*drawn, *points]
+
+
+def _in_words(series: Sequence[Series], x_name: str) -> str:
+    told = []
+    for item in series:
+        there = [value for value in item.values if value is not None]
+        course = f"from {there[0]:.3g} to {there[-1]:.3g}" if there else "missing throughout"
+        told.append(f"{item.name} {course}")
+    return f"Over {x_name}: {'; '.join(told)}. The table has the values."

@@ -1,0 +1,203 @@
+"""Who took part: silos by exchange, who was missing and why, and what the protocol made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightframe.errors import REASONS
+from tightframe.report.drawing import matrix, plots
+from tightframe.report.drawing.markup import Markup, Part, facts, figure, section, table, tag
+from tightframe.report.drawing.matrix import ABSENT, FAILED, Cell
+from tightframe.report.drawing.plots import Series
+from tightframe.report.pages.results import kept
+from tightframe.report.reading import ServerResults, Transcript
+from tightframe.report.values import Exchange
+from tightframe.report.words import names, plural
+
+_REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
+"""Codes of answers that were not given or not taken on purpose; others are failures."""
+_LATE = "TF-502"
+_SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed", "idle": "not asked"}
+
+
+def silos(found: ServerResults) -> Markup:
+    """The grid of silos and exchanges, and everyone who was missing."""
+    outcome = found.outcome
+    rows = [row for row in found.rows if row.asked]
+    missing = [
+        [name, "the whole run", code, reason(code)] for name, code in sorted(outcome.not_enrolled.items())
+    ]
+    named = names(rows)
+    for (where, _), row in zip(named, rows, strict=True):
+        missing += [[silo, where, code, reason(code)] for silo, code in sorted(row.dropped.items())]
+    parts: list[Part] = []
+    if rows:
+        everyone = _everyone(found, rows)
+        cells = [
+            [
+                _cell(silo, row, where, outcome.not_enrolled)
+                for (where, _), row in zip(named, rows, strict=True)
+            ]
+            for silo in everyone
+        ]
+        parts.append(
+            figure(
+                matrix.grid("Silos by exchange", everyone, [brief for _, brief in named], cells),
+                f"Each silo in each exchange, in order{_keys(named)}. "
+                "Where too few answered, nothing was opened.",
+            )
+        )
+        parts.append(kept(len(everyone), "All silos in numbers", _counted(everyone, cells, found)))
+    else:
+        parts.append(tag("p", "No exchange with the silos is on record."))
+    if missing:
+        parts.append(tag("h3", "Who was missing"))
+        shown = table(["silo", "missing from", "code", "meaning"], missing)
+        parts.append(kept(len(missing), plural(len(missing), "entry").replace("entrys", "entries"), shown))
+        parts.append(tag("p", "docs/errors.md says of each code what to do."))
+    else:
+        parts.append(tag("p", "Nobody was missing." if rows else None))
+    return section("Silos", *parts)
+
+
+def reason(code: str) -> str:
+    """What a code means, in a few words."""
+    return REASONS.get(code, "-")
+
+
+def coded(code: str) -> str:
+    """A code, and what it means where a few words say it."""
+    return f"{code} ({REASONS[code]})" if code in REASONS else code
+
+
+def sums(found: ServerResults) -> Markup:
+    """What the protocol needed and had in each sum; of plain sums the job's own minimum."""
+    outcome, transcript = found.outcome, found.transcript
+    said = tag("p", f"{outcome.sums[:1].upper()}{outcome.sums[1:]}.") if outcome.sums else None
+    if transcript is None:
+        minimum = outcome.job.get("min_sites")
+        what = (
+            "plain" if outcome.summation == "plain" else "secret, but no transcript lies beside the results"
+        )
+        facts_ = [("sums", what), ("silos that a sum needs", None if minimum is None else str(minimum))]
+        return section("Protocol", said, facts(facts_))
+    return section(
+        "Protocol",
+        said,
+        facts(
+            [
+                ("transcript begun", transcript.started),
+                ("written by", f"the server, Tightframe {transcript.version}"),
+                ("complete", "yes" if transcript.complete else "no: it has no last line"),
+                ("sums", _results(transcript)),
+            ]
+        ),
+        tag("h3", "What every silo signed"),
+        table(
+            ["epoch", "silos", "threshold", "smallest sum", "colluders assumed", "server is"],
+            [
+                [
+                    str(item.number),
+                    str(len(item.roster)),
+                    str(item.threshold),
+                    str(item.smallest),
+                    str(item.colluders),
+                    "malicious" if item.trust == "malicious" else "semi-honest",
+                ]
+                for item in transcript.epochs.values()
+            ],
+        ),
+        *_survivors(transcript),
+    )
+
+
+def _survivors(transcript: Transcript) -> list[Part]:
+    rows = transcript.sums
+    if not rows:
+        return []
+    xs = list(range(1, len(rows) + 1))
+    epochs = [transcript.epochs.get(item.epoch) for item in rows]
+    needed = {"threshold": [float(item.threshold) if item else None for item in epochs]}
+    if any(item and item.smallest != item.threshold for item in epochs):
+        needed["smallest sum"] = [float(item.smallest) if item else None for item in epochs]
+    chart = plots.lines(
+        "Survivors and threshold by sum",
+        xs,
+        [
+            # A sum may fail before it is settled who is left.
+            Series("survivors", [float(len(item.survivors)) if item.survivors else None for item in rows], 0),
+            *(Series(name, values, kind) for kind, (name, values) in enumerate(needed.items(), 1)),
+        ],
+        x_name="sum, in order",
+        low=0.0,
+    )
+    body: list[list[Part]] = []
+    for x, item, epoch in zip(xs, rows, epochs, strict=True):
+        gone = sorted(set(epoch.roster) - set(item.survivors)) if epoch and item.survivors else []
+        body.append(
+            [
+                str(x),
+                f"{item.round}/{item.phase}/{item.attempt}",
+                f"{len(item.survivors)} of {len(epoch.roster) if epoch else '?'}"
+                if item.survivors
+                else "not settled",
+                str(epoch.threshold) if epoch else "?",
+                ", ".join(gone) or "-",
+                "opened" if item.failure is None else f"not opened: {coded(item.failure)}",
+            ]
+        )
+    head = ["sum", "round/phase/try", "survivors", "threshold", "missing", "result"]
+    return [
+        tag("h3", "Survivors of each sum"),
+        figure(
+            chart,
+            "Silos whose masked terms are in each sum. With fewer than the threshold nobody can open one, "
+            "and silos give no shares for fewer than the smallest sum, which is at least the threshold.",
+        ),
+        kept(len(body), "All sums in numbers", table(head, body)),
+    ]
+
+
+def _keys(named: Sequence[tuple[str, str]]) -> str:
+    """What short names stand for that are no round's number."""
+    kinds = {brief: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()}
+    return "".join(f"; {brief.partition('.')[0]}: {name}" for brief, name in kinds.items())
+
+
+def _results(transcript: Transcript) -> str:
+    failed = sum(item.failure is not None for item in transcript.sums)
+    return f"{len(transcript.sums) - failed} opened, {failed} not opened"
+
+
+def _everyone(found: ServerResults, rows: Sequence[Exchange]) -> list[str]:
+    """The roster, and whoever is named beside it, lest a wrong file hides a silo."""
+    named = {silo for row in rows for silo in (*row.silos, *row.dropped)}
+    return [*found.outcome.roster, *sorted(named - set(found.outcome.roster))]
+
+
+def _cell(silo: str, row: Exchange, where: str, absent: dict[str, str]) -> Cell:
+    if silo in row.silos:
+        return Cell("in", "", f"{silo}, {where}: answered")
+    if silo in row.dropped:
+        code = row.dropped[silo]
+        kind, sign = (
+            ("late", "L")
+            if code == _LATE
+            else ("refused", "R")
+            if code.startswith(_REFUSALS)
+            else ("out", FAILED)
+        )
+        return Cell(kind, sign, f"{silo}, {where}: {coded(code)}")
+    if silo in absent:
+        return Cell("absent", ABSENT, f"{silo}, {where}: not enrolled, {coded(absent[silo])}")
+    return Cell("idle", "", f"{silo}, {where}: not asked")
+
+
+def _counted(everyone: Sequence[str], cells: Sequence[Sequence[Cell]], found: ServerResults) -> Markup:
+    weights = found.card.public_weights if found.card else {}
+    body = []
+    for silo, row in zip(everyone, cells, strict=True):
+        kinds = [cell.kind for cell in row]
+        weight = f"{weights[silo]:g}" if silo in weights else "-"
+        body.append([silo, *(str(kinds.count(kind)) for kind in _SAID), weight])
+    return table(["silo", *_SAID.values(), "public weight"], body)

@@ -1,0 +1,199 @@
+"""The rest of a server's page: privacy, time and traffic, configuration, versions, hashes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tightframe.report.drawing import plots
+from tightframe.report.drawing.markup import Markup, Part, facts, figure, listed, section, table, tag
+from tightframe.report.drawing.plots import Series
+from tightframe.report.pages.results import MISSING, kept
+from tightframe.report.reading import SIMULATED_ROOT, TRANSCRIPT, ServerResults
+from tightframe.report.values import RoundPrivacy
+from tightframe.report.words import megabytes, names, shown
+
+
+def privacy(found: ServerResults) -> Markup:
+    """Which rules held and which were off, what was promised, and what was spent as far as it may be told."""
+    outcome = found.outcome
+    parts: list[Part] = [tag("p", "Which rules held, and which were off:"), listed(outcome.rules)]
+    promise = outcome.privacy
+    if promise is None:
+        return section("Privacy", *parts)
+    parts += [
+        tag("h3", "What was promised"),
+        tag(
+            "p",
+            "All that a silo releases in this job together costs at most epsilon "
+            f"{_plain(promise.get('epsilon'))} "
+            f"at delta {_plain(promise.get('delta'))}, for one "
+            f"{_plain(promise.get('neighbours'))} more or less. "
+            "docs/privacy.md says what that means.",
+        ),
+        tag("h3", "What was spent"),
+    ]
+    told = [(row.round, row.privacy) for row in found.rows if row.privacy is not None]
+    if told:
+        parts += _spent(told)
+    else:
+        parts.append(
+            tag(
+                "p",
+                "The exact number stays at each silo: in its own report, and in its ledger "
+                "(tightframe ledger explain). No silo's is in the server's results.",
+            )
+        )
+    return section("Privacy", *parts)
+
+
+def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
+    parts: list[Part] = []
+    ranged = {number: item.range for number, item in told if item.range is not None}
+    promised = {number: item.promised for number, item in told}
+    xs = sorted({number for number, _ in told})
+    if ranged:
+        chart = plots.lines(
+            "Epsilon spent by round",
+            xs,
+            [
+                Series("most of any silo", [ranged[x][1] if x in ranged else None for x in xs], 0),
+                Series("least of any silo", [ranged[x][0] if x in ranged else None for x in xs], 1),
+                Series("promised", [promised.get(x) for x in xs], 2),
+            ],
+            x_name="round",
+            low=0.0,
+        )
+        parts.append(figure(chart, "Epsilon that the silos have spent on this job up to each round."))
+    body: list[list[Part]] = [
+        [
+            str(number),
+            MISSING if item.range is None else f"{item.range[0]:.3f} to {item.range[1]:.3f}",
+            shown(item.promised),
+            "-" if item.delta is None else f"{item.delta:g}",
+            ", ".join(
+                f"{entry.silos} up to {'any' if entry.up_to is None else format(entry.up_to, 'g')}"
+                for entry in item.histogram
+            )
+            or "-",
+            ", ".join(f"{site} {epsilon:.3f}" for site, epsilon in sorted(item.shown.items())) or "-",
+        ]
+        for number, item in told
+    ]
+    head = ["round", "epsilon of the silos", "promised", "delta", "how many silos", "silos that show theirs"]
+    return [*parts, kept(len(body), "All rounds in numbers", table(head, body))]
+
+
+def traffic(found: ServerResults) -> Markup | None:
+    """Seconds and bytes of each exchange."""
+    rows = [row for row in found.rows if row.seconds or row.bytes_up or row.bytes_down]
+    if not rows:
+        return None
+    asked = [row for row in found.rows if row.asked]
+    by_row = {id(row): name for row, name in zip(asked, names(asked), strict=True)}
+    named = [by_row.get(id(row), (row.kind, row.kind)) for row in rows]
+    brief = [short for _, short in named]
+    body: list[list[Part]] = [
+        [name, f"{row.seconds:.1f}", megabytes(row.bytes_down), megabytes(row.bytes_up)]
+        for (name, _), row in zip(named, rows, strict=True)
+    ]
+    down, up = sum(row.bytes_down for row in rows), sum(row.bytes_up for row in rows)
+    seconds = sum(row.seconds for row in rows)
+    body.append(["together", f"{seconds:.1f}", megabytes(down), megabytes(up)])
+    return section(
+        "Time and traffic",
+        figure(
+            plots.columns(
+                "Seconds by exchange", brief, {"seconds": [row.seconds for row in rows]}, x_name="exchange"
+            ),
+            "Seconds of each exchange, its training included; the whole run took "
+            f"{found.outcome.seconds:.0f} s.",
+        ),
+        figure(
+            plots.columns(
+                "Megabytes by exchange",
+                brief,
+                {
+                    "MB to the silos": [row.bytes_down / 1e6 for row in rows],
+                    "MB to the server": [row.bytes_up / 1e6 for row in rows],
+                },
+                x_name="exchange",
+            ),
+            "What travelled in models and terms, all silos together, in MB (10^6 bytes).",
+        ),
+        kept(
+            len(body),
+            "All exchanges in numbers",
+            table(["exchange", "seconds", "MB to silos", "MB to server"], body),
+        ),
+    )
+
+
+def configuration(found: ServerResults) -> Markup:
+    """Every value of the job."""
+    job = found.outcome.job
+    if not job:
+        return section("Configuration", tag("p", "The results do not say what the job was."))
+    rows: list[list[Part]] = [[key, value] for key, value in _flat(job)]
+    return section(
+        "Configuration",
+        tag("p", "Every value of the job, defaults among them; docs/jobs.md explains them."),
+        table(["key", "value"], rows),
+    )
+
+
+def proof(found: ServerResults) -> Markup:
+    """Versions, hashes, and how the transcript is checked."""
+    outcome, card, transcript = found.outcome, found.card, found.transcript
+    start = card.initial_model if card else None
+    parts: list[Part] = [
+        facts(
+            [
+                ("model.safetensors", _hash(card.model_sha256 if card else None)),
+                ("pretrained start", _hash(start.sha256) if start else None),
+                ("job", _hash(outcome.job_sha256)),
+                ("transcript, last line", _hash(transcript.head) if transcript else None),
+                ("run's id", transcript.job if transcript else None),
+            ]
+        ),
+        tag("p", "Hashes are SHA-256. Two copies of a transcript with the same last line are the same."),
+    ]
+    if transcript is not None:
+        root = SIMULATED_ROOT if found.simulated else "rootCA.pem"
+        whose = (
+            "The root is a simulation's own: its identities prove nothing about who took part."
+            if found.simulated
+            else "Take rootCA.pem from your own startup kit, not from whoever gave you the transcript."
+        )
+        parts += [
+            tag("h3", "Check the transcript"),
+            tag(
+                "p",
+                "This page shows what the transcript says and has checked no signature "
+                "of it. In this folder:",
+            ),
+            tag("pre", f"tightframe transcript verify {TRANSCRIPT} --root {root}"),
+            tag("p", whose),
+        ]
+    versions = facts([(name, version) for name, version in outcome.versions.items()])
+    return section("Hashes and versions", *parts, tag("h3", "Versions at the server"), versions)
+
+
+def _hash(value: str | None) -> Markup:
+    return MISSING if value is None else tag("code", value)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Nested values as ``training.epochs``, one by one."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{above}{key}.")
+        elif isinstance(value, list):
+            yield f"{above}{key}", ", ".join(_plain(item) for item in value) or "none"
+        else:
+            yield f"{above}{key}", "none" if value in (None, {}) else _plain(value)

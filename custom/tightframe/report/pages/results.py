@@ -1,0 +1,178 @@
+"""How good a model is: curves, recall, confusion; for the server's page and a silo's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tightframe.report.drawing import matrix, plots
+from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
+from tightframe.report.drawing.plots import Series
+from tightframe.report.values import Evaluation, Exchange, FoldMetrics
+from tightframe.report.words import shown
+
+MISSING = tag("span", "missing", class_="missing")
+LONG = 24
+"""Rows from which a table is folded."""
+_PAIRS = 30
+
+
+def value(found: float | None, digits: int = 3) -> Part:
+    """A number of a table; what is missing is marked as missing."""
+    return MISSING if found is None else shown(found, digits)
+
+
+def kept(rows: int, summary: str, content: Markup) -> Markup:
+    """A table as it is, or folded if it is long."""
+    return content if rows <= LONG else folded(summary, content)
+
+
+def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup:
+    """Loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds."""
+    models: dict[int, Evaluation | None] = {}
+    judges: dict[int, list[str]] = {}
+    losses: dict[int, float] = {}
+    for row in (row for row in rows if row.kind in ("start", "train") and row.round <= done):
+        models[row.round] = row.evaluation or models.get(row.round)
+        judges[row.round] = row.evaluated_by or judges.get(row.round, [])
+        if "loss" in row.training:
+            losses[row.round] = row.training["loss"]
+    if not any(models.values()) and not losses:
+        return section("Course of training", tag("p", "No numbers of single rounds are in the results."))
+    xs = sorted(models)
+    partly = [bool(models[x]) and sorted(judges[x]) != sorted(roster) for x in xs]
+
+    def of(fold: str, name: str) -> list[float | None]:
+        found = [models[x] for x in xs]
+        return [None if item is None else getattr(getattr(item, fold), name) for item in found]
+
+    loss = [
+        Series("test", of("test", "loss"), 0, partly),
+        Series("validation", of("validation", "loss"), 1, partly),
+    ]
+    if losses:
+        loss.append(Series("training", [losses.get(x) for x in xs], 2))
+    good = [
+        Series("test", of("test", "balanced_accuracy"), 0, partly),
+        Series("validation", of("validation", "balanced_accuracy"), 1, partly),
+    ]
+    hollow = " Hollow points were counted by some of the silos only." if any(partly) else ""
+    start = " Round 0 is the model before training." if 0 in models else ""
+    body = [
+        [
+            str(x),
+            value(losses.get(x)) if x else "-",
+            *(
+                value(of(fold, name)[i])
+                for name in ("loss", "balanced_accuracy")
+                for fold in ("validation", "test")
+            ),
+            value(of("test", "auroc")[i]),
+            ", ".join(judges[x]) if partly[i] else ("all silos" if models[x] else MISSING),
+        ]
+        for i, x in enumerate(xs)
+    ]
+    head = ["after round", "training loss", "validation loss", "test loss", "validation balanced accuracy"]
+    head += ["test balanced accuracy", "test AUROC", "counted by"]
+    return section(
+        "Course of training",
+        figure(
+            plots.lines("Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
+            f"Balanced accuracy (mean recall of the classes) of each round's model.{start}{hollow}",
+        ),
+        figure(
+            plots.lines("Loss by round", xs, loss, x_name="round"),
+            "Cross-entropy a record of each round's model; the training loss is the "
+            "method's own, while it trains.",
+        ),
+        kept(len(body), "All rounds in numbers", table(head, body)),
+    )
+
+
+def recall(fold: FoldMetrics, whose: str) -> Markup:
+    """Recall by class, with the number of records."""
+    classes = list(fold.recall)
+    counts = [fold.class_records.get(name) for name in classes]
+    notes = ["" if count is None else f"n = {count}" for count in counts]
+    rows: list[list[Part]] = [
+        [
+            name,
+            "no records" if count == 0 else value(fold.recall[name]),
+            MISSING if count is None else str(count),
+        ]
+        for name, count in zip(classes, counts, strict=True)
+    ]
+    return section(
+        "Recall by class",
+        figure(
+            plots.bars(
+                "Recall by class",
+                list(zip(classes, notes, strict=True)),
+                [("recall", [fold.recall[name] for name in classes])],
+            ),
+            f"Share of each class's test records that the final model finds, {whose}; a dash: no records.",
+        ),
+        kept(len(rows), "All classes in numbers", table(["class", "recall", "test records"], rows)),
+    )
+
+
+def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str) -> Markup:
+    """The confusion matrix, and in words what is mistaken most often."""
+    if len(counts) != len(classes) or any(len(row) != len(classes) for row in counts):
+        return section("Confusion matrix", tag("p", "The matrix in the results does not fit its classes."))
+    wrong = sorted(
+        (
+            (-count, sum(row), classes[i], classes[j])
+            for i, row in enumerate(counts)
+            for j, count in enumerate(row)
+            if i != j and count
+        ),
+    )
+    mistakes = [
+        [truth, guess, str(-count), f"{-count / of:.1%}"] for count, of, truth, guess in wrong[:_PAIRS]
+    ]
+    summary = (
+        f"The {len(mistakes)} most frequent mistakes" if len(wrong) > _PAIRS else "All mistakes in numbers"
+    )
+    named = len(classes) <= matrix.MOST_NAMED
+    legend = "" if named else " Classes are in the order of the table above; point at a cell to read it."
+    return section(
+        "Confusion matrix",
+        figure(
+            matrix.confusion("Confusion matrix", classes, counts),
+            f"Test records of the final model, {whose}: rows are true classes, columns what the model said, "
+            f"and a cell is as dark as its share of its row.{legend}",
+        ),
+        folded(summary, table(["true class", "taken for", "records", "of its class"], mistakes))
+        if mistakes
+        else None,
+    )
+
+
+def side_by_side(
+    models: Mapping[str, FoldMetrics | None], by_class: Mapping[str, Mapping[str, float | None]]
+) -> Markup:
+    """Several models on the same records: their metrics, and recall by class.
+
+    Args:
+        models: name -> metrics; None where the model has only its recall.
+        by_class: name of the model -> recall by class.
+    """
+    classes = list(next(iter(by_class.values())))
+    counts = next(item for item in models.values() if item is not None).class_records
+    notes = [f"n = {counts[name]}" if name in counts else "" for name in classes]
+    rows: list[list[Part]] = [
+        [name, *(value(found.get(name)) for found in by_class.values()), str(counts.get(name, "-"))]
+        for name in classes
+    ]
+    return tag(
+        "div",
+        figure(
+            plots.bars(
+                "Recall by class, model by model",
+                list(zip(classes, notes, strict=True)),
+                [(name, [found.get(item) for item in classes]) for name, found in by_class.items()],
+            ),
+            "Share of each class's own test records that each model finds; a dash: no records.",
+        ),
+        kept(len(rows), "All classes in numbers", table(["class", *by_class, "test records"], rows)),
+    )

@@ -1,0 +1,217 @@
+"""The server's report: from totals and public facts only, as all of its result files are."""
+
+from __future__ import annotations
+
+from tightframe.report.drawing import layout
+from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
+from tightframe.report.pages import participation, record, results
+from tightframe.report.reading import ServerResults
+from tightframe.report.values import Evaluation
+from tightframe.report.words import plural, sentence, shown
+
+
+def page(found: ServerResults) -> str:
+    """The whole page."""
+    outcome = found.outcome
+    final = outcome.evaluation
+    parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
+    if final is not None:
+        parts.append(_metrics(final, _whose(found)))
+    if outcome.personal is not None:
+        parts.append(_personal(found))
+    parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done))
+    if final is not None and final.test.records:
+        parts.append(results.recall(final.test, _whose(found)))
+        if final.test.confusion is not None:
+            parts.append(results.confusion(list(final.test.recall), final.test.confusion, _whose(found)))
+    parts += [
+        participation.silos(found),
+        participation.sums(found),
+        record.privacy(found),
+        record.traffic(found),
+        record.configuration(found),
+        record.proof(found),
+        tag(
+            "footer",
+            tag(
+                "p",
+                "Made from the result files beside it: totals over silos and what the protocol makes public. "
+                "No silo's own results are in it.",
+            ),
+        ),
+    ]
+    return layout.page(outcome.job_name, "Tightframe report of a run, at the server", *parts)
+
+
+def in_words(found: ServerResults) -> str:
+    """What the run was, how it ended and how good the model is, in one paragraph."""
+    outcome = found.outcome
+    data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
+    model = outcome.job.get("model")
+    done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')}"
+    what = f"the model {model}" if model else "a model"
+    verb = "trained" if outcome.trained else "was to train"
+    said = [
+        f"The method {outcome.method} {verb} {what} over {plural(len(outcome.roster), 'silo')} with "
+        f"{outcome.summation} sums. Data: {data}.",
+    ]
+    if outcome.trained and outcome.reason is None:
+        said.append(f"The run ended as planned, with {done}, after {outcome.seconds:.0f} s.")
+    elif outcome.trained:
+        said.append(f"The model is trained ({done}) and kept, but the run then ended with an error.")
+    else:
+        said.append(f"The run ended early: {done} were finished after {outcome.seconds:.0f} s.")
+    final = outcome.evaluation
+    if final is not None and final.test.records:
+        test, validation = final.test, final.validation
+        said.append(
+            f"On the {_records(found)} of {_whose(found)} the final model has balanced accuracy "
+            f"{shown(test.balanced_accuracy)} and AUROC {shown(test.auroc)}"
+            + (
+                f"; on the {plural(validation.records, 'validation record')}, "
+                f"{shown(validation.balanced_accuracy)} "
+                f"and {shown(validation.auroc)}."
+                if validation.records
+                else "; there are no validation records."
+            )
+        )
+    else:
+        said.append(f"Its test metrics are missing: {why_missing(found)}.")
+    return " ".join(said)
+
+
+def why_missing(found: ServerResults) -> str:
+    """Why the server has no evaluation of the final model."""
+    outcome = found.outcome
+    if not outcome.trained:
+        return "there is no final model"
+    if outcome.privacy is not None:
+        return "under differential privacy they stay at the silos, each in its own report"
+    if any(row.kind == "closing" and not row.static_opened for row in found.rows):
+        return "counts stay shut after a drop-out"
+    if outcome.evaluation is not None:
+        return "there are no test records"
+    return "the final model was not evaluated"
+
+
+def _notices(found: ServerResults) -> list[Part]:
+    outcome = found.outcome
+    notices: list[Part] = []
+    if outcome.trained and outcome.reason is None:
+        notices.append(layout.notice("good", tag("b", "Trained.")))
+    else:
+        verdict = "Trained, but not evaluated." if outcome.trained else "Not trained."
+        lines = (outcome.reason or "The results do not say why.").split("\n")
+        notices.append(layout.notice("bad", tag("b", verdict), *lines))
+    if outcome.synthetic:
+        notices.append(
+            layout.notice(
+                "warn",
+                tag("b", "Synthetic records."),
+                "The silos trained and tested on generated stand-ins, not on patients' "
+                "records. The numbers show "
+                "that the software works; they say nothing about medicine or about a method.",
+            )
+        )
+    if found.simulated:
+        notices.append(
+            layout.notice("warn", "A simulation: the silos' identities are made up and prove nothing.")
+        )
+    if outcome.privacy is not None and not any(row.evaluation for row in found.rows):
+        notices.append(
+            layout.notice(
+                "warn",
+                "Differential privacy with local evaluation: losses and test results "
+                "stay at the silos, so this "
+                "page has none. Each silo's own report has its own.",
+            )
+        )
+    return notices
+
+
+def _tiles(found: ServerResults) -> Markup:
+    outcome = found.outcome
+    values: list[tuple[str, str]] = []
+    if outcome.evaluation is not None:
+        test = outcome.evaluation.test
+        values += [
+            (shown(test.balanced_accuracy), "balanced accuracy, test"),
+            (shown(test.auroc), "AUROC, test"),
+            (str(test.records), "test records counted"),
+        ]
+    values += [
+        (f"{outcome.rounds_done} of {outcome.rounds}", "rounds"),
+        (f"{len(outcome.roster) - len(outcome.not_enrolled)} of {len(outcome.roster)}", "silos enrolled"),
+        (f"{outcome.seconds:.0f} s", "whole run"),
+    ]
+    return layout.tiles(values)
+
+
+def _metrics(final: Evaluation, whose: str) -> Markup:
+    folds = (("validation", final.validation), ("test", final.test))
+    rows: list[list[Part]] = [
+        [
+            name,
+            str(fold.records),
+            *(
+                results.value(getattr(fold, key))
+                for key in ("balanced_accuracy", "accuracy", "auroc", "average_precision", "loss")
+            ),
+        ]
+        for name, fold in folds
+    ]
+    head = ["records", "number", "balanced accuracy", "accuracy", "AUROC", "average precision", "loss"]
+    return section(
+        "The final model",
+        table(head, rows),
+        tag(
+            "p",
+            f"Counted on the records of {whose}. AUROC and average precision are means "
+            "over classes: chance is "
+            "0.5, and the mean of the classes' shares.",
+        ),
+    )
+
+
+def _personal(found: ServerResults) -> Markup:
+    personal = found.outcome.personal
+    if personal is None:
+        return section("Personal models")
+    return section(
+        "Personal models",
+        facts(
+            [
+                ("silos in the means", str(personal.silos)),
+                ("accuracy", shown(personal.accuracy)),
+                ("PM(V)", _or_missing(personal.valid_classes)),
+                ("PM(L)", _or_missing(personal.label_share)),
+            ]
+        ),
+        tag(
+            "p",
+            "Means over silos, each counting once. PM(V) is the accuracy on the classes "
+            "that a silo trained on, "
+            "PM(L) the same with each class at its share of the silo's training records. "
+            "The models stay there.",
+        ),
+    )
+
+
+def _or_missing(found: float | None) -> Part:
+    return results.MISSING if found is None else shown(found)
+
+
+def _whose(found: ServerResults) -> str:
+    by = found.outcome.evaluated_by
+    if sorted(by) == sorted(found.outcome.roster):
+        return "all silos"
+    return f"{sentence(by)} only"
+
+
+def _records(found: ServerResults) -> str:
+    outcome = found.outcome
+    records = outcome.evaluation.test.records if outcome.evaluation else 0
+    silos = len(outcome.evaluated_by)
+    if outcome.test_shared and silos > 1:
+        return f"{records} test records (the same {records // silos} at each of {silos} silos)"
+    return plural(records, "test record")

@@ -1,0 +1,229 @@
+"""A silo's own report: its records, the models side by side, what its privacy has cost. It stays there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tightframe.report.drawing import layout
+from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
+from tightframe.report.pages import results
+from tightframe.report.reading import SiloReport, SiloResults
+from tightframe.report.values import FoldMetrics, SiloPersonal
+from tightframe.report.words import plural, shown
+
+GLOBAL, LOCAL, PERSONAL = "global", "local-only", "personal"
+
+
+def page(found: SiloResults) -> str:
+    """The whole page."""
+    report = found.report
+    test = report.final.test
+    parts: list[Part] = [
+        layout.notice(
+            "bad",
+            tag("b", "Private to this silo."),
+            "This page has exact results on this silo's own records. Nothing of it is "
+            "sent anywhere; do not pass "
+            "it on.",
+        ),
+    ]
+    if report.synthetic:
+        parts.append(
+            layout.notice(
+                "warn",
+                tag("b", "Synthetic records."),
+                "This silo trained and tested on generated stand-ins. The numbers say "
+                "nothing about medicine.",
+            )
+        )
+    parts += [tag("p", in_words(report)), _tiles(report), _models(report)]
+    if test.records:
+        by_class = recalls(report)
+        models = {GLOBAL: test, LOCAL: report.local_only.test if report.local_only else None}
+        parts.append(section("Recall by class", results.side_by_side(models, by_class)))
+        if test.confusion is not None:
+            whose = "this silo's own; of the global model"
+            parts.append(results.confusion(list(test.recall), test.confusion, whose))
+    parts += [_privacy(report), _records(report), _hashes(report)]
+    title = f"{report.silo}: its own report"
+    return layout.page(title, "Tightframe report of a silo, private to it", *parts)
+
+
+def in_words(report: SiloReport) -> str:
+    """How the models compare on the silo's own test records, in one paragraph."""
+    test = report.final.test
+    said = [
+        f"{report.silo} has {plural(sum(report.records.train.values()), 'training record')} "
+        f"and {plural(sum(report.records.test.values()), 'test record')}. Data: {report.data}."
+    ]
+    if not test.records:
+        said.append("Without test records there is nothing to compare.")
+        return " ".join(said)
+    said.append(
+        f"On them the global model has balanced accuracy {shown(test.balanced_accuracy)} and accuracy "
+        f"{shown(test.accuracy)}."
+    )
+    if report.local_only is None:
+        said.append("No model was trained on this silo's records alone (local_baseline_epochs).")
+    else:
+        alone = report.local_only.test
+        said.append(
+            "A model trained on this silo's records alone for "
+            f"{plural(report.local_only.epochs, 'epoch')} has "
+            f"{shown(alone.balanced_accuracy)} and {shown(alone.accuracy)}."
+        )
+    if report.personal is None:
+        said.append("No personal model was made (personalise).")
+    elif report.personal.silos:
+        own = balanced(report.personal.confusion)
+        said.append(f"The personal model has {shown(own)} and {shown(report.personal.accuracy)}.")
+    return " ".join(said)
+
+
+def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
+    """Recall by class of each model that there is."""
+    found: dict[str, Mapping[str, float | None]] = {GLOBAL: report.final.test.recall}
+    if report.local_only is not None:
+        found[LOCAL] = report.local_only.test.recall
+    if report.personal is not None:
+        shares = _shares(report.personal.confusion)
+        found[PERSONAL] = dict(zip(report.final.test.recall, shares, strict=False))
+    return found
+
+
+def balanced(confusion: Sequence[Sequence[int]]) -> float | None:
+    """The mean recall of the classes that have records."""
+    there = [share for share in _shares(confusion) if share is not None]
+    return sum(there) / len(there) if there else None
+
+
+def _shares(confusion: Sequence[Sequence[int]]) -> list[float | None]:
+    return [row[i] / sum(row) if i < len(row) and any(row) else None for i, row in enumerate(confusion)]
+
+
+def _tiles(report: SiloReport) -> Markup:
+    alone, own = report.local_only, report.personal
+    values = [(shown(report.final.test.balanced_accuracy), "balanced accuracy, global")]
+    if alone is not None:
+        values.append((shown(alone.test.balanced_accuracy), "balanced accuracy, local-only"))
+    if own is not None:
+        values.append((shown(balanced(own.confusion)), "balanced accuracy, personal"))
+    values.append((str(report.final.test.records), "test records"))
+    if report.privacy is not None:
+        values.append((f"{report.privacy.epsilon:.3f}", f"epsilon spent of {report.privacy.promised:g}"))
+    return layout.tiles(values)
+
+
+def _models(report: SiloReport) -> Markup:
+    rows: list[list[Part]] = []
+    for name, evaluation in ((GLOBAL, report.final), (LOCAL, report.local_only)):
+        if evaluation is not None:
+            rows += [_row(f"{name}, {fold}", getattr(evaluation, fold)) for fold in ("validation", "test")]
+    if report.personal is not None:
+        rows.append(_own_row(report.personal))
+    head = [
+        "model and records",
+        "number",
+        "balanced accuracy",
+        "accuracy",
+        "AUROC",
+        "average precision",
+        "loss",
+    ]
+    parts: list[Part] = [table(head, rows)]
+    if report.personal is not None and report.personal.judged:
+        parts.append(
+            facts(
+                [
+                    ("personal, PM(V)", shown(report.personal.valid_classes)),
+                    ("personal, PM(L)", shown(report.personal.label_share)),
+                ]
+            )
+        )
+        parts.append(
+            tag(
+                "p",
+                "PM(V) is the accuracy on the classes that this silo trained on, PM(L) "
+                "the same with each class at "
+                "its share of the silo's training records.",
+            )
+        )
+    return section("Global, local-only and personal model", *parts)
+
+
+def _row(name: str, fold: FoldMetrics) -> list[Part]:
+    keys = ("balanced_accuracy", "accuracy", "auroc", "average_precision", "loss")
+    return [name, str(fold.records), *(results.value(getattr(fold, key)) for key in keys)]
+
+
+def _own_row(own: SiloPersonal) -> list[Part]:
+    records = sum(sum(row) for row in own.confusion)
+    accuracy = results.value(own.accuracy if own.silos else None)
+    # Only counts of hits are kept of it, from which nothing else follows.
+    return [
+        f"{PERSONAL}, test",
+        str(records),
+        results.value(balanced(own.confusion)),
+        accuracy,
+        "-",
+        "-",
+        "-",
+    ]
+
+
+def _privacy(report: SiloReport) -> Markup:
+    spent = report.privacy
+    if spent is None:
+        return section("Privacy spent", tag("p", "The job had no differential privacy: no budget was spent."))
+    return section(
+        "Privacy spent",
+        tag(
+            "p",
+            f"This job has cost this silo's records epsilon {spent.epsilon:.4f} of the "
+            f"{spent.promised:g} that it "
+            f"promised, at delta {spent.delta:g}. This is the silo's own exact number.",
+        ),
+        facts(
+            [
+                ("epsilon, guaranteed", f"{spent.epsilon:.4f}"),
+                ("promised", f"{spent.promised:g}"),
+                ("delta", f"{spent.delta:g}"),
+                ("by the exact Gaussian curve", _number(spent.exact)),
+                ("by RDP (Opacus)", _number(spent.rdp)),
+                ("by PRV (Opacus)", _number(spent.prv)),
+            ]
+        ),
+        tag("p", "What is left of the budget over all jobs: tightframe ledger explain."),
+    )
+
+
+def _number(value: float | None) -> Part:
+    return None if value is None else f"{value:.4f}"
+
+
+def _records(report: SiloReport) -> Markup:
+    records = report.records
+    classes = list(dict.fromkeys([*records.train, *records.validation, *records.test]))
+    folds = (records.train, records.validation, records.test)
+    rows: list[list[Part]] = [[name, *(str(fold.get(name, 0)) for fold in folds)] for name in classes]
+    rows.append(["together", *(str(sum(fold.values())) for fold in folds)])
+    return section(
+        "This silo's records",
+        results.kept(
+            len(rows), "All classes in numbers", table(["class", "training", "validation", "test"], rows)
+        ),
+    )
+
+
+def _hashes(report: SiloReport) -> Markup:
+    own = report.personal
+    return section(
+        "Models",
+        facts(
+            [
+                ("model.safetensors", tag("code", report.model_sha256)),
+                ("personal_model.safetensors", tag("code", own.model_sha256) if own else None),
+            ]
+        ),
+        tag("p", "Hashes are SHA-256; the first is the same at every silo and at the server."),
+    )

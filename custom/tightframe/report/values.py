@@ -1,0 +1,171 @@
+"""What result files say, as far as the report shows it: keys that it does not know are left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Values(BaseModel):
+    """Base of all: frozen, lenient with keys that other versions write, strict with values."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class FoldMetrics(Values):
+    """One fold of an evaluation; without records there is nothing else. Rows of ``confusion`` are true."""
+
+    records: int
+    loss: float | None = None
+    accuracy: float | None = None
+    balanced_accuracy: float | None = None
+    auroc: float | None = None
+    average_precision: float | None = None
+    recall: dict[str, float | None] = {}
+    class_records: dict[str, int] = {}
+    confusion: list[list[int]] | None = None
+
+
+class Evaluation(Values):
+    """A model on the two folds that training does not see."""
+
+    validation: FoldMetrics
+    test: FoldMetrics
+
+
+class Bin(Values):
+    """``silos`` silos have spent at most ``up_to``, and more than the bin before."""
+
+    up_to: float | None
+    silos: int
+
+
+class RoundPrivacy(Values):
+    """What may be told of the privacy spent up to a round: a range over silos, counts, named silos."""
+
+    promised: float | None = None
+    delta: float | None = None
+    range: tuple[float, float] | None = None
+    histogram: list[Bin] = []
+    shown: dict[str, float] = {}
+
+
+class Exchange(Values):
+    """A line of ``metrics.jsonl``: one exchange with the silos, and the model that it made."""
+
+    round: int
+    kind: str
+    phase: int = 0
+    training: dict[str, float] = {}
+    silos: list[str]
+    dropped: dict[str, str]
+    seconds: float
+    bytes_down: int
+    bytes_up: int
+    evaluation: Evaluation | None = None
+    evaluated_by: list[str] = []
+    static_opened: bool = True
+    privacy: RoundPrivacy | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether silos were asked at all: the start is a model and no exchange."""
+        return bool(self.silos or self.dropped)
+
+
+class Personal(Values):
+    """Means over silos of how good their personal models are."""
+
+    silos: int
+    accuracy: float
+    valid_classes: float | None = None
+    label_share: float | None = None
+
+
+class Outcome(Values):
+    """``outcome.json``."""
+
+    trained: bool
+    reason: str | None
+    job_name: str
+    method: str
+    rounds_done: int
+    rounds: int
+    roster: list[str]
+    not_enrolled: dict[str, str] = {}
+    synthetic: bool
+    summation: str
+    sums: str
+    rules: list[str]
+    seconds: float
+    data: str | None = None
+    privacy: dict[str, Any] | None = None
+    best_round_by_validation: int | None = None
+    evaluation: Evaluation | None = None
+    evaluated_by: list[str] = []
+    test_shared: bool = False
+    personal: Personal | None = None
+    job: dict[str, Any] = {}
+    job_sha256: str | None = None
+    versions: dict[str, str] = {}
+
+
+class MethodCard(Values):
+    """A method's name and paper."""
+
+    name: str
+    paper: str | None = None
+
+
+class InitialModel(Values):
+    """A pretrained start: its hash, and the tensors that it did not have."""
+
+    sha256: str
+    fresh: list[str] = []
+
+
+class Card(Values):
+    """``model.json``."""
+
+    method: MethodCard
+    model_sha256: str
+    public_weights: dict[str, float] = {}
+    initial_model: InitialModel | None = None
+
+
+class SiloBaseline(Evaluation):
+    """The model that a silo trained on its own records alone."""
+
+    epochs: int
+
+
+class SiloPersonal(Values):
+    """A silo's personal model on its own test records."""
+
+    model_sha256: str
+    confusion: list[list[int]]
+    accuracy: float
+    valid_classes: float
+    label_share: float
+    silos: float
+    judged: float
+
+
+class SiloPrivacy(Values):
+    """What a job has cost a silo's records, exactly."""
+
+    epsilon: float
+    rdp: float | None = None
+    prv: float | None = None
+    exact: float | None = None
+    delta: float
+    promised: float
+
+
+class SiloRecords(Values):
+    """Records of each class in each fold."""
+
+    train: dict[str, int]
+    validation: dict[str, int]
+    test: dict[str, int]

@@ -1,0 +1,49 @@
+"""Make the page of a folder of results and write it beside them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tightframe.errors import TightframeError
+from tightframe.files import write_atomically
+from tightframe.report.reading import PAGE, ReportError, ServerResults, read
+
+
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Make the report of a folder's results; a silo's can be read by its owner only.
+
+    Args:
+        folder: of a server's or a silo's results.
+        out: the page; ``report.html`` in the folder by default.
+
+    Returns:
+        Where the page lies.
+
+    Raises:
+        ReportError: TF-801, TF-802 (see ``reading.read``), TF-803 if the page cannot be written.
+    """
+    from tightframe.report.pages import server, silo
+
+    found, target = read(folder), out or folder / PAGE
+    if isinstance(found, ServerResults):
+        page, mode = server.page(found), 0o644
+    else:
+        page, mode = silo.page(found), 0o600
+    try:
+        write_atomically(target, page.encode(), mode=mode)
+    except OSError as error:
+        raise ReportError(
+            f"Expected to write the report to {target}, but got: {error.strerror or error}.", code="TF-803"
+        ) from None
+    return target
+
+
+def leave(folder: Path, log: logging.Logger) -> None:
+    """Write the report at the end of a run, whose results are on the disk and stay whatever happens here."""
+    try:
+        write(folder)
+    except TightframeError as error:
+        log.error("the report could not be written, the results are there: %s", error)
+    except Exception:
+        log.exception("the report could not be written, the results are there: TF-500")

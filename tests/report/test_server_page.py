@@ -1,0 +1,341 @@
+"""The server's page: every number in it against the files, read without the report's own reader."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.conftest import SVG, Loads, Page, lines, said, values
+
+from tightframe.report.writing import write
+from tightframe.rounds.identity import simulated_anchor
+from tightframe.securesum.transcript import verify
+
+Copied = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def page(run: Path) -> Page:
+    return Page.of(run / "server")
+
+
+def three(value: float | None) -> str:
+    return "missing" if value is None else f"{value:.3f}"
+
+
+def test_a_run_leaves_the_page_and_it_can_be_made_again(run: Path, tmp_path: Path) -> None:
+    made = (run / "server" / "report.html").read_bytes()
+    assert write(run / "server", tmp_path / "again.html").read_bytes() == made
+
+
+def test_the_page_loads_nothing_and_runs_nothing(run: Path, early: Path) -> None:
+    for folder in (run / "server", early / "server", run / "site-1"):
+        source = Page.of(folder).source
+        found = Loads(source).elements
+        assert len(found) > 100
+        assert {tag for tag, _ in found} & {
+            "script",
+            "link",
+            "img",
+            "iframe",
+            "object",
+            "embed",
+            "base",
+        } == set()
+        for _, attributes in found:
+            assert not set(attributes) & {"src", "href", "srcset", "action", "xlink:href", "data", "poster"}
+            assert not [name for name in attributes if name.startswith("on")]
+        assert "@import" not in source and "url(" not in source
+        assert set(re.findall(r"https?://[^\"'<\s]*", source)) == {"http://www.w3.org/2000/svg"}, (
+            "a name, no load"
+        )
+        policy = [of["content"] for tag, of in found if of.get("http-equiv") == "Content-Security-Policy"]
+        assert policy == [
+            "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+        ]
+
+
+def test_pictures_say_what_they_show_and_have_no_number_that_is_none(page: Page) -> None:
+    assert len(page.pictures()) == 8
+    for picture in page.pictures():
+        assert picture.findtext(f"{SVG}title") and picture.findtext(f"{SVG}desc")
+        assert picture.get("role") == "img"
+        for element in picture.iter():
+            for name in ("x", "y", "width", "height", "x1", "x2", "y1", "y2"):
+                float(element.get(name, "0"))
+            assert "nan" not in " ".join(element.attrib.values())
+
+
+def test_the_outcome_in_words_has_its_numbers(run: Path, page: Page) -> None:
+    outcome = values(run / "server" / "outcome.json")
+    test, validation = outcome["evaluation"]["test"], outcome["evaluation"]["validation"]
+    for part in (
+        "Trained.",
+        "Synthetic records.",
+        "A simulation",
+        "The method fedmr trained the model small_cnn over 4 silos with secure sums. Data: SYNTHETIC TWIN",
+        f"ended as planned, with 3 of 3 rounds, after {outcome['seconds']:.0f} s.",
+        f"On the {test['records']} test records of all silos the final model has balanced accuracy "
+        f"{test['balanced_accuracy']:.3f} and AUROC {test['auroc']:.3f}; on the {validation['records']} "
+        f"validation records, {validation['balanced_accuracy']:.3f} and {validation['auroc']:.3f}.",
+    ):
+        assert part in page.text
+
+
+def test_metrics_of_the_final_model(run: Path, page: Page) -> None:
+    evaluation = values(run / "server" / "outcome.json")["evaluation"]
+    (table,) = page.tables("The final model")
+    for row, fold in zip(table, ("validation", "test"), strict=True):
+        found = evaluation[fold]
+        assert row["records"] == fold and row["number"] == str(found["records"])
+        for name, key in (("AUROC", "auroc"), ("average precision", "average_precision"), ("loss", "loss")):
+            assert row[name] == three(found[key])
+        assert row["balanced accuracy"] == three(found["balanced_accuracy"])
+        assert row["accuracy"] == three(found["accuracy"])
+
+
+def test_the_course_of_training_marks_what_is_missing(run: Path, page: Page) -> None:
+    rows = [row for row in lines(run / "server" / "metrics.jsonl") if row["kind"] in ("start", "train")]
+    (table,) = page.tables("Course of training")
+    assert [row["after round"] for row in table] == ["0", "1", "2", "3"]
+    for shown, row in zip(table, rows, strict=True):
+        evaluation = row["evaluation"]
+        if row["round"]:
+            assert shown["training loss"] == three(row["training"].get("loss"))
+        for fold in ("validation", "test"):
+            metrics = evaluation[fold] if evaluation else {}
+            assert shown[f"{fold} loss"] == three(metrics.get("loss"))
+            assert shown[f"{fold} balanced accuracy"] == three(metrics.get("balanced_accuracy"))
+        assert shown["counted by"] == ("all silos" if evaluation else "missing")
+    # Round 1's model was to be counted in round 2, where a silo was silent.
+    assert table[1]["test loss"] == "missing" and table[2]["training loss"] == "missing"
+    picture = page.picture("Balanced accuracy by round")
+    points = [said(item) for item in picture.iter(f"{SVG}path") if said(item).startswith("test, ")]
+    assert [point.partition(":")[0] for point in points] == ["test, 0", "test, 2", "test, 3"]
+    assert len(picture.findall(f"{SVG}polyline")) == 2, (
+        "one piece each, of rounds 2 and 3: gaps are not bridged"
+    )
+
+
+def test_recall_and_confusion(run: Path, page: Page) -> None:
+    test = values(run / "server" / "outcome.json")["evaluation"]["test"]
+    (table,) = page.tables("Recall by class")
+    assert {row["class"]: row["test records"] for row in table} == {
+        name: str(count) for name, count in test["class_records"].items()
+    }
+    for row in table:
+        recall = test["recall"][row["class"]]
+        assert row["recall"] == ("no records" if recall is None else f"{recall:.3f}")
+    notes = [said(item) for item in page.picture("Recall by class").iter(f"{SVG}text")]
+    for count in test["class_records"].values():
+        assert f"n = {count}" in notes
+
+    matrix = test["confusion"]
+    assert [sum(row) for row in matrix] == list(test["class_records"].values())
+    hits = sum(matrix[i][i] for i in range(len(matrix)))
+    assert hits / sum(map(sum, matrix)) == pytest.approx(test["accuracy"], abs=1e-12)
+    names = list(test["recall"])
+    tips = {said(item) for item in page.picture("Confusion matrix").iter(f"{SVG}title")}
+    expected = {
+        f"{names[i]} taken for {names[j]}: {count} of {sum(row)}"
+        for i, row in enumerate(matrix)
+        for j, count in enumerate(row)
+        if count
+    }
+    assert expected <= tips and len(tips & expected) == sum(count > 0 for row in matrix for count in row)
+
+
+def test_who_took_part(run: Path, page: Page) -> None:
+    rows = [row for row in lines(run / "server" / "metrics.jsonl") if row["silos"]]
+    counted, missing = page.tables("Silos")
+    for row in counted:
+        silo = row["silo"]
+        assert row["answered"] == str(sum(silo in item["silos"] for item in rows))
+        assert row["late"] == str(sum(item["dropped"].get(silo) == "TF-502" for item in rows))
+        weight = values(run / "server" / "model.json")["public_weights"][silo]
+        assert row["public weight"] == f"{weight:g}"
+    assert missing == [{"silo": "site-3", "missing from": "round 2", "code": "TF-502", "meaning": "late"}]
+    tips = [said(item) for item in page.picture("Silos by exchange").iter(f"{SVG}title")]
+    assert "site-3, round 2: TF-502 (late)" in tips and "site-3, round 3: answered" in tips
+    assert sum(tip.endswith("answered") for tip in tips) == 4 * 5 - 1
+
+
+def test_protocol_facts_are_those_of_the_verified_transcript(run: Path, page: Page) -> None:
+    raw = (run / "server" / "transcript.jsonl").read_bytes().splitlines(keepends=True)
+    report = verify(raw, simulated_anchor("a-run", production=False))
+    signed, sums = page.tables("Protocol")
+    (epoch,) = report.epochs
+    assert signed[0]["threshold"] == str(epoch.params.threshold) == "3"
+    assert signed[0]["silos"] == str(len(epoch.params.roster)) and signed[0]["colluders assumed"] == "1"
+    assert [row["round/phase/try"] for row in sums] == [str(item.sum_id) for item in report.sums]
+    for row, item in zip(sums, report.sums, strict=True):
+        assert row["survivors"] == f"{4 - len(item.missing)} of 4"
+        assert row["missing"] == (", ".join(item.missing) or "-") and row["result"] == "opened"
+        assert row["threshold"] == "3"
+    assert page.facts("Protocol")["sums"] == f"{len(report.opened)} opened, 0 not opened"
+    proof = page.facts("Hashes and versions")
+    assert proof["transcript, last line"] == report.head == hashlib.sha256(raw[-1].rstrip()).hexdigest()
+
+
+def test_hashes_versions_and_the_command(run: Path, page: Page) -> None:
+    model = hashlib.sha256((run / "server" / "model.safetensors").read_bytes()).hexdigest()
+    card = values(run / "server" / "model.json")
+    found = page.facts("Hashes and versions")
+    assert found["model.safetensors"] == model and found["job"] == card["job_sha256"]
+    for name, version in card["versions"].items():
+        assert found[name] == version
+    command = [said(item) for item in page.section("Hashes and versions").iter("pre")]
+    assert command == ["tightframe transcript verify transcript.jsonl --root simulated_root.pem"]
+
+
+def test_configuration_time_and_traffic(run: Path, page: Page) -> None:
+    job = values(run / "server" / "model.json")["job"]
+    (table,) = page.tables("Configuration")
+    found = {row["key"]: row["value"] for row in table}
+    assert found["rounds"] == "3" and found["method"] == '"fedmr"'.strip('"')
+    assert found["training.learning_rate"] == "0.05" and found["sites"] == "site-1, site-2, site-3, site-4"
+    assert found["model_options.widths"] == "8, 8, 8" and found["privacy"] == "none"
+    assert {key.partition(".")[0] for key in found} == set(job)
+    rows = [row for row in lines(run / "server" / "metrics.jsonl") if row["bytes_up"]]
+    (table,) = page.tables("Time and traffic")
+    for shown, row in zip(table, rows, strict=False):
+        assert shown["seconds"] == f"{row['seconds']:.1f}"
+        assert shown["MB to server"] == f"{row['bytes_up'] / 1e6:.2f}"
+        assert shown["MB to silos"] == f"{row['bytes_down'] / 1e6:.2f}"
+    assert table[-1]["exchange"] == "together" and len(table) == len(rows) + 1
+    assert table[-1]["MB to server"] == f"{sum(row['bytes_up'] for row in rows) / 1e6:.2f}"
+
+
+def test_nothing_of_a_silo_s_own_results_is_in_it(run: Path, page: Page) -> None:
+    for silo in ("site-1", "site-2", "site-3", "site-4"):
+        report = values(run / silo / "local_report.json")
+        assert report["personal"]["model_sha256"] not in page.source and report["data"] not in page.source
+    assert "local-only" not in page.source and "epsilon spent" not in page.source
+
+
+def test_a_run_that_failed(early: Path) -> None:
+    page = Page.of(early / "server")
+    reason = values(early / "server" / "outcome.json")["reason"]
+    assert "Not trained." in page.text and reason in page.text and "TF-501" in reason
+    assert "The run ended early: 0 of 2 rounds" in page.text
+    assert "Its test metrics are missing: there is no final model." in page.text
+    assert "Confusion matrix" not in page.titles() and "Recall by class" not in page.titles()
+    *_, missing = page.tables("Silos")
+    assert [(row["silo"], row["code"]) for row in missing] == [("site-1", "TF-502"), ("site-3", "TF-502")]
+    *_, sums = page.tables("Protocol")
+    assert sums[0]["result"] == "not opened: TF-501" and sums[0]["survivors"] == "not settled"
+    assert page.facts("Hashes and versions")["model.safetensors"] == "missing"
+    (table,) = page.tables("Configuration")
+    assert {"key": "rounds", "value": "2"} in table, "without a model's card, too"
+
+
+def test_a_model_of_an_earlier_run_is_not_called_this_one_s(copied: Copied) -> None:
+    folder = copied("server")
+    outcome = values(folder / "outcome.json") | {
+        "trained": False,
+        "reason": "TF-504: aborted",
+        "evaluation": None,
+    }
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    write(folder)
+    assert Page.of(folder).facts("Hashes and versions")["model.safetensors"] == "missing"
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def _with(value: Any, old: str, new: str) -> Any:
+    """Values with a name replaced in keys and texts."""
+    if isinstance(value, dict):
+        return {_with(key, old, new): _with(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with(item, old, new) for item in value]
+    return value.replace(old, new) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize(
+    "name", [HOSTILE, '"><img src=x onerror=alert(1)>', "'; }</style><b>", "a\u202eb\x00c"]
+)
+def test_names_in_files_stay_names(copied: Copied, name: str) -> None:
+    folder = copied("server")
+    for path in (folder / "outcome.json", folder / "model.json", folder / "metrics.jsonl"):
+        found = (
+            [_with(_with(item, "NV", name), "site-3", name) for item in lines(path)]
+            if (path.suffix == ".jsonl")
+            else [_with(_with(values(path), "NV", name), "site-3", name) | {"job_name": name}]
+        )
+        path.write_text("\n".join(json.dumps(item) for item in found))
+    write(folder)
+    page = Page.of(folder)
+    tags = {tag for tag, _ in Loads(page.source).elements}
+    assert tags & {"script", "img", "b"} == {"b"}, "of these only the page's own <b>"
+    shown = "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in name)
+    assert page.tree.findtext("body/main/h1") == shown
+    assert shown in [row["class"] for row in page.tables("Recall by class")[0]]
+    assert shown in [row["silo"] for row in page.tables("Silos")[0]]
+
+
+def test_differential_privacy_and_what_was_spent(copied: Copied) -> None:
+    folder = copied("server")
+    promise = {"epsilon": 6.0, "delta": 1e-5, "neighbours": "record"}
+    outcome = values(folder / "outcome.json") | {"privacy": promise, "evaluation": None, "evaluated_by": []}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    write(folder)
+    page = Page.of(folder)
+    assert "under differential privacy they stay at the silos" in page.text
+    assert "epsilon 6.0 at delta 1e-05, for one record more or less" in page.text
+    assert "The exact number stays at each silo" in page.text
+
+    rows = lines(folder / "metrics.jsonl")
+    for row in rows:
+        if row["kind"] == "train":
+            row["privacy"] = {
+                "promised": 6.0,
+                "delta": 1e-5,
+                "range": [0.5 * row["round"], 1.25 * row["round"]],
+                "histogram": [{"up_to": 1.5, "silos": 3}, {"up_to": 6.0, "silos": 1}],
+                "shown": {"site-2": 1.125 * row["round"]},
+            }
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    write(folder)
+    page = Page.of(folder)
+    (table,) = page.tables("Privacy")
+    assert [row["epsilon of the silos"] for row in table] == [
+        "0.500 to 1.250",
+        "1.000 to 2.500",
+        "1.500 to 3.750",
+    ]
+    assert table[2]["silos that show theirs"] == "site-2 3.375" and table[0]["promised"] == "6.000"
+    assert table[0]["how many silos"] == "3 up to 1.5, 1 up to 6" and table[0]["delta"] == "1e-05"
+    assert "Epsilon spent by round" in [item.findtext(f"{SVG}title") for item in page.pictures()]
+
+
+def test_plain_sums_have_no_transcript(copied: Copied) -> None:
+    folder = copied("server")
+    (folder / "transcript.jsonl").unlink()
+    outcome = values(folder / "outcome.json") | {"summation": "plain", "sums": "plain"}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    write(folder)
+    page = Page.of(folder)
+    assert page.facts("Protocol") == {"sums": "plain", "silos that a sum needs": "3"}
+    assert not list(page.section("Hashes and versions").iter("pre"))
+
+
+def test_results_of_an_earlier_version_are_reported_as_far_as_they_go(copied: Copied) -> None:
+    """Without the matrix, the job and the versions in ``outcome.json``."""
+    folder = copied("server")
+    outcome = values(folder / "outcome.json")
+    for key in ("job", "job_sha256", "versions", "data"):
+        del outcome[key]
+    for fold in outcome["evaluation"].values():
+        del fold["confusion"]
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    write(folder)
+    page = Page.of(folder)
+    assert "Recall by class" in page.titles() and "Confusion matrix" not in page.titles()
+    assert "The results do not say what the job was." in page.text

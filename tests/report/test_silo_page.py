@@ -1,0 +1,104 @@
+"""A silo's own page: private, and every number in it against the silo's own file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.report.conftest import SVG, Page, said, values
+
+from tightframe.report.writing import write
+
+Copied = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("silo", ["site-1", "site-2", "site-3", "site-4"])
+def test_every_silo_has_its_page_and_only_its_owner_can_read_it(run: Path, silo: str, tmp_path: Path) -> None:
+    made = run / silo / "report.html"
+    assert made.stat().st_mode & 0o777 == 0o600
+    page = Page.of(run / silo)
+    assert "Private to this silo." in page.text and f"{silo}: its own report" in page.text
+    out = tmp_path / "again.html"
+    out.write_text("an old page that all can read")
+    out.chmod(0o644)
+    assert write(run / silo, out).read_bytes() == made.read_bytes()
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_models_side_by_side(run: Path) -> None:
+    report, page = values(run / "site-1" / "local_report.json"), Page.of(run / "site-1")
+    test, alone, own = report["global"]["test"], report["local_only"]["test"], report["personal"]
+    (table,) = page.tables("Recall by class")
+    for i, row in enumerate(table):
+        name = row["class"]
+        hits, records = own["confusion"][i][i], sum(own["confusion"][i])
+        assert row["personal"] == (f"{hits / records:.3f}" if records else "missing")
+        for column, found in (("global", test), ("local-only", alone)):
+            recall = found["recall"][name]
+            assert row[column] == ("missing" if recall is None else f"{recall:.3f}")
+        assert row["test records"] == str(test["class_records"][name]) == str(report["records"]["test"][name])
+    (table,) = page.tables("Global, local-only and personal model")
+    by_model = {row["model and records"]: row for row in table}
+    assert by_model["local-only, test"]["balanced accuracy"] == f"{alone['balanced_accuracy']:.3f}"
+    assert by_model["global, validation"]["loss"] == f"{report['global']['validation']['loss']:.3f}"
+    assert by_model["personal, test"]["accuracy"] == f"{own['accuracy']:.3f}"
+    recalls = [row[i] / sum(row) for i, row in enumerate(own["confusion"]) if sum(row)]
+    mean = sum(recalls) / len(recalls)
+    assert by_model["personal, test"]["balanced accuracy"] == f"{mean:.3f}"
+    assert f"The personal model has {mean:.3f} and {own['accuracy']:.3f}." in page.text
+
+
+def test_records_and_hashes(run: Path) -> None:
+    report, page = values(run / "site-2" / "local_report.json"), Page.of(run / "site-2")
+    (table,) = page.tables("This silo's records")
+    folds = (("training", "train"), ("validation", "validation"), ("test", "test"))
+    for row in table[:-1]:
+        for column, fold in folds:
+            assert row[column] == str(report["records"][fold][row["class"]])
+    assert {column: table[-1][column] for column, _ in folds} == {
+        column: str(sum(report["records"][fold].values())) for column, fold in folds
+    }
+    server = values(run / "server" / "model.json")["model_sha256"]
+    assert page.facts("Models") == {
+        "model.safetensors": server,
+        "personal_model.safetensors": report["personal"]["model_sha256"],
+    }
+    tips = {said(item) for item in page.picture("Confusion matrix").iter(f"{SVG}title")}
+    matrix, names = report["global"]["test"]["confusion"], list(report["global"]["test"]["recall"])
+    for i, row in enumerate(matrix):
+        assert (
+            not any(row)
+            or f"{names[i]} taken for {names[row.index(max(row))]}: {max(row)} of {sum(row)}" in tips
+        )
+
+
+def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> None:
+    folder = copied("site-1")
+    privacy = {"epsilon": 5.81234, "rdp": 5.9, "prv": 5.81234, "exact": None, "delta": 1e-5, "promised": 6.0}
+    changed = {"privacy": privacy, "local_only": None, "personal": None}
+    report = values(folder / "local_report.json") | changed
+    (folder / "local_report.json").write_text(json.dumps(report))
+    write(folder)
+    page = Page.of(folder)
+    assert "epsilon 5.8123 of the 6 that it promised, at delta 1e-05" in page.text
+    found = page.facts("Privacy spent")
+    assert found["epsilon, guaranteed"] == "5.8123" and found["by RDP (Opacus)"] == "5.9000"
+    assert "by the exact Gaussian curve" not in found
+    assert "No model was trained on this silo's records alone" in page.text
+    assert "No personal model was made" in page.text
+    assert list(page.tables("Recall by class")[0][0]) == ["class", "global", "test records"]
+
+
+def test_a_silo_without_test_records(copied: Copied) -> None:
+    folder = copied("site-1")
+    report = values(folder / "local_report.json")
+    empty = {"validation": {"records": 0}, "test": {"records": 0}}
+    report |= {"global": empty, "local_only": None, "personal": None}
+    report["records"]["test"] = dict.fromkeys(report["records"]["test"], 0)
+    (folder / "local_report.json").write_text(json.dumps(report))
+    write(folder)
+    page = Page.of(folder)
+    assert "Without test records there is nothing to compare." in page.text
+    assert "Recall by class" not in page.titles()
