@@ -21,7 +21,7 @@ from tightframe.errors import DataError, JobError, RunError
 from tightframe.phases import Fold
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
-from tightframe.privacy.ledger.entries import Charge
+from tightframe.privacy.ledger.entries import Charge, NeighboursError
 from tightframe.privacy.releases.class_counts import COUNT_GRID
 from tightframe.privacy.releases.plan import squared_sensitivity
 from tightframe.rounds.context import SiloContext
@@ -140,6 +140,14 @@ def test_a_silo_that_does_not_know_its_patients_stays_out_before_anything_is_tra
     asked = view(tmp_path / "alone", data["site-2"])
     with pytest.raises(DataError, match="TF-210"):
         asked.fit(asked.load(prepare(JOB).initial_state().model), [])
+
+
+def test_a_ledger_that_protects_records_refuses_patients(tmp_path: Path) -> None:
+    data, records = twins()["site-1"], {"privacy": {"epsilon": 60.0, "noise_multiplier": 1.0}}
+    event = SubsampledGaussian(1.0, 1.0, 1)
+    view(tmp_path, data, **records)._budget.charge("round 1 training", (event,))
+    with pytest.raises(NeighboursError, match="TF-706"):
+        view(tmp_path, data)._budget.charge("round 2 training", (event,))
 
 
 @pytest.mark.parametrize(
