@@ -66,7 +66,8 @@ class DataError(TightframeError):
     """A site's records cannot be read as the site's configuration says.
 
     TF-203 no such folder, TF-204 no or malformed split file or table, TF-205 missing files,
-    TF-206 unreadable files, TF-207 unknown class, TF-208 empty centre or fold, TF-209 another vocabulary.
+    TF-206 unreadable files, TF-207 unknown class, TF-208 empty centre or fold, TF-209 another vocabulary,
+    TF-210 patients unknown.
     """
 
     code = "TF-203"
@@ -102,6 +103,7 @@ REASONS: Mapping[str, str] = {
     "TF-207": "unknown class",
     "TF-208": "empty centre or fold",
     "TF-209": "another drug vocabulary than the job's",
+    "TF-210": "patients of the records not known",
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",

@@ -272,6 +272,16 @@ def test_strict_requires_privacy_within_its_caps() -> None:
     ]
 
 
+def test_a_site_counts_its_budget_of_records_or_of_patients() -> None:
+    records, patients = (_job(**FITTING, privacy={"neighbours": level}) for level in ("record", "patient"))
+    _strict().check(records)
+    assert _refused(_strict(), patients) == [["neighbours", "patient", "record"]]
+    _strict(neighbours="patient").check(patients)
+    assert _refused(_strict(neighbours="patient"), records) == [["neighbours", "record", "patient"]]
+    for job in (records, patients):
+        PolicyBlock().resolve(production=True).check(job)
+
+
 def test_caps_hold_for_a_job_that_offers_privacy_unasked_and_null_lifts_them() -> None:
     standard = PolicyBlock().resolve(production=True)
     standard.check(_job())

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import gzip
 import pickle
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,41 @@ def test_hospitals_have_their_shares_of_the_others(prepared: Path) -> None:
     assert data.source == "eICU stays (48h), hospitals 2, 3"
     assert set(data.matrix.hospital[data.rows("train")].tolist()) == {2, 3}
     assert set(data.matrix.hospital[data.rows("test")].tolist()) == {6, 7}
+
+
+def test_stays_are_grouped_by_the_demos_own_patients(real_data: Path, demo: Path) -> None:
+    """Against the `uniquepid` of the published table, read by itself."""
+    with gzip.open(real_data / "eicu_demo" / "patient.csv.gz", "rt", newline="") as stream:
+        named = {int(row["patienthealthsystemstayid"]): row["uniquepid"] for row in csv.DictReader(stream)}
+    several = 0
+    for region in REGIONS:
+        data = opened(demo, {"drugs": 920, "train_hospitals": 20}, region=region)
+        for fold in FOLDS:
+            groups = data.groups(fold).tolist()
+            names = [named[stay] for stay in data.matrix.stay[data.rows(fold)].tolist()]
+            pairs = set(zip(groups, names, strict=True))
+            assert len(pairs) == len(set(groups)) == len(set(names))
+            several += len(groups) - len(pairs)
+    assert several > 100
+
+
+def test_stays_without_a_patient_are_told_apart_and_not_guessed(tables: Path, tmp_path: Path) -> None:
+    path = tables / "patient.csv"
+    text = path.read_text()
+    assert ",p-1003," in text or ",p-1003" in text
+    path.write_text(text.replace("p-1003", "").replace("p-5001", ""))
+    prepare(tables, tmp_path / "again", window="48h")
+    data = opened(tmp_path / "again")
+    folds = {fold: data.rows(fold) for fold in FOLDS}
+    lacking = [fold for fold, rows in folds.items() if (data.matrix.patient[rows] < 0).any()]
+    assert len(lacking) == 2 and "test" in lacking
+    for fold in FOLDS:
+        if fold in lacking:
+            with pytest.raises(DataError, match=r"TF-210.* 1 of the \d+ stays .* have no `uniquepid`"):
+                data.groups(fold)
+        else:
+            assert len(data.groups(fold)) == len(data.labels(fold))
+    assert (opened(tables).matrix.patient == data.matrix.patient).all()
 
 
 def test_records_are_the_stays_drugs(prepared: Path) -> None:

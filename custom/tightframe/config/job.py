@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightframe.errors import JobError
+from tightframe.privacy.events import Neighbours
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 PlainValue = str | int | float | bool | None
@@ -37,7 +38,7 @@ class Training(Strict):
 
     Attributes:
         epochs: passes over the silo's training fold in a round.
-        batch_size: records a step.
+        batch_size: records a step; patients a step in a job that hides patients.
         optimizer: ``sgd`` or ``adam``; fresh every round, because silos keep no state.
         learning_rate: of the optimiser.
         momentum: of SGD.
@@ -74,9 +75,12 @@ class Privacy(Strict):
     Attributes:
         epsilon, delta: what all of a silo's releases of this job may cost together; a silo's own policy
             may allow less, and its ledger adds up all jobs.
-        neighbours: what is hidden: one record.
-        clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD.
-        noise_multiplier: of DP-SGD; None solves it at each silo from its number of records and the budget.
+        neighbours: what is hidden: one ``record``, or one ``patient`` with all records at a silo, where the
+            data set knows whose each record is.
+        clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
+            gradient of each patient's records.
+        noise_multiplier: of DP-SGD; None solves it at each silo from its number of records (or patients) and
+            the budget.
         spare_rounds: rounds that may be repeated: noise is planned for so many more, because what is
             repeated is charged again and the promise is kept in any case.
         releases: rounds in which class sums are released, at most.
@@ -91,7 +95,7 @@ class Privacy(Strict):
 
     epsilon: float = Field(default=8.0, gt=0, le=100)
     delta: float = Field(default=1e-5, gt=0, le=1e-3)
-    neighbours: Literal["record"] = "record"
+    neighbours: Neighbours = "record"
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
     noise_multiplier: float | None = Field(default=None, ge=0.01, le=1e6)
     spare_rounds: int = Field(default=1, ge=0, le=1000)

@@ -32,6 +32,8 @@ class ArrayData:
         source: one line for reports.
         num_classes: C; labels are 0..C-1.
         synthetic: whether the records are generated.
+        patients: whose each record is, whole numbers (n,) of each fold, the same for a patient in all of
+            them; None if that is not known.
     """
 
     def __init__(
@@ -41,15 +43,19 @@ class ArrayData:
         source: str,
         num_classes: int,
         synthetic: bool = False,
+        patients: Mapping[Fold, NDArray[Any]] | None = None,
     ) -> None:
         self.source = source
         self.synthetic = synthetic
         self._num_classes = num_classes
         self._folds = {fold: folds[fold] for fold in FOLDS}
+        self._patients = None if patients is None else {fold: patients[fold] for fold in FOLDS}
 
     @classmethod
     def read(cls, path: Path, *, source: str, num_classes: int) -> ArrayData:
         """The records of a NumPy file (``.npz``) with ``x_FOLD`` (n, ...) and ``y_FOLD`` (n,) for each fold.
+
+        ``patient_FOLD`` (n,), for all folds or none, says whose each record is.
 
         Raises:
             DataError: TF-205 if there is no such file, TF-206 if it is not as expected.
@@ -57,6 +63,8 @@ class ArrayData:
         try:
             with np.load(path, allow_pickle=False) as found:
                 folds = {fold: (found[f"x_{fold}"], found[f"y_{fold}"]) for fold in FOLDS}
+                known = any(f"patient_{fold}" in found for fold in FOLDS)
+                patients = {fold: found[f"patient_{fold}"] for fold in FOLDS} if known else None
         except FileNotFoundError:
             raise DataError(f"Expected {source} at {path}, but there is no file.", code="TF-205") from None
         except (
@@ -69,15 +77,20 @@ class ArrayData:
             zipfile.BadZipFile,
         ) as error:
             raise DataError(
-                f"Expected {path} to be a NumPy file with x_FOLD and y_FOLD for each of {list(FOLDS)}, but "
-                f"got {type(error).__name__}: write it anew with numpy.savez.",
+                f"Expected {path} to be a NumPy file with x_FOLD and y_FOLD for each of {list(FOLDS)}, and "
+                f"patient_FOLD for all of them or none, but got {type(error).__name__}: write it anew with "
+                "numpy.savez.",
                 code="TF-206",
             ) from None
-        return cls(folds, source=source, num_classes=num_classes)
+        return cls(folds, source=source, num_classes=num_classes, patients=patients)
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Labels of a fold in record order, (n,)."""
         return self._folds[fold][1].astype(np.int64)
+
+    def groups(self, fold: Fold) -> NDArray[np.int64] | None:
+        """The patient of each record of a fold, (n,); None if that is not known."""
+        return None if self._patients is None else self._patients[fold].astype(np.int64)
 
     def check(self, progress: Progress | None = None) -> None:
         """Look at every value and label.
@@ -97,8 +110,21 @@ class ArrayData:
             whole = np.issubdtype(labels.dtype, np.integer)
             if not whole or ((labels < 0) | (labels >= self._num_classes)).any():
                 raise self._error(fold, f"labels 0..{self._num_classes - 1}, but some are not", "TF-207")
+            self._check_patients(fold, len(labels))
             if fold != "validation" and not len(labels):
                 raise self._error(fold, "records, but got none", "TF-208")
+
+    def _check_patients(self, fold: Fold, count: int) -> None:
+        if self._patients is None:
+            return
+        found = self._patients[fold]
+        if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
+            raise self._error(
+                fold,
+                f"one whole number a record as its patient, but got {found.dtype} of shape {found.shape} for "
+                f"{count}",
+                "TF-206",
+            )
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """The fold's records: float32 of the values' shape, and int label."""

@@ -30,7 +30,11 @@ Item = TypeVar("Item")
 
 
 class SiloData(Protocol):
-    """One silo's records in three folds: train, validation (never trained on), test."""
+    """One silo's records in three folds: train, validation (never trained on), test.
+
+    Two methods are optional: ``distinct_labels``, see ``own_labels``, and ``groups``, see
+    ``data.patients.record_patients``.
+    """
 
     @property
     def source(self) -> str:
@@ -76,6 +80,8 @@ class DatasetSpec:
         choosing: options that choose which of a silo's records take part. Two jobs that differ in them
             over the same silos would tell the difference, so a site must accept another value than the
             default by name.
+        no_patients: why nobody can say whose each record is; empty where the records may say it. A job that
+            hides patients is refused for this reason.
     """
 
     name: str
@@ -88,6 +94,7 @@ class DatasetSpec:
     twin: Callable[[int, Any], SiloData] | None
     num_centers: int
     choosing: tuple[str, ...] = ()
+    no_patients: str = ""
 
     @property
     def num_classes(self) -> int:

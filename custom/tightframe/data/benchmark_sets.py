@@ -187,6 +187,7 @@ def _spec(
         open=partial(opener, name),
         twin=None if files else partial(stand_in, name),
         num_centers=silos,
+        no_patients="its files do not say of whom, or by whom, an image is",
     )
 
 

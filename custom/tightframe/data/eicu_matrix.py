@@ -62,7 +62,8 @@ class StayMatrix:
         hospital: ids, int32 (n,).
         region: of ``REGIONS``, text (n,).
         stay: ids of the hospital stays, int64 (n,).
-        patient: one number a patient, meaningless outside this table, int32 (n,).
+        patient: one number a patient, meaningless outside this table, int32 (n,); below 0 where the table
+            does not name the patient, and then a number of the stay's own.
         hicl: code of each column's drug, ascending, int32 (D,).
     """
 

@@ -33,6 +33,7 @@ from tightframe.data.eicu_matrix import (
     vocabulary_name,
 )
 from tightframe.data.eicu_tables import TABLES, read_tables
+from tightframe.data.patients import patients_unknown
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
@@ -49,6 +50,7 @@ class EicuData:
         source: one line for reports.
         synthetic: whether they are generated.
         verify: run by ``check`` first; raises if the files are not as they were written.
+        patients: whose each row of the matrix is, where that is not what the matrix says.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class EicuData:
         source: str,
         synthetic: bool,
         verify: Callable[[], None] | None = None,
+        patients: NDArray[np.int64] | None = None,
     ) -> None:
         self.matrix = matrix
         self.folds = folds
         self.source = source
         self.synthetic = synthetic
         self._verify = verify
+        self._patients = matrix.patient.astype(np.int64) if patients is None else patients
 
     def rows(self, fold: Fold) -> NDArray[np.int64]:
         """Rows of the matrix, in record order."""
@@ -82,6 +86,19 @@ class EicuData:
     def distinct_labels(self) -> NDArray[np.int64]:
         """Labels of the training fold's stays, each once where some are repeated."""
         return self.matrix.label[np.unique(self.rows("train"))].astype(np.int64)
+
+    def groups(self, fold: Fold) -> NDArray[np.int64]:
+        """The patient of each stay of a fold, in record order, (n,).
+
+        Raises:
+            DataError: TF-210 if the patient of a stay is not known.
+        """
+        found = self._patients[self.rows(fold)]
+        if nameless := int((found < 0).sum()):
+            raise patients_unknown(
+                self.source, f"{nameless} of the {len(found)} stays of its {fold} fold have no `uniquepid`"
+            )
+        return found
 
     def check(self, progress: Progress | None = None) -> None:
         """Verify the files; what they hold was read and checked when they were opened.

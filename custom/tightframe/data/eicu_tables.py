@@ -55,6 +55,7 @@ class _Stay:
 
     hospital: int
     patient: str
+    named: bool
     outcomes: set[int] = field(default_factory=set)
     contradictory: bool = False
 
@@ -158,7 +159,7 @@ def _read_patients(
                 )
             units[_whole(path, number, "patientunitstayid", unit)] = identifier
             person = patient or f"stay {identifier}"
-            found = stays.setdefault(identifier, _Stay(place, person))
+            found = stays.setdefault(identifier, _Stay(place, person, bool(patient)))
             found.contradictory |= (found.hospital, found.patient) != (place, person)
             if outcome:
                 found.outcomes.add(_OUTCOMES[outcome])
@@ -253,8 +254,11 @@ def _matrix(
 ) -> StayMatrix:
     """The matrix of the stays that were given something, by hospital, then by stay."""
     number, code = pairs // _CODES, pairs % _CODES
-    # A number from the order of ids: the ids themselves stay in the tables.
-    patients = {name: place for place, name in enumerate(sorted({item.patient for _, item in stays}))}
+    # A number from the order of ids: the ids themselves stay in the tables. Stays whose patient has none
+    # are told apart by their sign: for some purposes each may count as a patient, for others none may.
+    names = sorted({item.patient for _, item in stays})
+    nameless = {item.patient for _, item in stays if not item.named}
+    patients = {name: -1 - place if name in nameless else place for place, name in enumerate(names)}
     named = sorted(np.unique(number).tolist(), key=lambda index: (stays[index][1].hospital, stays[index][0]))
     place = np.zeros(len(stays), dtype=np.int64)
     place[named] = np.arange(len(named))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.eicu import PAPER_DRUGS, REGIONS, EicuOptions
-from tightframe.data.eicu_folds import of_hospitals, of_region, silo_folds, split_hospitals
+from tightframe.data.eicu_folds import Folds, of_hospitals, of_region, silo_folds, split_hospitals
 from tightframe.data.eicu_matrix import StayMatrix, compressed
 from tightframe.data.eicu_silo import EicuData
 from tightframe.data.twin_render import Uniforms
@@ -26,6 +26,8 @@ from tightframe.data.twin_render import Uniforms
 TWIN_VERSION = 1
 FLOOR = 8
 """Stays of a hospital at the least."""
+READMITTED = 0.15
+"""Share of stays that are a further one of the patient before; the demo has 2,174 stays of 1,841 patients."""
 
 SIZES = (
     *(1450, 1315, 1221, 1140, 1068, 1005, 950, 900, 855, 814, 777, 743, 712, 684, 657, 633, 610, 589),
@@ -142,6 +144,27 @@ def _matrix(hospitals: Sequence[int], copy: int, options: EicuOptions) -> StayMa
     )
 
 
+def stay_patients(matrix: StayMatrix, folds: Folds, copy: int) -> NDArray[np.int64]:
+    """Whose each generated stay is, (n,) int64: the row of the patient's first stay.
+
+    Patients are an array beside the records, which know nothing of them: what was generated before there were
+    patients is the same bit for bit, folds among it. So that no patient is in two folds or hospitals,
+    a stay that is a further one belongs to the patient of the stay before it *in its fold and hospital*.
+    Whether it is one depends on hospital, copy and the stay's number only.
+    """
+    further = np.zeros(len(matrix), dtype=np.bool_)
+    for hospital, size in matrix.sizes().items():
+        draws = Uniforms(f"eicu-twin{TWIN_VERSION}-patients-{copy}-{hospital}")(size)
+        further[matrix.hospital == hospital] = draws < READMITTED
+    patients = np.arange(len(matrix))
+    for fold in (folds.train, folds.validation, folds.test):
+        rows = np.unique(fold)
+        same = matrix.hospital[rows[1:]] == matrix.hospital[rows[:-1]]
+        joined = further[rows] & np.concatenate([[False], same])[: len(rows)]
+        patients[rows] = rows[np.maximum.accumulate(np.where(joined, 0, np.arange(len(rows))))]
+    return patients
+
+
 def open_twin(silo: int, options: EicuOptions) -> EicuData:
     """The generated stand-in for silo ``silo`` of a job's roster.
 
@@ -175,4 +198,10 @@ def open_twin(silo: int, options: EicuOptions) -> EicuData:
         oversample_minority=options.oversample_minority,
     )
     again = f" (copy {copy + 1})" if copy else ""
-    return EicuData(matrix, folds, source=f"synthetic twin of eICU, {named}{again}", synthetic=True)
+    return EicuData(
+        matrix,
+        folds,
+        source=f"synthetic twin of eICU, {named}{again}",
+        synthetic=True,
+        patients=stay_patients(matrix, folds, copy),
+    )

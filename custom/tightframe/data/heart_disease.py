@@ -154,6 +154,10 @@ class HeartData:
         """Labels of a fold in record order, (n,)."""
         return self._labels[self._rows[fold]]
 
+    def groups(self, fold: Fold) -> NDArray[np.int64]:
+        """The patient of each record: UCI documents a record as one patient, who came for an angiography."""
+        return self._rows[fold]
+
     def check(self, progress: Progress | None = None) -> None:
         """Nothing is left to read: opening read every record."""
 

@@ -102,5 +102,6 @@ SPECS = {
         open=deferred("tightframe.data.isic_folder", "open_folder"),
         twin=deferred("tightframe.data.twin", "open_twin"),
         num_centers=NUM_CENTERS,
+        no_patients="its metadata name images, and for HAM10000's the lesion, but no patients",
     ),
 }

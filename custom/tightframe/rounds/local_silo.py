@@ -60,12 +60,7 @@ class LocalSilo:
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
-        job = self._setup.job
-        records = self._context.data.records(
-            fold, augment_seed=self.stream("augment", epoch) if augment else None
-        )
         count = len(self._context.data.labels(fold))
-        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
         if shuffle:
             order = torch.randperm(
                 count, generator=torch.Generator().manual_seed(self.stream("order", epoch))
@@ -73,6 +68,15 @@ class LocalSilo:
             indices = order.tolist()
         else:
             indices = list(range(count))
+        yield from self._batches_in(indices, fold, self.stream("augment", epoch) if augment else None)
+
+    def _batches_in(
+        self, indices: list[int], fold: Fold, augment_seed: int | None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Mini-batches of these records in this order."""
+        job = self._setup.job
+        records = self._context.data.records(fold, augment_seed=augment_seed)
+        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=training.merge_single_tail(indices, size),

@@ -213,6 +213,11 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         reasons.append("geometric means have no bound for one record: logarithms are unbounded at zero")
     if job.dataset_options.get("oversample_minority"):
         reasons.append("oversample_minority repeats records, so that noise for one record hides none of them")
+    if job.privacy is not None and job.privacy.neighbours == "patient" and setup.dataset.no_patients:
+        reasons.append(
+            f"{setup.dataset.title} cannot hide patients, because {setup.dataset.no_patients}; "
+            "use neighbours 'record'"
+        )
     if reasons:
         raise JobError([f"privacy: {reason}" for reason in reasons])
     numbers = range(1, job.rounds + 1)

@@ -94,7 +94,7 @@ def test_without_privacy_nothing_changes() -> None:
         ({"method": "fedmr", "method_options": {"lite_m": 4}}, "lite_m"),
         ({"method": "fedmr", "method_options": {"intra_form": "official"}}, "intra_form 'official'"),
         ({"privacy": {"epsilon": 0.0}}, "privacy.epsilon"),
-        ({"privacy": {"epsilon": 4.0, "neighbours": "patient"}}, "privacy.neighbours"),
+        ({"privacy": {"epsilon": 4.0, "neighbours": "image"}}, "privacy.neighbours"),
         ({"privacy": {"evaluation": "exact"}}, "privacy.evaluation"),
     ],
 )

@@ -6,11 +6,13 @@ down to length C if it is longer; with L = q n the expected number of records of
 
     g = (sum_i g_i min(1, C / |g_i|) + N(0, (sigma C)^2)) / L
 
-An empty batch takes a step of noise alone. What depends on parameters only (FedProx's term, SCAFFOLD's
-correction, weight decay, momentum) is added after the noise: parameters are what the noise has already
-protected, and what the server sent, so this is post-processing and costs nothing. It must not be clipped with
-the records, which would make the clipping depend on it; and nothing that reads records may be added there,
-which ``probe`` measures.
+An empty batch takes a step of noise alone. To hide patients, *patients* take part with probability q, each
+with all their records; n is the number of patients, and g_i the mean gradient of one's records: ``clipping``.
+
+What depends on parameters only (FedProx's term, SCAFFOLD's correction, weight decay, momentum) is added after
+the noise: parameters are what the noise has already protected, and what the server sent, so this is
+post-processing and costs nothing. It must not be clipped with the records, which would make the clipping
+depend on it; and nothing that reads records may be added there, which ``probe`` measures.
 
 Who takes part and the noise come from the operating system's generator, see ``os_randomness``; norms,
 clipping, sums and noise are float64 on every device. So a CPU and a GPU give the same guarantee; they differ
@@ -28,13 +30,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tightframe.errors import TrainingError
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
+from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum, rows
 from tightframe.privacy.training.per_sample import (
     Engine,
     EngineName,
@@ -58,9 +63,9 @@ class PrivateSettings:
     """What the guarantee of one ``private_fit`` hangs on; all of it public.
 
     Attributes:
-        clip_norm: C, the longest gradient of one record.
+        clip_norm: C, the longest gradient of one record, or of one patient.
         noise_multiplier: sigma, the noise's standard deviation over C.
-        sampling_rate: q, the probability with which a record is in a step's batch.
+        sampling_rate: q, the probability with which a record (or patient) is in a step's batch.
         expected_batch: L, what the noisy sum is divided by. A constant: the real number of records in a batch
             is itself a fact about the records.
 
@@ -84,9 +89,9 @@ class PrivateSettings:
     def of(
         cls, *, batch_size: int, records: int, clip_norm: float, noise_multiplier: float
     ) -> PrivateSettings:
-        """Settings for batches of ``batch_size`` in expectation out of ``records``.
+        """Settings for batches of ``batch_size`` in expectation out of ``records``, or out of patients.
 
-        ``records`` sets q and L and so must not follow a single record: a site takes the number that it
+        ``records`` sets q and L and so must not follow a single one: a site takes the number that it
         declares, the same for the ledger, for planning and here.
         """
         if batch_size < 1 or records < 1:
@@ -120,6 +125,7 @@ def private_fit(
     *,
     settings: PrivateSettings,
     device: torch.device | str,
+    patients: NDArray[np.int64] | None = None,
     charge: Callable[[tuple[SubsampledGaussian, ...]], None] | None = None,
     engine: EngineName | None = None,
     workers: int = 0,
@@ -137,6 +143,7 @@ def private_fit(
         stages: what to train; all weighted terms per-record, see ``probe``.
         settings: clipping, noise, sampling.
         device: where the model lies.
+        patients: whose each record is, (n,), to hide patients; None hides records.
         charge: called with the events before anything is drawn; what it raises stops the training.
         engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
         workers: processes that load records.
@@ -148,10 +155,11 @@ def private_fit(
 
     Returns:
         The report and the events that ran, which are those that were charged. Of the report, ``steps`` is
-        real and ``records`` the expected number; ``terms`` is empty, see ``progress``.
+        real and ``records`` the expected number, of patients where these are hidden; ``terms`` is empty, see
+        ``progress``.
 
     Raises:
-        ValueError: if there are no records, or a stage trains nothing.
+        ValueError: if there are no records, not one patient for each, or a stage trains nothing.
         PrivacyError: TF-711 if records meet in a term or in the model.
         TrainingError: TF-301 if parameters are not finite afterwards; TF-302 if not even one record's
             gradient fits into memory.
@@ -160,6 +168,7 @@ def private_fit(
     count = len(records(0))  # type: ignore[arg-type]
     if count < 1:
         raise ValueError("Expected at least one record to train on, but got none.")
+    members = None if patients is None else Members.of(patients, count)
     if probe:
         first = default_collate([records(0)[0]])
         with torch.no_grad():
@@ -173,7 +182,7 @@ def private_fit(
         # Dropout masks, too: with known masks, one record more would shift those of the records after it.
         torch.manual_seed(int.from_bytes(random_bytes(8), "big") >> 1)
         helper = stack.enter_context(ThreadPoolExecutor(1, "noise"))
-        loop = _Loop(model, device, settings, engine, random_bytes, helper, progress)
+        loop = _Loop(model, device, settings, engine, random_bytes, helper, progress, members)
         loop.run_all(stages, records, count, workers)
     if loop.steps != sum(event.steps for event in events):
         raise AssertionError("the steps taken are not those that were charged")
@@ -198,6 +207,7 @@ class _Loop:
         random_bytes: RandomBytes,
         helper: ThreadPoolExecutor,
         progress: Callable[[str], None] | None,
+        members: Members | None,
     ) -> None:
         self.model = model
         self.device = device
@@ -206,6 +216,7 @@ class _Loop:
         self.random_bytes = random_bytes
         self.helper = helper
         self.progress = progress
+        self.members = members
         self.last_progress = time.monotonic()
         self.steps = 0
         self.most: int | None = None  # records at a time, once memory has shown a limit
@@ -230,16 +241,21 @@ class _Loop:
         loss = RecordLoss(self.model, stage.terms)
         size = sum(item.numel() for item in trained)
         steps = self.settings.steps(stage)
-        chosen = [poisson_batch(count, self.settings.sampling_rate, self.random_bytes) for _ in range(steps)]
+        members = self.members
+        units = count if members is None else len(members)
+        chosen = [poisson_batch(units, self.settings.sampling_rate, self.random_bytes) for _ in range(steps)]
+        places = chosen if members is None else [members.records(batch) for batch in chosen]
+        loaded = _loaded(records, self.steps, places, workers, self.device)
         with ExitStack() as stack:
             engine: Engine | None = None
-            for batch in _loaded(records, self.steps, chosen, workers, self.device):
+            for taken, batch in zip(chosen, loaded, strict=True):
                 noise = self.helper.submit(standard_normal, size, self.random_bytes)
                 if batch is not None and engine is None:
                     engine = stack.enter_context(self._engine(loss, trained, batch))
                 total = torch.zeros(size, dtype=torch.float64, device=self.device)
                 if batch is not None and engine is not None:
-                    self._add(total, engine, *batch)
+                    sizes = None if members is None else members.sizes(taken)
+                    self._add(total, engine, *batch, sizes)
                 self._set_gradients(trained, total, noise)
                 self._steer(stage, trained)
                 optimizer.step()
@@ -254,8 +270,16 @@ class _Loop:
             self.most = 1
         return running(self.chosen, loss, trained)
 
-    def _add(self, total: torch.Tensor, engine: Engine, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    def _add(
+        self,
+        total: torch.Tensor,
+        engine: Engine,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        sizes: Sequence[int] | None,
+    ) -> None:
         """Add the clipped gradients of a batch, as many records at a time as memory holds."""
+        patients = None if sizes is None else PatientSum(total, sizes, self.settings.clip_norm)
         start = 0
         while start < len(labels):
             size = len(labels) - start if self.most is None else min(self.most, len(labels) - start)
@@ -265,13 +289,20 @@ class _Loop:
                 self.most = max(1, size // 2)
                 torch.cuda.empty_cache()
                 continue
-            total.add_(part)
+            if patients is None:
+                total.add_(part)
+            else:
+                patients.add(part)
             start += size
 
     def _clipped(self, engine: Engine, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
-        """The clipped gradients of some records, summed; None if they did not fit into memory together."""
+        """Of some records the clipped gradients, summed, or, to clip patients, each gradient as a row.
+
+        None if they did not fit into memory together.
+        """
         try:
-            return clipped_sum(engine(inputs, labels), self.settings.clip_norm)
+            group = engine(inputs, labels)
+            return clipped_sum(group, self.settings.clip_norm) if self.members is None else rows(group)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -310,35 +341,6 @@ class _Loop:
         if self.progress is not None and time.monotonic() - self.last_progress >= PROGRESS_SECONDS:
             self.progress(f"private step {self.steps}")
             self.last_progress = time.monotonic()
-
-
-def clipped_sum(group: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
-    """The sum over records of ``g min(1, C / |g|)``, with |g| over all parameters together.
-
-    A gradient that is not finite counts as zero: it must not spoil the sum for everybody, and an error
-    would tell of a single record.
-
-    Args:
-        group: per parameter, gradients of b records, (b, *shape).
-        clip_norm: C.
-
-    Returns:
-        All parameters' sums one after another, (P,) float64.
-
-    >>> group = [torch.tensor([[3.0], [0.25]]), torch.tensor([[4.0], [0.5]])]
-    >>> [round(float(item), 6) for item in clipped_sum(group, 1.0)]
-    [0.85, 1.3]
-    """
-    wide = torch.cat([item.detach().reshape(len(item), -1) for item in group], 1).double()
-    norms = torch.linalg.vector_norm(wide, dim=1)
-    finite = norms.isfinite()
-    if not bool(finite.all()):
-        wide = torch.where(finite[:, None], wide, 0.0)
-        norms = torch.where(finite, norms, 0.0)
-    factors = torch.where(norms > clip_norm, clip_norm / norms, 1.0)
-    if len(wide) == 1:
-        return wide[0].mul_(factors)
-    return factors @ wide
 
 
 class _Views(Dataset[Any]):

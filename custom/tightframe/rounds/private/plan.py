@@ -73,7 +73,7 @@ class PrivacyPlan:
         """The noise multiplier of DP-SGD with which a silo's whole job keeps to its budget.
 
         Args:
-            sampling_rate: of a record in a step.
+            sampling_rate: of a record, or patient, in a step.
             steps: of the whole job.
 
         Raises:

@@ -6,12 +6,14 @@ clipped and noisy. Each is charged to the site's ledger before anything is drawn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from tightframe import training
@@ -27,8 +29,10 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.local_silo import LocalSilo
 from tightframe.rounds.private import shown
 from tightframe.rounds.private.budget import Budget
+from tightframe.rounds.private.patients import hidden_patients, whole_patients
 from tightframe.rounds.private.plan import CLASS_COUNTS
 from tightframe.rounds.setup import JobSetup
+from tightframe.stages import Batch
 
 PRIOR = "noisy_class_counts.safetensors"
 
@@ -67,6 +71,7 @@ class PrivateSilo(LocalSilo):
         Raises:
             PrivacyError: TF-711 if the gradient of a record depends on other records.
             BudgetError: TF-701 if it does not fit into this site's budget; nothing is drawn then.
+            DataError: TF-210 if the job hides patients and they are not known.
         """
         settings = self.training_settings()
         report, _ = private_fit(
@@ -75,6 +80,7 @@ class PrivateSilo(LocalSilo):
             stages,
             settings=settings,
             device=self.device,
+            patients=self._patients,
             charge=lambda events: self._budget.charge(f"round {self.round} training", events),
             workers=self._context.site.loader_workers,
             progress=lambda text: self._context.log.info("%s, round %d: %s", self.name, self.round, text),
@@ -83,8 +89,9 @@ class PrivateSilo(LocalSilo):
 
     def training_settings(self) -> PrivateSettings:
         """Clipping, noise and sampling of this silo's training; the same in every round."""
-        job = self._setup.job
-        records = taken_as_known(len(self._context.data.labels("train")))
+        job, patients = self._setup.job, self._patients
+        labels = self._context.data.labels("train")
+        records = taken_as_known(len(labels) if patients is None else len(np.unique(patients)))
         settings = PrivateSettings.of(
             batch_size=job.training.batch_size,
             records=records,
@@ -93,7 +100,7 @@ class PrivateSilo(LocalSilo):
         )
         steps = self._planned_rounds * job.training.epochs * settings.epoch_steps
         noise = self._budget.remembered(
-            f"training noise, {records} records",
+            f"training noise, {records} {self._plan.privacy.neighbours}s",
             lambda: self._plan.training_noise(settings.sampling_rate, steps),
         )
         return replace(settings, noise_multiplier=noise)
@@ -104,6 +111,7 @@ class PrivateSilo(LocalSilo):
         Raises:
             BudgetError: TF-701.
             PrivacyValueError: TF-700 if records are repeated.
+            DataError: TF-210 if the job hides patients and they are not known.
         """
         data = self._context.data
         if len(own_labels(data)) != len(data.labels("train")):
@@ -111,6 +119,9 @@ class PrivateSilo(LocalSilo):
                 f"Expected each training record of {data.source} once, but some are repeated: noise that "
                 "hides one record does not hide its copies. Leave out what repeats them."
             )
+        if (patients := self._patients) is not None:
+            count = len(np.unique(patients))
+            self._context.log.info("%s: the training records are those of %d patients", self.name, count)
         settings = self.training_settings()
         steps = self._setup.job.training.epochs * settings.epoch_steps
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
@@ -127,10 +138,14 @@ class PrivateSilo(LocalSilo):
             return super().class_counts(fold, distinct=distinct)
         kept = self._context.state_folder / PRIOR
         if not kept.is_file():
+            data, patients = self._context.data, self._patients
+            labels = own_labels(data) if patients is None else data.labels("train")
+            owners = None if patients is None else torch.from_numpy(patients)
             noise = self._plan.class_sums.noise_multiplier
             self._budget.charge(CLASS_COUNTS, (Gaussian(noise),))
-            labels = torch.from_numpy(own_labels(self._context.data))
-            counts = class_counts.noisy_counts(labels, self.setting.num_classes, noise)
+            counts = class_counts.noisy_counts(
+                torch.from_numpy(labels), self.setting.num_classes, noise, patients=owners
+            )
             save_tensors(kept, {"counts": counts}, mode=0o600)
         return safetensors.torch.load_file(kept)["counts"]
 
@@ -149,10 +164,9 @@ class PrivateSilo(LocalSilo):
         if not self.offers_prototypes:
             return self._with_noise(total)
         with torch.no_grad():
-            for inputs, labels in self.batches("train", augment=False, shuffle=False):
+            for found, labels, owners in self._portions(features):
                 # What is not finite counts as zero there: to refuse it would tell of single records.
-                found = features(inputs).detach().to("cpu", torch.float64)
-                total += class_sums.class_sums(found, labels.cpu(), classes, config)
+                total += class_sums.class_sums(found, labels, classes, config, patients=owners)
         alone = release_plan.lone_events(config, 1, self._honest)[0] if self._honest > 1 else None
         self._budget.charge(f"round {self.round} class sums", release_plan.events(config, 1), alone=alone)
         return self._with_noise(total)
@@ -163,11 +177,37 @@ class PrivateSilo(LocalSilo):
         spent = self._budget.spent_by_job(prv=False).guaranteed if how != "nothing" else 0.0
         return shown.terms(spent, how, self.name, self._setup.job.roster)
 
+    def _portions(
+        self, features: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Features, labels and, if patients are hidden, patients of all training records.
+
+        All records of a patient are in one portion then.
+        """
+
+        def computed(batches: Iterator[Batch]) -> Iterator[Batch]:
+            for inputs, labels in batches:
+                yield features(inputs).detach().to("cpu", torch.float64), labels.cpu()
+
+        patients = self._patients
+        if patients is None:
+            for found, labels in computed(self.batches("train", augment=False, shuffle=False)):
+                yield found, labels, None
+            return
+        order = np.argsort(patients, kind="stable")
+        batches = computed(self._batches_in(order.tolist(), "train", None))
+        yield from whole_patients(batches, torch.from_numpy(patients[order]))
+
     def _with_noise(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         config = self._plan.class_sums
         noisy = total + class_sums.noise_for(tuple(total.shape), config, self._honest)
         numbers = class_sums.as_numbers(noisy, config)
         return numbers[:, :-1], numbers[:, -1]
+
+    @property
+    def _patients(self) -> NDArray[np.int64] | None:
+        """Whose each training record is, if the job hides patients."""
+        return hidden_patients(self._plan.privacy, self._context.data)
 
     def _views(self, step: int) -> Dataset[Any]:
         """The training records as one step sees them."""
@@ -179,7 +219,7 @@ class PrivateSilo(LocalSilo):
 
 
 def taken_as_known(records: int) -> int:
-    """A number of records, rounded down to its four leading binary digits.
+    """A number of records, or patients, rounded down to its four leading binary digits.
 
     Sampling rate and noise of a silo follow from it, and its updates show them; so they must not follow
     from single records. Fewer records than there are make the rate larger, and are charged so.

@@ -1,0 +1,78 @@
+"""An attack on the real ``private_fit`` that looks for patients: it finds no more than epsilon allows.
+
+As ``test_dp_sgd_audit``, but a canary is a patient with three records that all pull into the same direction,
+which is the worst there is. Controls: half the noise; and clipping by record, which promises the same
+epsilon for records and must be seen to break it for patients.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from tests.privacy.audit import Bounds, gaussian_epsilon, lower_bounds
+from torch import nn
+
+from tightframe.models.heads import Classifier
+from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
+from tightframe.stages import OptimizerSettings, Stage, cross_entropy
+
+CANARIES, RUNS, RECORDS = 400, 24, 3
+DELTA, CLIP, NOISE = 0.02, 0.5, 1.0
+
+
+def scores(present: np.ndarray, noise: float, *, by_patient: bool) -> np.ndarray:
+    """Each canary's projection on the direction in which it pulls, in units of the clipping norm."""
+    model = Classifier(nn.Identity(), CANARIES, 2)
+    nn.init.zeros_(model.head.weight)  # type: ignore[arg-type]
+    nn.init.zeros_(model.head.bias)  # type: ignore[arg-type]
+    # Record r of every canary, then the next: no patient's records lie together.
+    owners = np.tile(np.flatnonzero(present), RECORDS)
+    units = 1e4 * torch.eye(CANARIES)
+    records: Any = [(units[owner], 1) for owner in owners]
+    # The learning rate keeps the model where it started, where all canaries pull alike.
+    learning_rate = 1e-9
+    private_fit(
+        model,
+        lambda step: records,
+        [Stage([cross_entropy()], OptimizerSettings(learning_rate=learning_rate), steps=1)],
+        settings=PrivateSettings(CLIP, noise, 1.0, 1.0),
+        device="cpu",
+        patients=owners if by_patient else None,
+        engine="vmap",
+        probe=False,
+    )
+    moved = model.head.weight.detach().double().numpy() / (learning_rate * CLIP)
+    return (moved[1] - moved[0]) / math.sqrt(2)
+
+
+def audit(noise: float, *, by_patient: bool) -> Bounds:
+    coins = np.random.default_rng(0)
+    inside, outside = [], []
+    for _ in range(RUNS):
+        present = coins.random(CANARIES) < 0.5
+        found = scores(present, noise, by_patient=by_patient)
+        inside.append(found[present])
+        outside.append(found[~present])
+    return lower_bounds(np.concatenate(outside), np.concatenate(inside), delta=DELTA)
+
+
+def test_a_patient_leaks_less_than_epsilon_but_not_with_half_the_noise_or_clipped_by_record() -> None:
+    epsilon = gaussian_epsilon(1 / NOISE, DELTA)
+    found = audit(NOISE, by_patient=True)
+    assert 0.3 * epsilon < found.epsilon <= epsilon
+    assert 0.6 < found.mu <= 1 / NOISE
+    half = audit(NOISE / 2, by_patient=True)
+    assert half.epsilon > epsilon and half.mu > 1 / NOISE
+    by_record = audit(NOISE, by_patient=False)
+    assert by_record.epsilon > epsilon and by_record.mu > 2 / NOISE
+
+
+def test_a_patient_moves_its_score_by_one_clipping_norm_and_clipped_by_record_by_three() -> None:
+    """The audit has full power: what a patient adds to its score is the whole sensitivity."""
+    present = np.arange(CANARIES) < CANARIES // 2
+    for by_patient, size in ((True, 1), (False, RECORDS)):
+        found = scores(present, 0.05, by_patient=by_patient)
+        assert np.abs(found - size * present).max() < 6 * 0.05
