@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, ledgers, sites, transcripts
+from tightframe_app import data, federations, ledgers, sites, transcripts
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 jobs = typer.Typer(help="List, export and check job folders.", no_args_is_help=True)
 app.add_typer(jobs, name="jobs")
 app.add_typer(data.app, name="data")
+app.add_typer(federations.app, name="federation")
 app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
