@@ -200,11 +200,15 @@ def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:
             if pin not in found:
                 raise typer.BadParameter(f"{peer} does not have the pin {pin}", param_hint=where)
             found.remove(pin)
-    policy["pins"] = {peer: found for peer, found in sorted(kept.items()) if found}
+    # A peer whose last pin went keeps an empty list, which refuses it: its key may be in wrong hands.
+    policy["pins"] = dict(sorted(kept.items()))
     entry, _ = parse_single(values, str(config))
     write_json(config, values, mode=config.stat().st_mode & 0o777)
     for peer, found in policy["pins"].items():
-        _say(f"kept: {peer}, {len(found)} pin{'s' if len(found) > 1 else ' '}: {', '.join(found)}")
+        if not found:
+            _say(f"kept: {peer}, no pin: it is refused until it has one")
+            continue
+        _say(f"kept: {peer}, {len(found)} pin{'s' if len(found) > 1 else ''}: {', '.join(found)}")
     if not entry.policy.resolve(production=True).pinned_only:
         _say("`pinned_only` is off in this site's policy: a peer without a pin is accepted")
     _say("it holds from this site's next job on")

@@ -290,8 +290,12 @@ def test_pins_are_printed_merged_and_taken_back(kit: Path, add_site: Callable[..
     entry, _ = parse_single(json.loads(config.read_text()))
     pins = entry.policy.resolve(production=True).site_rules().pins
     assert pins["hospital-2"] == {bytes.fromhex(old), bytes.fromhex(new)}
-    federation("pins", "--kit", str(kit), "--remove", f"hospital-2={old}", "--remove", f"hospital-3={old}")
-    assert json.loads(config.read_text())["policy"] == kept | {"pins": {"hospital-2": [new]}}
+    take = ["--remove", f"hospital-2={old}", "--remove", f"hospital-3={old}"]
+    told = federation("pins", "--kit", str(kit), *take).output
+    assert "hospital-3, no pin: it is refused until it has one" in told
+    assert json.loads(config.read_text())["policy"] == kept | {
+        "pins": {"hospital-2": [new], "hospital-3": []}
+    }
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
 
 
