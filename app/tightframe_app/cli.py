@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, ledgers, reports, sites, transcripts
+from tightframe_app import data, federations, ledgers, reports, sites, transcripts
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 jobs = typer.Typer(help="List, export and check job folders.", no_args_is_help=True)
 app.add_typer(jobs, name="jobs")
 app.add_typer(data.app, name="data")
+app.add_typer(federations.app, name="federation")
 app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
@@ -101,6 +102,7 @@ def jobs_export(
     Where --set names another method, dataset or model, the recipe's options of the old one are
     dropped, and the command says which.
     """
+    from tightframe.report.words import plural
     from tightframe_app import recipes
 
     recipe = _recipe(name)
@@ -123,8 +125,6 @@ def jobs_export(
     if names == []:
         raise typer.BadParameter("expected silo names separated by commas, got none", param_hint="--sites")
     job = recipe.job(preset, sites=names, changes=changes)
-    from tightframe.rounds.outcome import plural  # with torch, which the job has needed by now
-
     wanted = gpus if gpus is not None else int(preset == "full")
     files = recipes.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", name) if committed else output or Path("exported", name)

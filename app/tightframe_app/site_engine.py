@@ -27,7 +27,7 @@ def identity(asked: Asked) -> tuple[str | None, list[Finding]]:
         text = "no startup kit beside the configuration: say with --kit where it lies"
         return asked.site, [Finding(area, state, text)]
     found: list[Finding] = []
-    name = asked.site or _common_name(startup)
+    name = asked.site or common_name(startup)
     central = _central(asked)
     try:
         signer, anchor = site_identity(startup, name or "", production=asked.production, missing_role=central)
@@ -54,7 +54,7 @@ def _validity(what: str, der: bytes) -> list[Finding]:
     return [Finding("identity", "ok", text)]
 
 
-def _common_name(startup: Path) -> str | None:
+def common_name(startup: Path) -> str | None:
     """Whose the kit's certificate is; None if that cannot be read, which ``site_identity`` will say."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID

@@ -1,0 +1,134 @@
+"""A federation's profile and the participants' request files, which the engine's own provisioning reads.
+
+The profile goes to whoever holds the federation's root key, a request file to the participant that it
+names. Private keys are made where they are used: nothing here holds or moves one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+PROFILE = "project.yml"
+REQUESTS = "requests"
+
+Kind = Literal["server", "client", "admin"]
+Role = Literal["lead", "member", "org_admin"]
+
+# What both the engine and this package take as a name.
+_NAMES = {
+    "client": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"), "letters, digits, - and _, 63 at most"),
+    "server": (
+        re.compile(
+            r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+        ),
+        "the host name under which every site reaches it",
+    ),
+    "admin": (re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}"), "an e-mail address"),
+}
+_ORGANISATION = re.compile(r"[A-Za-z0-9_]+")
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Participant:
+    """Who asks for a certificate.
+
+    Attributes:
+        name: a silo's name, the server's host name, or a person's e-mail address.
+        organisation: whose it is; people operate what is of their own organisation.
+        kind: as the engine calls it.
+        role: of a person.
+    """
+
+    name: str
+    organisation: str
+    kind: Kind
+    role: Role | None = None
+
+    @classmethod
+    def parse(cls, text: str, kind: Kind, role: Role | None = None) -> Participant:
+        """``NAME=ORGANISATION``, or ``NAME`` alone for an organisation of that name.
+
+        Raises:
+            ValueError: if either is not what provisioning accepts.
+        """
+        name, separator, organisation = (part.strip() for part in text.partition("="))
+        pattern, expected = _NAMES[kind]
+        if not pattern.fullmatch(name):
+            raise ValueError(f"expected {expected}, got {name!r}")
+        if not separator:
+            organisation = re.sub(r"[^A-Za-z0-9_]", "_", name)
+        if not _ORGANISATION.fullmatch(organisation):
+            raise ValueError(f"expected an organisation of letters, digits and _, got {organisation!r}")
+        return cls(name, organisation, kind, role)
+
+    def request(self, project: str) -> str:
+        """What ``nvflare cert request -p`` reads. JSON strings are YAML, whatever is in them."""
+        lines = [f"  - name: {json.dumps(self.name)}", f"    type: {self.kind}"]
+        lines.append(f"    org: {json.dumps(self.organisation)}")
+        lines += [f"    role: {self.role}"] if self.role is not None else []
+        return f"name: {json.dumps(project)}\nparticipants:\n" + "\n".join(lines) + "\n"
+
+
+def profile(project: str, server: str, port: int) -> str:
+    """What ``nvflare cert init --profile`` reads: mutual TLS, one port for silos and console.
+
+    Raises:
+        ValueError: if the project's name is not what provisioning accepts.
+    """
+    if not _PROJECT.fullmatch(project):
+        raise ValueError(f"expected letters, digits, - and _, 63 at most, got {project!r}")
+    return (
+        f"name: {json.dumps(project)}\n"
+        "scheme: grpc\n"
+        "connection_security: mtls\n"
+        "server:\n"
+        f"  host: {json.dumps(server)}\n"
+        f"  fed_learn_port: {port}\n"
+        f"  admin_port: {port}\n"
+    )
+
+
+def files(project: str, port: int, participants: list[Participant]) -> dict[Path, str]:
+    """Relative path -> content of the profile and of a request file for each participant.
+
+    Raises:
+        ValueError: if there is not one server, or two participants share a name.
+    """
+    servers = [one for one in participants if one.kind == "server"]
+    if len(servers) != 1:
+        raise ValueError(f"expected one server, got {len(servers)}")
+    found = {Path(PROFILE): profile(project, servers[0].name, port)}
+    for one in participants:
+        path = Path(REQUESTS, f"{one.name}.yml")
+        if path in found:
+            raise ValueError(f"expected every participant once, got {one.name!r} twice")
+        found[path] = one.request(project)
+    return found
+
+
+def write(content: dict[Path, str], folder: Path) -> tuple[list[Path], list[Path]]:
+    """Write what is not there yet; what is there with the same content stays untouched.
+
+    Returns:
+        The files that were written, and those that were there.
+
+    Raises:
+        FileExistsError: if a file is there with other content. Nothing is written then.
+    """
+    there = [path for path in content if (folder / path).exists()]
+    others = [str(folder / path) for path in there if (folder / path).read_text() != content[path]]
+    if others:
+        raise FileExistsError(
+            f"Expected to write a federation's files, but others are there: {', '.join(others)}. Nothing was "
+            "written. Give the values of the first time, or another folder."
+        )
+    new = [path for path in content if path not in there]
+    for path in new:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content[path])
+    return new, there

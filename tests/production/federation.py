@@ -1,0 +1,270 @@
+"""A federation as a consortium sets it up, on one machine, by the commands that a consortium has."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from PIL import Image
+from tests.conftest import ROOT
+
+from tightframe.data.isic_folder import IMAGES
+
+BIN = Path(sys.executable).parent
+PROJECT = "consortium"
+SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
+SITES = ("hospital-1", "hospital-2", "hospital-3")
+NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
+START = 180
+"""Seconds for server and sites to be up; each imports the engine on a shared core."""
+
+
+@dataclass
+class Federation:
+    """Folders and processes of everybody."""
+
+    folder: Path
+    port: int
+    fingerprint: str = ""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def kit(self, name: str) -> Path:
+        return self.folder / "kits" / PROJECT / "prod_00" / name
+
+    def state(self, name: str) -> Path:
+        return self.folder / "state" / name
+
+    def records(self, name: str) -> Path:
+        return self.folder / "records" / name
+
+    def said(self, name: str) -> str:
+        """What a process has printed until now."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def run(self, *command: str, code: int | None = 0, timeout: int = 240) -> str:
+        """Run a command of the environment in the federation's folder; its output."""
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        assert code is None or done.returncode == code, f"{command}: {done.returncode}\n{output}"
+        return output
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The engine's commands keep what they know of kits in the home folder: here one of its own."""
+        path = os.pathsep.join([str(ROOT / "custom"), str(ROOT / "app"), os.environ.get("PYTHONPATH", "")])
+        return os.environ | {
+            "HOME": str(self.folder / "home"),
+            "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
+            "PYTHONPATH": path.rstrip(os.pathsep),
+            "COLUMNS": "200",
+        }
+
+    def provision(self, name: str, ca: str = "ca") -> None:
+        """A key and a request by ``name``, a certificate by the root's keeper, a kit by ``name`` again."""
+        request = f"federation/requests/{name}.yml"
+        profile = "federation/project.yml"
+        self.run("nvflare", "cert", "request", "-p", request, "--out", f"requests/{name}")
+        received = f"requests/{name}/{name}.request.zip"
+        signed = f"signed/{name}.signed.zip"
+        self.run("nvflare", "cert", "approve", received, "-c", ca, "--profile", profile, "--out", signed)
+        root = self.fingerprint if ca == "ca" else self.root_fingerprint(ca)
+        workspace = "kits" if ca == "ca" else f"kits-{ca}"
+        package = ["nvflare", "package", signed, "--request-dir", f"requests/{name}", "-w", workspace]
+        self.run(*package, "--fingerprint", root)
+
+    def root_fingerprint(self, ca: str) -> str:
+        return str(json.loads((self.folder / ca / "ca.json").read_text())["rootCA_fingerprint"])
+
+    def start(self, name: str) -> None:
+        """Start a kit's own script, in a process group of its own."""
+        folder = self.kit(name)
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(folder / "startup" / "sub_start.sh"), "--once"],
+                cwd=folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def joined(self, name: str) -> bool:
+        """Whether the server has let a site in."""
+        return f"New client {name}@" in self.said(SERVER)
+
+    def wait_said(self, name: str, text: str) -> None:
+        until = time.monotonic() + 20
+        while text not in self.said(name):
+            assert time.monotonic() < until, self.said(name)[-5000:]
+            time.sleep(0.1)
+
+    def wait_joined(self, *names: str) -> None:
+        until = time.monotonic() + START
+        while not all(self.joined(name) for name in names):
+            assert self.processes[SERVER].poll() is None, self.said(SERVER)
+            assert time.monotonic() < until, {name: self.said(name)[-2000:] for name in (SERVER, *names)}
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Ask every process to end, sites first, and make sure that it and its children did."""
+        running = [one for one in reversed(list(self.processes.values())) if one.poll() is None]
+        children = [child for one in running for child in psutil.Process(one.pid).children(recursive=True)]
+        for one in running:
+            one.send_signal(signal.SIGTERM)
+        left = psutil.wait_procs(
+            [psutil.Process(one.pid) for one in running if one.poll() is None], timeout=15
+        )[1]
+        left += psutil.wait_procs(children, timeout=15)[1]
+        for process in left:
+            process.kill()
+        for one in running:
+            one.wait(timeout=15)
+        assert not left, f"had to be killed: {left}"
+
+
+def make_records(folder: Path, centre: int) -> None:
+    """Sixty made images of one centre, three classes, in the layout of Fed-ISIC2019."""
+    (folder / IMAGES).mkdir(parents=True)
+    draw = np.random.default_rng(centre)
+    with (folder / "train_test_split").open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["image", "target", "center", "fold", "fold2"])
+        for index in range(60):
+            name, fold = f"ISIC_{centre}{index:03d}", "train" if index < 48 else "test"
+            writer.writerow([name, index % 3, centre, fold, f"{fold}_{centre}"])
+            pixels = draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            pixels[..., index % 3] //= 2
+            Image.fromarray(pixels).save(folder / IMAGES / f"{name}.jpg")
+
+
+def greet(port: int, root: Path, startup: Path | None) -> bytes:
+    """What the server says first to who has a kit's certificate, or none, by Python's own TLS.
+
+    In TLS 1.3 a client that is refused learns it only from a connection that is closed without a word.
+    """
+    context = ssl.create_default_context(cafile=str(root))
+    if startup is not None:
+        context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((SERVER, port), timeout=30) as plain,
+        context.wrap_socket(plain, server_hostname=SERVER) as secure,
+    ):
+        try:
+            return secure.recv(1)
+        except (ssl.SSLError, ConnectionResetError):
+            return b""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def expire(certificate: Path, root_key: Path) -> None:
+    """Put another certificate over the same key in place, which ended long ago."""
+    old = x509.load_pem_x509_certificate(certificate.read_bytes())
+    key: Any = load_pem_private_key(root_key.read_bytes(), None)
+    new = x509.CertificateBuilder(
+        old.issuer,
+        old.subject,
+        old.public_key(),
+        old.serial_number,
+        datetime(2020, 1, 1),
+        datetime(2021, 1, 1),
+        list(old.extensions),
+    )
+    certificate.write_bytes(new.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+
+
+def set_up(folder: Path) -> Federation:
+    """Everything before the first process: keys, certificates, kits, records, policies."""
+    made = Federation(folder, free_port())
+    (folder / "home").mkdir()
+    init = ["tightframe", "federation", "init", PROJECT, "--server", f"{SERVER}=university"]
+    init += ["--port", str(made.port), "--lead", f"{LEAD}=university", "--member", f"{MEMBER}=university"]
+    init += [part for name in SITES for part in ("--site", name)]
+    made.run(*init)
+    profile = ["--profile", "federation/project.yml"]
+    made.run("nvflare", "cert", "init", *profile, "-o", "ca")
+    made.fingerprint = made.root_fingerprint("ca")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(made.provision, (SERVER, *SITES, LEAD, MEMBER)))
+    made.run(
+        "tightframe", "federation", "add-site", SERVER, "--kit", str(made.kit(SERVER)), *_state(made, SERVER)
+    )
+    for number, name in enumerate(SITES, 1):
+        add_site(made, name, number)
+    # These come later: nothing of the others may change.
+    made.run(*init, *(part for name in (NEWCOMER, EXPIRED, STRANGER) for part in ("--site", name)))
+    made.run("nvflare", "cert", "init", *profile, "-o", "other")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(made.provision, (NEWCOMER, EXPIRED, STRANGER), ("ca", "ca", "other")))
+    return made
+
+
+def add_site(made: Federation, name: str, centre: int) -> str:
+    """What a hospital's IT does with its kit."""
+    make_records(made.records(name), centre)
+    records = {"root": str(made.records(name)), "center": centre}
+    command = [
+        "tightframe",
+        "federation",
+        "add-site",
+        name,
+        "--kit",
+        str(made.kit(name)),
+        *_state(made, name),
+    ]
+    return made.run(
+        *command, "--data", f"fed_isic2019={json.dumps(records)}", "--dataset-id", "skin", "--device", "cpu"
+    )
+
+
+def _state(made: Federation, name: str) -> list[str]:
+    made.state(name).parent.mkdir(exist_ok=True)
+    return ["--state-dir", str(made.state(name))]
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Federation]:
+    """The federation, with its server and three hospitals up; all ended afterwards."""
+    made = set_up(folder)
+    try:
+        made.start(SERVER)
+        for name in SITES:
+            made.start(name)
+        made.wait_joined(*SITES)
+        yield made
+    finally:
+        made.stop()

@@ -1,0 +1,239 @@
+"""A production federation on this machine: real processes, provisioned identities, mutual TLS over loopback.
+
+One server, three hospitals, one lead and one member; later a hospital that joins, one of another root
+and one whose certificate has ended. The tests share them, in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+from safetensors.numpy import load_file
+from tests.production.federation import (
+    EXPIRED,
+    LEAD,
+    MEMBER,
+    NEWCOMER,
+    SERVER,
+    SITES,
+    STRANGER,
+    Federation,
+    add_site,
+    expire,
+    greet,
+    running,
+)
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with running(tmp_path_factory.mktemp("federation")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def export(federation: Federation) -> Callable[..., Path]:
+    """Export a job for some sites, small enough for seconds."""
+
+    def run(name: str, sites: tuple[str, ...] = SITES) -> Path:
+        values = ["dataset_options.image_size=16", "model_options.widths=[8,8,8]", "training.epochs=1"]
+        command = ["tightframe", "jobs", "export", "fedmr_isic", "--sites", ",".join(sites), "--rounds", "2"]
+        federation.run(*command, *(part for value in values for part in ("--set", value)), "-o", name)
+        return federation.folder / name
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def done(federation: Federation, export: Callable[..., Path]) -> Path:
+    """The result of a job that the lead submitted by the engine's own command, as downloaded."""
+    config = federation.kit("hospital-1") / "local" / "tightframe.json"
+    values = json.loads(config.read_text())
+    values["policy"]["allowed_submitters"] = [LEAD]  # whom the job's signature has to name
+    config.write_text(json.dumps(values))
+    job = export("job")
+    federation.run("nvflare", "config", "add", "demo", str(federation.kit(LEAD)))
+    federation.run("nvflare", "config", "use", "demo")
+    told = federation.run("nvflare", "job", "submit", "-j", str(job))
+    (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
+    ended = federation.run("nvflare", "job", "wait", job_id, "--timeout", "200", code=None)
+    assert "FINISHED:COMPLETED" in ended, ended + federation.said(SERVER)[-5000:]
+    federation.run("nvflare", "job", "download", job_id, "-o", "results")
+    return federation.folder / "results" / job_id
+
+
+def test_a_job_trains_with_provisioned_identities_and_is_verified(federation: Federation, done: Path) -> None:
+    outcome = json.loads((done / "workspace" / "outcome.json").read_text())
+    assert outcome["trained"] is True and outcome["rounds_done"] == 2
+    assert outcome["roster"] == list(SITES) and outcome["dropped"] == []
+    assert outcome["synthetic"] is False and outcome["summation"] == "secure"
+    assert outcome["evaluation"]["test"]["records"] == 3 * 12
+    assert load_file(done / "workspace" / "model.safetensors")
+    transcript, root = done / "workspace" / "transcript.jsonl", ["--root"]
+    verify = ["tightframe", "transcript", "verify"]
+    told = federation.run(*verify, str(transcript), *root, str(federation.kit(LEAD) / "startup/rootCA.pem"))
+    assert "identities  provisioned" in told and "complete    yes" in told
+    for name in SITES:
+        pin = federation.run("tightframe", "federation", "pins", "--kit", str(federation.kit(name)))
+        assert pin.strip().split("=")[1] in told
+    (own,) = federation.state("hospital-1").glob("*/hospital-1/transcript.jsonl")
+    federation.run(*verify, str(own), *root, str(federation.kit("hospital-1") / "startup/rootCA.pem"))
+    other = federation.folder / "other" / "rootCA.pem"
+    assert "TF-616" in federation.run(*verify, str(transcript), *root, str(other), code=1)
+
+
+def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done: Path) -> None:
+    final = (done / "workspace" / "model.safetensors").read_bytes()
+    for name in SITES:
+        (model,) = federation.kit(name).glob("*-*/model.safetensors")
+        mine, theirs = load_file(model), load_file(done / "workspace" / "model.safetensors")
+        assert mine.keys() == theirs.keys() and final
+        assert all((mine[key] == theirs[key]).all() for key in mine)
+
+
+def test_nothing_of_a_hospital_lies_at_the_server(federation: Federation, done: Path) -> None:
+    """Neither names of records, nor where they lie, nor a site's key."""
+    private = [
+        b"ISIC_",
+        str(federation.folder / "records").encode(),
+        str(federation.state("hospital")).encode(),
+    ]
+    private += [(federation.kit(name) / "startup" / "client.key").read_bytes()[100:200] for name in SITES]
+    searched = 0
+    for folder in (done, federation.kit(SERVER), federation.state(SERVER)):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                content = path.read_bytes()
+                searched += 1
+                assert [item for item in private if item in content] == [], path
+    assert searched > 20
+    assert list((federation.state(SERVER) / "jobs").iterdir()), "in the server's own storage"
+
+
+def test_the_server_listens_on_loopback_only(federation: Federation) -> None:
+    process = psutil.Process(federation.processes[SERVER].pid)
+    listening = [item.laddr for item in process.net_connections() if item.status == psutil.CONN_LISTEN]
+    assert federation.port in [address.port for address in listening]
+    assert {address.ip for address in listening} <= LOOPBACK
+
+
+def test_the_server_lets_in_whom_the_root_certified_and_nobody_else(federation: Federation) -> None:
+    root = federation.kit(LEAD) / "startup" / "rootCA.pem"
+    assert greet(federation.port, root, federation.kit("hospital-1") / "startup")
+    assert greet(federation.port, root, None) == b""
+    federation.wait_said(SERVER, "PEER_DID_NOT_RETURN_A_CERTIFICATE")
+
+
+def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
+    """By the server, and by its own packaging if it knows the root's fingerprint."""
+    root = federation.kit(LEAD) / "startup" / "rootCA.pem"
+    kit = federation.folder / "kits-other" / federation.kit(STRANGER).relative_to(federation.folder / "kits")
+    assert greet(federation.port, root, kit / "startup") == b""
+    federation.wait_said(SERVER, "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate")
+    package = ["nvflare", "package", f"signed/{STRANGER}.signed.zip", "--request-dir", f"requests/{STRANGER}"]
+    told = federation.run(*package, "-w", "wrong", "--fingerprint", federation.fingerprint, code=4)
+    assert "ROOTCA_FINGERPRINT_MISMATCH" in told
+
+
+def test_an_expired_certificate_is_refused_and_named_at_the_site(federation: Federation) -> None:
+    root, kit = federation.kit(LEAD) / "startup" / "rootCA.pem", federation.kit(EXPIRED)
+    expire(kit / "startup" / "client.crt", federation.folder / "ca" / "rootCA.key")
+    assert greet(federation.port, root, kit / "startup") == b""
+    federation.wait_said(SERVER, "CERTIFICATE_VERIFY_FAILED: certificate has expired")
+    told = federation.run("tightframe", "federation", "add-site", EXPIRED, "--kit", str(kit), code=2)
+    assert "TF-615" in told and "2021-01-01" in told
+    assert list((kit / "local").glob("*.json")) == []
+
+
+def test_a_member_may_not_submit(federation: Federation, done: Path) -> None:
+    submit = ["nvflare", "job", "submit", "-j", "job", "--startup-kit", str(federation.kit(MEMBER))]
+    told = federation.run(*submit, code=2)
+    assert f"user '{MEMBER}' is not authorized for 'submit_job'" in told
+
+
+def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> None:
+    job = federation.folder / "code"
+    shutil.copytree(federation.folder / "job", job)
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "mine.py").write_text("value = 1\n")
+    with _lead(federation) as session:
+        meta = _ended(session, session.submit_job(str(job)))
+    assert meta["status"] == "FINISHED:FAILED_TO_RUN"
+    assert meta["job_deploy_detail"] == ["server: BYOC not permitted"]
+
+
+def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
+    federation: Federation, export: Callable[..., Path], done: Path
+) -> None:
+    """Nothing of the other kits changes; but who keeps pins sums only with whom it has pinned."""
+    before = {name: hashes(federation.kit(name) / "startup") for name in (SERVER, LEAD, *SITES)}
+    first = federation.kit("hospital-1")
+    config = first / "local" / "tightframe.json"
+    values = json.loads(config.read_text())
+    values["policy"]["pinned_only"] = True
+    config.write_text(json.dumps(values))
+    for name in ("hospital-2", "hospital-3"):
+        pin = federation.run("tightframe", "federation", "pins", "--kit", str(federation.kit(name)))
+        federation.run("tightframe", "federation", "pins", "--kit", str(first), "--add", pin.strip())
+    assert "this site's pin" in add_site(federation, NEWCOMER, 5)
+    check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
+    check += [str(federation.kit(NEWCOMER) / "local" / "tightframe.json")]
+    assert "no problem was found" in federation.run(*check)
+    told = federation.run(*check, "--job", "job", code=1)
+    assert f"the job is for {', '.join(SITES)}, and not for {NEWCOMER}" in " ".join(told.split())
+    federation.start(NEWCOMER)
+    larger = (*SITES, NEWCOMER)
+    for name in SITES:  # their counts were opened for three
+        accept = ["tightframe", "site", "cohort", "accept", "-s", name, "--dataset", "skin", "--yes"]
+        accept += ["--silos", ",".join(larger), "-c"]
+        leak = federation.run(*accept, str(federation.kit(name) / "local" / "tightframe.json"))
+        assert f"the counts of {NEWCOMER} together" in leak
+    federation.wait_joined(NEWCOMER)
+    job = export("larger", larger)
+    with _lead(federation) as session:
+        job_id = session.submit_job(str(job))
+        meta = _ended(session, job_id)
+        result = Path(session.download_job_result(job_id))
+    assert meta["status"] == "FINISHED:EXECUTION_EXCEPTION"
+    outcome = json.loads((result / "workspace" / "outcome.json").read_text())
+    assert outcome["trained"] is False and outcome["rounds_done"] == 0
+    assert "hospital-1 refused: TF-602 (an identity is not proved)" in outcome["reason"]
+    reason = f"Expected the key of {NEWCOMER} to be pinned at this site, but found no pin"
+    assert reason in (first / job_id / "log.txt").read_text()
+    assert {name: hashes(federation.kit(name) / "startup") for name in before} == before
+
+
+def _lead(federation: Federation) -> Any:
+    return contextlib.closing(new_secure_session(LEAD, str(federation.kit(LEAD))))
+
+
+def _ended(session: Any, job_id: str) -> dict[str, Any]:
+    """A job's metadata once it is over."""
+    until = time.monotonic() + 200
+    while time.monotonic() < until:
+        meta: dict[str, Any] = session.get_job_meta(job_id)
+        if str(meta["status"]).startswith("FINISHED"):
+            return meta
+        time.sleep(0.5)
+    raise AssertionError(f"{job_id} is not over: {meta}")
