@@ -158,7 +158,7 @@ def test_a_ledger_that_protects_records_refuses_patients(tmp_path: Path) -> None
         ({"dataset_options": {"oversample_minority": True}}, "oversample_minority"),
         (
             {"privacy": {"neighbours": "patient", "evaluation": "noisy"}},
-            "privacy.evaluation: Expected 'local' with neighbours 'patient'",
+            "privacy.evaluation: Expected 'local' unless `neighbours` is 'record'",
         ),
         ({"privacy": {"neighbours": "hospital"}}, "privacy.neighbours"),
     ],
