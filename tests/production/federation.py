@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from PIL import Image
 from tests.conftest import ROOT
+from tests.production.guides import Guide
 
 from tightframe.data.isic_folder import IMAGES
 
@@ -34,18 +37,23 @@ PROJECT = "consortium"
 SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
+MEMBERS = f"--member {MEMBER}=university"
+ALL = slice(None)
 START = 180
 """Seconds for server and sites to be up; each imports the engine on a shared core."""
 
 
 @dataclass
 class Federation:
-    """Folders and processes of everybody."""
+    """Folders and processes of everybody; ``packaged`` is what the kits held before anybody joined."""
 
     folder: Path
     port: int
     fingerprint: str = ""
+    packaged: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    operations: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "operations.md"))
+    site_guide: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "site-guide.md"))
 
     def kit(self, name: str) -> Path:
         return self.folder / "kits" / PROJECT / "prod_00" / name
@@ -56,6 +64,14 @@ class Federation:
     def records(self, name: str) -> Path:
         return self.folder / "records" / name
 
+    def kit_hashes(self) -> dict[str, str]:
+        """What provisioning gave the server, the first hospitals and people: file -> SHA-256."""
+        return {
+            f"{name}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
+            for name in (SERVER, *SITES, LEAD, MEMBER)
+            for path in sorted((self.kit(name) / "startup").iterdir())
+        }
+
     def said(self, name: str) -> str:
         """What a process has printed until now."""
         path = self.folder / f"{name}.log"
@@ -64,7 +80,7 @@ class Federation:
     def run(self, *command: str, code: int | None = 0, timeout: int = 240) -> str:
         """Run a command of the environment in the federation's folder; its output."""
         done = subprocess.run(
-            [str(BIN / command[0]), *command[1:]],
+            command,
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -87,29 +103,75 @@ class Federation:
             "COLUMNS": "200",
         }
 
-    def provision(self, name: str, ca: str = "ca") -> None:
+    def follow(
+        self,
+        guide: Guide,
+        heading: str,
+        changes: Mapping[str, str] | None = None,
+        *,
+        only: slice = ALL,
+        more: str = "",
+    ) -> str:
+        """Run the commands under a heading of a guide as they stand there, with this federation's names.
+
+        Args:
+            guide: the page.
+            heading: how it begins.
+            changes: pattern -> what this reader has in its place.
+            only: which of the commands.
+            more: what this reader adds to each.
+        """
+        known = {
+            r"flare\.example\.org": SERVER,
+            r"\b8002\b": str(self.port),
+            r"SHA256:[0-9A-F:.]+": self.fingerprint,
+            r"/var/lib/tightframe-server": str(self.state(SERVER)),
+        }
+        lines = guide.commands(heading, known | dict(changes or {}), only)
+        return "".join(self.run("bash", "-c", f"{line} {more}") for line in lines)
+
+    def provision(self, name: str) -> None:
         """A key and a request by ``name``, a certificate by the root's keeper, a kit by ``name`` again."""
-        request = f"federation/requests/{name}.yml"
-        profile = "federation/project.yml"
-        self.run("nvflare", "cert", "request", "-p", request, "--out", f"requests/{name}")
-        received = f"requests/{name}/{name}.request.zip"
-        signed = f"signed/{name}.signed.zip"
-        self.run("nvflare", "cert", "approve", received, "-c", ca, "--profile", profile, "--out", signed)
-        root = self.fingerprint if ca == "ca" else self.root_fingerprint(ca)
-        workspace = "kits" if ca == "ca" else f"kits-{ca}"
-        package = ["nvflare", "package", signed, "--request-dir", f"requests/{name}", "-w", workspace]
-        self.run(*package, "--fingerprint", root)
+        if "@" in name or name == SERVER:
+            mine = {r"lead@example\.org": name, r"\blead(?=\.signed| |$)": name}
+            self.follow(self.operations, "3. Everybody", mine)
+        else:
+            mine = {r"hospital-1": name}
+            shutil.copy(self.folder / "federation" / "requests" / f"{name}.yml", self.folder)
+            self.follow(self.site_guide, "2. Ask", mine)
+        shutil.copy(self.folder / name / f"{name}.request.zip", self.folder)  # sent
+        theirs = {r"lead@example\.org": name, r"\blead(?=\.signed)": name}
+        told = self.follow(self.operations, "4. Keeper", theirs)
+        kind = "server" if name == SERVER else "user" if "@" in name else "site"
+        assert f"kind: {kind}" in told
+        if kind == "site":
+            self.follow(self.site_guide, "3. Package", mine)
+        else:
+            self.follow(self.operations, "5. Everybody", mine)
+
+    def provision_by(self, ca: str, name: str) -> None:
+        """The same with another root."""
+        paths = ["--profile", "federation/project.yml"]
+        self.run("nvflare", "cert", "init", *paths, "-o", ca)
+        self.run("nvflare", "cert", "request", "-p", f"federation/requests/{name}.yml", "--out", name)
+        received, signed = f"{name}/{name}.request.zip", f"{name}.signed.zip"
+        self.run("nvflare", "cert", "approve", received, "-c", ca, *paths, "--out", signed)
+        package = ["nvflare", "package", signed, "--request-dir", name, "-w", f"kits-{ca}"]
+        self.run(*package, "--fingerprint", self.root_fingerprint(ca))
 
     def root_fingerprint(self, ca: str) -> str:
         return str(json.loads((self.folder / ca / "ca.json").read_text())["rootCA_fingerprint"])
 
     def start(self, name: str) -> None:
-        """Start a kit's own script, in a process group of its own."""
-        folder = self.kit(name)
+        """Start a kit by the guide's command, in a process group of its own."""
+        if name == SERVER:
+            (line,) = self.operations.commands("6. Server", {r"flare\.example\.org": SERVER}, slice(1, None))
+        else:
+            (line,) = self.site_guide.commands("7. Start", {r"hospital-1": name})
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [str(folder / "startup" / "sub_start.sh"), "--once"],
-                cwd=folder,
+                ["bash", "-c", f"exec {line}"],
+                cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -211,49 +273,39 @@ def set_up(folder: Path) -> Federation:
     """Everything before the first process: keys, certificates, kits, records, policies."""
     made = Federation(folder, free_port())
     (folder / "home").mkdir()
-    init = ["tightframe", "federation", "init", PROJECT, "--server", f"{SERVER}=university"]
-    init += ["--port", str(made.port), "--lead", f"{LEAD}=university", "--member", f"{MEMBER}=university"]
-    init += [part for name in SITES for part in ("--site", name)]
-    made.run(*init)
-    profile = ["--profile", "federation/project.yml"]
-    made.run("nvflare", "cert", "init", *profile, "-o", "ca")
+    made.state(SERVER).parent.mkdir()
+    made.follow(made.operations, "1. Lead", more=MEMBERS)
+    made.follow(made.operations, "2. Keeper")
     made.fingerprint = made.root_fingerprint("ca")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(made.provision, (SERVER, *SITES, LEAD, MEMBER)))
-    made.run(
-        "tightframe", "federation", "add-site", SERVER, "--kit", str(made.kit(SERVER)), *_state(made, SERVER)
-    )
+    made.follow(made.operations, "6. Server", only=slice(1), more=f"--state-dir {made.state(SERVER)}")
     for number, name in enumerate(SITES, 1):
         add_site(made, name, number)
-    # These come later: nothing of the others may change.
-    made.run(*init, *(part for name in (NEWCOMER, EXPIRED, STRANGER) for part in ("--site", name)))
-    made.run("nvflare", "cert", "init", *profile, "-o", "other")
+    made.packaged = made.kit_hashes()
+    # These come later.
+    told = made.follow(
+        made.operations, "A hospital joins", more=f"{MEMBERS} --site {EXPIRED} --site {STRANGER}"
+    )
+    assert f"written: federation/requests/{NEWCOMER}.yml" in told
+    assert "there already: federation/project.yml" in told
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(made.provision, (NEWCOMER, EXPIRED, STRANGER), ("ca", "ca", "other")))
+        list(pool.map(made.provision, (NEWCOMER, EXPIRED)))
+    made.provision_by("other", STRANGER)
     return made
 
 
-def add_site(made: Federation, name: str, centre: int) -> str:
+def add_site(made: Federation, name: str, centre: int) -> None:
     """What a hospital's IT does with its kit."""
     make_records(made.records(name), centre)
-    records = {"root": str(made.records(name)), "center": centre}
-    command = [
-        "tightframe",
-        "federation",
-        "add-site",
-        name,
-        "--kit",
-        str(made.kit(name)),
-        *_state(made, name),
-    ]
-    return made.run(
-        *command, "--data", f"fed_isic2019={json.dumps(records)}", "--dataset-id", "skin", "--device", "cpu"
-    )
-
-
-def _state(made: Federation, name: str) -> list[str]:
-    made.state(name).parent.mkdir(exist_ok=True)
-    return ["--state-dir", str(made.state(name))]
+    mine = {
+        "hospital-1": name,
+        "/var/lib/tightframe": str(made.state(name)),
+        "/data/fed_isic2019": str(made.records(name)),
+        '"center": 0': f'"center": {centre}',
+    }
+    told = made.follow(made.site_guide, "4. Make", mine, only=slice(1, None), more="--device cpu")
+    assert "this site's pin, for its peers" in told
 
 
 @contextmanager

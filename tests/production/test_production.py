@@ -7,7 +7,6 @@ and one whose certificate has ended. The tests share them, in the order in which
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 import time
@@ -38,12 +37,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def pin(federation: Federation, name: str) -> str:
+    """NAME=PIN, as the site tells it."""
+    return federation.run("tightframe", "federation", "pins", "--kit", str(federation.kit(name))).strip()
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +54,9 @@ def export(federation: Federation) -> Callable[..., Path]:
 
     def run(name: str, sites: tuple[str, ...] = SITES) -> Path:
         values = ["dataset_options.image_size=16", "model_options.widths=[8,8,8]", "training.epochs=1"]
-        command = ["tightframe", "jobs", "export", "fedmr_isic", "--sites", ",".join(sites), "--rounds", "2"]
-        federation.run(*command, *(part for value in values for part in ("--set", value)), "-o", name)
+        mine = {",".join(SITES): ",".join(sites), r"-o job": f"-o {name}"}
+        more = "--rounds 2 " + " ".join(f"--set {value}" for value in values)
+        federation.follow(federation.operations, "7. Lead", mine, only=slice(3, 4), more=more)
         return federation.folder / name
 
     return run
@@ -72,14 +69,14 @@ def done(federation: Federation, export: Callable[..., Path]) -> Path:
     values = json.loads(config.read_text())
     values["policy"]["allowed_submitters"] = [LEAD]  # whom the job's signature has to name
     config.write_text(json.dumps(values))
-    job = export("job")
-    federation.run("nvflare", "config", "add", "demo", str(federation.kit(LEAD)))
-    federation.run("nvflare", "config", "use", "demo")
-    told = federation.run("nvflare", "job", "submit", "-j", str(job))
+    export("job")
+    guide, heading = federation.operations, "7. Lead"
+    told = federation.follow(guide, heading, only=slice(3))
+    assert "Registered clients: 3" in told
+    told = federation.follow(guide, heading, only=slice(4, 5))
     (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
-    ended = federation.run("nvflare", "job", "wait", job_id, "--timeout", "200", code=None)
+    ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
     assert "FINISHED:COMPLETED" in ended, ended + federation.said(SERVER)[-5000:]
-    federation.run("nvflare", "job", "download", job_id, "-o", "results")
     return federation.folder / "results" / job_id
 
 
@@ -90,17 +87,15 @@ def test_a_job_trains_with_provisioned_identities_and_is_verified(federation: Fe
     assert outcome["synthetic"] is False and outcome["summation"] == "secure"
     assert outcome["evaluation"]["test"]["records"] == 3 * 12
     assert load_file(done / "workspace" / "model.safetensors")
-    transcript, root = done / "workspace" / "transcript.jsonl", ["--root"]
-    verify = ["tightframe", "transcript", "verify"]
-    told = federation.run(*verify, str(transcript), *root, str(federation.kit(LEAD) / "startup/rootCA.pem"))
+    told = federation.follow(federation.operations, "8. Lead", {"JOB_ID": done.name})
     assert "identities  provisioned" in told and "complete    yes" in told
     for name in SITES:
-        pin = federation.run("tightframe", "federation", "pins", "--kit", str(federation.kit(name)))
-        assert pin.strip().split("=")[1] in told
-    (own,) = federation.state("hospital-1").glob("*/hospital-1/transcript.jsonl")
-    federation.run(*verify, str(own), *root, str(federation.kit("hospital-1") / "startup/rootCA.pem"))
-    other = federation.folder / "other" / "rootCA.pem"
-    assert "TF-616" in federation.run(*verify, str(transcript), *root, str(other), code=1)
+        assert pin(federation, name).split("=")[1] in told
+    mine = {"JOB_ID": done.name, "/var/lib/tightframe": str(federation.state("hospital-1"))}
+    told = federation.follow(federation.site_guide, "8. After", mine, only=slice(1))
+    assert "valid: " in told and "complete    NO" in told
+    verify = ["tightframe", "transcript", "verify", str(done / "workspace" / "transcript.jsonl"), "--root"]
+    assert "TF-616" in federation.run(*verify, str(federation.folder / "other" / "rootCA.pem"), code=1)
 
 
 def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done: Path) -> None:
@@ -151,7 +146,7 @@ def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
     kit = federation.folder / "kits-other" / federation.kit(STRANGER).relative_to(federation.folder / "kits")
     assert greet(federation.port, root, kit / "startup") == b""
     federation.wait_said(SERVER, "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate")
-    package = ["nvflare", "package", f"signed/{STRANGER}.signed.zip", "--request-dir", f"requests/{STRANGER}"]
+    package = ["nvflare", "package", f"{STRANGER}.signed.zip", "--request-dir", STRANGER]
     told = federation.run(*package, "-w", "wrong", "--fingerprint", federation.fingerprint, code=4)
     assert "ROOTCA_FINGERPRINT_MISMATCH" in told
 
@@ -187,27 +182,26 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     federation: Federation, export: Callable[..., Path], done: Path
 ) -> None:
     """Nothing of the other kits changes; but who keeps pins sums only with whom it has pinned."""
-    before = {name: hashes(federation.kit(name) / "startup") for name in (SERVER, LEAD, *SITES)}
     first = federation.kit("hospital-1")
     config = first / "local" / "tightframe.json"
     values = json.loads(config.read_text())
     values["policy"]["pinned_only"] = True
     config.write_text(json.dumps(values))
-    for name in ("hospital-2", "hospital-3"):
-        pin = federation.run("tightframe", "federation", "pins", "--kit", str(federation.kit(name)))
-        federation.run("tightframe", "federation", "pins", "--kit", str(first), "--add", pin.strip())
-    assert "this site's pin" in add_site(federation, NEWCOMER, 5)
+    peers = {rf"{name}=[0-9a-f]{{64}}": pin(federation, name) for name in ("hospital-2", "hospital-3")}
+    told = federation.follow(federation.site_guide, "6. Exchange", peers)
+    assert "kept: hospital-3, 1 pin" in told and "`pinned_only` is off" not in told
+    add_site(federation, NEWCOMER, 5)
+    mine = {"hospital-1": NEWCOMER}
+    assert "no problem was found" in federation.follow(federation.site_guide, "5. Look", mine)
     check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
     check += [str(federation.kit(NEWCOMER) / "local" / "tightframe.json")]
-    assert "no problem was found" in federation.run(*check)
     told = federation.run(*check, "--job", "job", code=1)
     assert f"the job is for {', '.join(SITES)}, and not for {NEWCOMER}" in " ".join(told.split())
     federation.start(NEWCOMER)
     larger = (*SITES, NEWCOMER)
     for name in SITES:  # their counts were opened for three
-        accept = ["tightframe", "site", "cohort", "accept", "-s", name, "--dataset", "skin", "--yes"]
-        accept += ["--silos", ",".join(larger), "-c"]
-        leak = federation.run(*accept, str(federation.kit(name) / "local" / "tightframe.json"))
+        mine = {r"(?<=prod_00/)hospital-1|(?<=--site )hospital-1": name}
+        leak = federation.follow(federation.site_guide, "A hospital joins", mine, more="--yes")
         assert f"the counts of {NEWCOMER} together" in leak
     federation.wait_joined(NEWCOMER)
     job = export("larger", larger)
@@ -221,7 +215,7 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     assert "hospital-1 refused: TF-602 (an identity is not proved)" in outcome["reason"]
     reason = f"Expected the key of {NEWCOMER} to be pinned at this site, but found no pin"
     assert reason in (first / job_id / "log.txt").read_text()
-    assert {name: hashes(federation.kit(name) / "startup") for name in before} == before
+    assert federation.kit_hashes() == federation.packaged and len(federation.packaged) > 6 * 4
 
 
 def _lead(federation: Federation) -> Any:
@@ -237,3 +231,46 @@ def _ended(session: Any, job_id: str) -> dict[str, Any]:
             return meta
         time.sleep(0.5)
     raise AssertionError(f"{job_id} is not over: {meta}")
+
+
+def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done: Path) -> None:
+    """As the guide says; the peer here is hospital-2, and the state folder stays."""
+    old = pin(federation, "hospital-1").split("=")[1]
+    guide, heading = federation.site_guide, "Renew"
+    federation.follow(guide, heading, only=slice(1))
+    shutil.copy(federation.folder / "hospital-1-2029" / "hospital-1.request.zip", federation.folder)
+    signed = {r"lead@example\.org": "hospital-1", r"\blead(?=\.signed)": "hospital-1-2029"}
+    federation.follow(federation.operations, "4. Keeper", signed)
+    new = federation.follow(guide, heading, only=slice(1, 4)).strip().splitlines()[-1].split("=")[1]
+    assert new != old
+    keys = {"NEW_PIN": new, "OLD_PIN": old}
+    federation.run(
+        "tightframe",
+        "federation",
+        "pins",
+        "--kit",
+        str(federation.kit("hospital-2")),
+        "--add",
+        f"hospital-1={old}",
+    )
+    told = federation.follow(guide, heading, keys, only=slice(4, 5))
+    assert f"kept: hospital-1, 2 pins: {old}, {new}" in told
+    assert f"kept: hospital-1, 1 pin: {new}" in federation.follow(guide, heading, keys, only=slice(5, None))
+    kit = (
+        federation.folder / "kits-2029" / federation.kit("hospital-1").relative_to(federation.folder / "kits")
+    )
+    check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
+    assert "no problem was found" in federation.run(*check, str(kit / "local" / "tightframe.json"))
+
+
+def test_every_command_of_the_guides_was_run(federation: Federation, done: Path) -> None:
+    """Installation apart, which this environment has behind it, and what needs root or a private job."""
+    install = {
+        "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt .",
+        ". .venv/bin/activate",
+    }
+    assert federation.operations.not_run == install
+    assert federation.site_guide.not_run == install | {
+        "sudo install -d -m 0700 -o tightframe /var/lib/tightframe",
+        "tightframe ledger explain --state-dir /var/lib/tightframe",
+    }
