@@ -14,9 +14,18 @@ class Values(BaseModel):
 
 
 class FoldMetrics(Values):
-    """One fold of an evaluation; without records there is nothing else. Rows of ``confusion`` are true."""
+    """One fold of an evaluation; without records there is nothing else. Rows of ``confusion`` are true.
+
+    With ``noisy`` all numbers come from totals with noise of ``noise_deviation`` records in each cell of the
+    confusion matrix, and a class with fewer noisy records than ``class_floor`` has no recall.
+    """
 
     records: int
+    noisy: bool = False
+    noise_deviation: float | None = None
+    class_floor: float | None = None
+    balanced_accuracy_deviation: float | None = None
+    classes_told: int | None = None
     loss: float | None = None
     accuracy: float | None = None
     balanced_accuracy: float | None = None

@@ -307,6 +307,11 @@ def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     rows = [json.loads(line) for line in (tmp_path / "server" / "metrics.jsonl").read_text().splitlines()]
     row = next(item for item in rows if item["evaluation"])
     assert row["noisy"] and row["noise_deviation"] == test["noise_deviation"]
+    page = (tmp_path / "server" / "report.html").read_text(encoding="utf-8")
+    assert f"with noise: {test['noise_deviation']:.1f} records" in page and "Loss by round" not in page
+    assert f"final model has noisy balanced accuracy {test['balanced_accuracy']:.3f}" in page
+    assert f"about {test['balanced_accuracy_deviation']:.3f} (standard deviation)" in page
+    assert f"mean over {test['classes_told']} of 2 classes" in page
     outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert outcome["evaluation"]["test"]["noisy"] and outcome["best_round_by_validation"] is None
     assert any("noisy totals of the evaluation" in rule for rule in outcome["rules"])

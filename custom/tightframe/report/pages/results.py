@@ -11,6 +11,8 @@ from tightframe.report.values import Evaluation, Exchange, FoldMetrics
 from tightframe.report.words import shown
 
 MISSING = tag("span", "missing", class_="missing")
+NOISY = " that have enough noisy records to tell"
+TOO_FEW = "too few to tell"
 LONG = 24
 """Rows from which a table is folded."""
 _PAIRS = 30
@@ -55,6 +57,7 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup
         Series("test", of("test", "balanced_accuracy"), 0, partly),
         Series("validation", of("validation", "balanced_accuracy"), 1, partly),
     ]
+    noisy = any(item.test.noisy for item in models.values() if item is not None)
     hollow = " Hollow points were counted by some of the silos only." if any(partly) else ""
     start = " Round 0 is the model before training." if 0 in models else ""
     body = [
@@ -77,12 +80,19 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup
         "Course of training",
         figure(
             plots.lines("Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
-            f"Balanced accuracy (mean recall of the classes) of each round's model.{start}{hollow}",
+            f"Balanced accuracy (mean recall of the classes{NOISY if noisy else ''}) of each round's "
+            f"model.{start}{hollow}",
         ),
-        figure(
-            plots.lines("Loss by round", xs, loss, x_name="round"),
-            "Cross-entropy a record of each round's model; the training loss is the "
-            "method's own, while it trains.",
+        *(
+            [
+                figure(
+                    plots.lines("Loss by round", xs, loss, x_name="round"),
+                    "Cross-entropy a record of each round's model; the training loss is the "
+                    "method's own, while it trains.",
+                )
+            ]
+            if any(point is not None for series in loss for point in series.values)
+            else []
         ),
         kept(len(body), "All rounds in numbers", table(head, body)),
     )
@@ -96,7 +106,11 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
     rows: list[list[Part]] = [
         [
             name,
-            "no records" if count == 0 else value(fold.recall[name]),
+            "no records"
+            if count == 0 and not fold.noisy
+            else TOO_FEW
+            if fold.noisy and fold.recall[name] is None
+            else value(fold.recall[name]),
             MISSING if count is None else str(count),
         ]
         for name, count in zip(classes, counts, strict=True)
@@ -109,7 +123,8 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
                 list(zip(classes, notes, strict=True)),
                 [("recall", [fold.recall[name] for name in classes])],
             ),
-            f"Share of each class's test records that the final model finds, {whose}; a dash: no records.",
+            f"Share of each class's test records that the final model finds, {whose}; a dash: "
+            f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
         ),
         kept(len(rows), "All classes in numbers", table(["class", "recall", "test records"], rows)),
     )

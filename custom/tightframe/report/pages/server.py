@@ -6,7 +6,7 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import participation, record, results
 from tightframe.report.reading import ServerResults
-from tightframe.report.values import Evaluation
+from tightframe.report.values import Evaluation, FoldMetrics
 from tightframe.report.words import plural, sentence, shown
 
 
@@ -64,8 +64,9 @@ def in_words(found: ServerResults) -> str:
     final = outcome.evaluation
     if final is not None and final.test.records:
         test, validation = final.test, final.validation
+        noisy = "noisy " if test.noisy else ""
         said.append(
-            f"On the {_records(found)} of {_whose(found)} the final model has balanced accuracy "
+            f"On the {_records(found)} of {_whose(found)} the final model has {noisy}balanced accuracy "
             f"{shown(test.balanced_accuracy)} and AUROC {shown(test.auroc)}"
             + (
                 f"; on the {plural(validation.records, 'validation record')}, "
@@ -117,6 +118,8 @@ def _notices(found: ServerResults) -> list[Part]:
         notices.append(
             layout.notice("warn", "A simulation: the silos' identities are made up and prove nothing.")
         )
+    if outcome.evaluation is not None and outcome.evaluation.test.noisy:
+        notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(outcome.evaluation.test)))
     if outcome.privacy is not None and not any(row.evaluation for row in found.rows):
         notices.append(
             layout.notice(
@@ -129,15 +132,33 @@ def _notices(found: ServerResults) -> list[Part]:
     return notices
 
 
+def _noise(test: FoldMetrics) -> str:
+    """What noisy numbers are worth."""
+    spread = test.balanced_accuracy_deviation
+    moved = (
+        ""
+        if spread is None
+        else f" Noise alone moves the balanced accuracy of the test records by about {spread:.3f} (standard "
+        f"deviation); it is the mean over {test.classes_told} of {len(test.recall)} classes."
+    )
+    return (
+        "Under differential privacy all numbers of records, recall and accuracy on this page come from "
+        f"totals with noise: {shown(test.noise_deviation, 1)} records (standard deviation) in each cell of "
+        f"the confusion matrix. A class with fewer than {shown(test.class_floor, 0)} noisy records has too "
+        f"few to tell.{moved} Exact numbers stay at the silos, each in its own report."
+    )
+
+
 def _tiles(found: ServerResults) -> Markup:
     outcome = found.outcome
     values: list[tuple[str, str]] = []
     if outcome.evaluation is not None:
         test = outcome.evaluation.test
+        noisy = "noisy " if test.noisy else ""
         values += [
-            (shown(test.balanced_accuracy), "balanced accuracy, test"),
-            (shown(test.auroc), "AUROC, test"),
-            (str(test.records), "test records counted"),
+            (shown(test.balanced_accuracy), f"{noisy}balanced accuracy, test"),
+            (shown(test.auroc), f"{noisy}AUROC, test"),
+            (str(test.records), "test records, with noise" if test.noisy else "test records counted"),
         ]
     values += [
         (f"{outcome.rounds_done} of {outcome.rounds}", "rounds"),
@@ -214,4 +235,6 @@ def _records(found: ServerResults) -> str:
     silos = len(outcome.evaluated_by)
     if outcome.test_shared and silos > 1:
         return f"{records} test records (the same {records // silos} at each of {silos} silos)"
+    if outcome.evaluation is not None and outcome.evaluation.test.noisy:
+        return f"test records (about {records})"
     return plural(records, "test record")
