@@ -82,6 +82,18 @@ def test_it_writes_the_stopped_job_with_its_checkpoint(
     assert found is not None and kept is not None and kept.job == job.anew.model_dump(mode="json")
 
 
+def test_the_engine_takes_the_folder_for_a_job_without_code(
+    stopped: Path, tmp_path: Path, typed: Typed
+) -> None:
+    """By the engine's own validator, which every submitted job goes through."""
+    from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+    from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+
+    typed("jobs", "export", "our_study", "--resume", str(stopped), "-o", "next")
+    valid, problem, meta = JobMetaValidator().validate("next", zip_directory_to_bytes(str(tmp_path), "next"))
+    assert valid and not problem and "byoc" not in meta
+
+
 def test_a_folder_with_another_checkpoint_or_none_is_not_valid(
     stopped: Path, tmp_path: Path, typed: Typed
 ) -> None:

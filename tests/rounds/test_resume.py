@@ -101,7 +101,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 @pytest.mark.parametrize(
     ("method", "summation"),
-    [("fedmr", "secure"), ("scaffold", "secure"), ("moon", "plain"), ("fedrod", "plain")],
+    [("fedmr", "secure"), ("scaffold", "secure"), ("moon", "plain")],
 )
 def test_a_resumed_run_ends_as_the_unbroken_one_bit_for_bit(
     method: str, summation: str, tmp_path: Path
@@ -180,6 +180,28 @@ def test_counts_stay_shut_for_another_cohort(tmp_path: Path, monkeypatch: pytest
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "again")
     assert [row.shut for row in found.outcome.rows if row.round > 1] == [True, True, True]
     assert found.outcome.final() is None, "the evaluation is a count, too"
+
+
+def test_a_silo_that_was_not_enrolled_stays_out_and_counts_stay_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the unbroken run, although the silo is back by then."""
+    exchange, away = federation.LocalTransport.exchange, ["site-4"]
+
+    def without(self: Any, task: str, requests: Any, accept: Any) -> Any:
+        kept = {site: request for site, request in requests.items() if site not in away}
+        return {**exchange(self, task, kept, accept), **{site: "TF-502" for site in requests if site in away}}
+
+    monkeypatch.setattr(federation.LocalTransport, "exchange", without)
+    wanted = job(sites=SITES, rounds=3)
+    whole = federation.run_job(wanted, folder=tmp_path / "whole")
+    going_on = stopped(wanted, tmp_path / "broken", number=2)
+    away.clear()
+    found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
+    assert same(found.state.model, whole.state.model)
+    assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
+    assert found.outcome.absent == whole.outcome.absent == {"site-4": "TF-502"}
+    assert found.outcome.final() is not None
 
 
 @pytest.mark.parametrize("wrong", ["other hash", "torn", "missing", "other job", "done more"])

@@ -236,7 +236,7 @@ class Coordinator:
                 kept.version,
                 __version__,
             )
-        self._enroll(transport)
+        self._enroll(transport, kept)
         if others := resume.changed_weights(kept, self.weights):
             self.log.warning("other records than before at %s: public weights changed", ", ".join(others))
         return found.state
@@ -254,10 +254,14 @@ class Coordinator:
             state = state.evolve(model={name: value.clone() for name, value in model.state_dict().items()})
         return state
 
-    def _enroll(self, transport: Transport) -> None:
+    def _enroll(self, transport: Transport, kept: resume.Kept | None = None) -> None:
+        """Enrol the job's silos; those of the jobs before, if it goes on: another cohort has no counts."""
         job, started = self.setup.job, time.monotonic()
-        request = {"job_sha256": job.sha256(), "version": __version__, "roster": list(job.roster)}
-        enrolled = self._sums.enroll(transport, request, job.roster)
+        roster = list(job.roster) if kept is None else sorted(kept.weights)
+        request = {"job_sha256": job.sha256(), "version": __version__, "roster": roster}
+        enrolled = self._sums.enroll(transport, request, roster)
+        if kept is not None:
+            enrolled.absent = {**kept.absent, **enrolled.absent}
         self.record.enrolled(enrolled)
         synthetic = {site: item.synthetic for site, item in enrolled.declared.items()}
         if len(set(synthetic.values())) > 1:

@@ -33,7 +33,7 @@ class Kept(BaseModel):
         job_id: the engine's id of the job that wrote it.
         lineage: of the first job of its chain.
         version: of the package.
-        weights: public weights of the silos enrolled.
+        weights: public weights of the silos enrolled; ``absent`` has those that were not, with codes.
         static_cohort: for whom counts were asked for.
         opened: every sum opened so far with its cohort.
         holders: of each class, in the last opened sum.
@@ -50,6 +50,7 @@ class Kept(BaseModel):
     lineage: str
     version: str
     weights: dict[str, float]
+    absent: dict[str, str]
     static_cohort: tuple[str, ...] | None
     opened: list[tuple[str, list[str]]]
     holders: list[float] | None
@@ -78,6 +79,7 @@ def save(
         lineage=job.lineage(job_id),
         version=__version__,
         weights=record.weights,
+        absent=record.absent,
         static_cohort=static_cohort,
         opened=opened,
         holders=None if holders is None else holders.tolist(),
