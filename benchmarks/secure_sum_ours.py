@@ -246,7 +246,8 @@ class Federation:
         verifier = Verifier(anchor=self._anchor, pins={}, pinned_only=False, at=datetime.now(UTC))
         names, parts, server = self.params.roster, {}, {}
         expected = {
-            name: Expected(name, _JOB, frozenset(names), 3, "uniform", _CONFIG, _VERSION) for name in names
+            name: Expected(name, _JOB, _JOB, frozenset(names), 3, "uniform", _CONFIG, _VERSION)
+            for name in names
         }
         proposed = self.params.to_bytes()
 

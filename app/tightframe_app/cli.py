@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -96,15 +97,31 @@ def jobs_export(
     committed: Annotated[
         bool, typer.Option("--committed", help="Write jobs/NAME as it is committed (for developers).")
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the stopped run whose results at the server lie in this folder."),
+    ] = None,
 ) -> None:
     """Write a job folder: configuration only, no code.
 
     Where --set names another method, dataset or model, the recipe's options of the old one are
-    dropped, and the command says which.
+    dropped, and the command says which. With --resume the job is the stopped one, unchanged, and NAME its
+    name or recipe; only --output, --gpus and --gpu-memory go with it.
     """
     from tightframe.report.words import plural
     from tightframe_app import recipes
 
+    if resume is not None:
+        others: dict[str, Any] = {
+            "--sites": sites,
+            "--rounds": rounds,
+            "--min-sites": min_sites,
+            "--seed": seed,
+        }
+        others |= {"--set": change, "--committed": committed or None}
+        others |= {"--preset": None if preset == "rehearsal" else preset}
+        _resume(name, resume, output, others, gpus=gpus or 0, gpu_memory=gpu_memory)
+        return
     recipe = _recipe(name)
     if preset not in recipe.presets:
         raise typer.BadParameter(
@@ -139,6 +156,22 @@ def jobs_export(
     if what != recipe.title and "job_name" not in changes:
         out.print(f"its outcome will call it {job.job_name}; --set job_name=NAME gives it a name of its own")
     out.print(f"run it here:  tightframe simulate {shlex.quote(str(folder))}")
+
+
+def _resume(
+    name: str, stopped: Path, output: Path | None, others: dict[str, Any], *, gpus: int, gpu_memory: int
+) -> None:
+    """Export the job that goes on with a stopped run."""
+    from tightframe_app import resuming
+
+    if given := [option for option, value in others.items() if value is not None]:
+        raise typer.BadParameter(
+            f"a resumed job is the stopped one, unchanged: leave out {', '.join(given)}",
+            param_hint="--resume",
+        )
+    folder = output or Path("exported", f"{name}-resumed")
+    for line in resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory):
+        out.print(line)
 
 
 @jobs.command("check")
@@ -217,6 +250,12 @@ def simulate(
             "--site-config", "-s", help="Site configuration that says where each silo's records lie."
         ),
     ] = None,
+    previous_run: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a resumed job: workspace of the stopped simulation, for the silos' own state."
+        ),
+    ] = None,
     gpu: Annotated[
         str | None, typer.Option(help="GPU ids for the silos, as the engine writes them: 0,1 or [0,1]")
     ] = None,
@@ -252,6 +291,13 @@ def simulate(
     command += ["-t", str(min(threads or len(sites), len(sites)))]
     if gpu is not None:
         command += ["--gpu", gpu]
+    if previous_run is not None:
+        if previous_run.resolve() == workspace.resolve():
+            raise typer.BadParameter(
+                "it is the workspace of this run, too, which is wiped at start: choose another --workspace",
+                param_hint="--previous-run",
+            )
+        os.environ[simulator.PREVIOUS_RUN] = str(previous_run.resolve())
     try:
         with simulator.site_configuration(workspace, site_config) as used:
             out.print(simulation.records(workspace / "local", used, values))

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import JobError
+from tightframe.errors import JobError, RunError
 from tightframe.rounds.silo import TASKS
 
 PRESETS = ("rehearsal", "full")
 
 CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
+SERVER_FILE = "config/config_fed_server.json"
+CHECKPOINT_FILE = "app_server/config/checkpoint.safetensors"
+"""Of a resumed job. The server's own app has it, because its state is no silo's business."""
 
 
 @dataclass(frozen=True)
@@ -332,21 +335,31 @@ def get(name: str) -> Recipe:
     raise KeyError(f"Expected a job of {[recipe.name for recipe in RECIPES]}, but got {name!r}.")
 
 
-def job_files(job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8) -> dict[str, str]:
-    """The files of a job folder: relative path -> text.
+def job_files(
+    job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8, checkpoint: bytes | None = None
+) -> dict[str, str | bytes]:
+    """The files of a job folder: relative path -> text, or bytes where it is none.
 
     Args:
         job: validated.
+        checkpoint: of the run that the job goes on with.
         gpus: GPUs that the engine must find free at every silo before the job starts there.
         gpu_memory: GiB of memory on each of them.
     """
+    if (job.resume is None) != (checkpoint is None):
+        raise ValueError("Expected a checkpoint with a job that goes on with one, and with no other.")
     arguments = job.model_dump(mode="json")
+    apps = ("app",) if job.resume is None else ("app_server", "app")
     resources = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory}
     meta = {
         "name": job.job_name,
         "resource_spec": {site: dict(resources) for site in job.sites} if gpus else {},
         "min_clients": job.min_sites,
-        "deploy_map": {"app": ["server", *job.sites]},
+        "deploy_map": (
+            {"app": ["server", *job.sites]}
+            if job.resume is None
+            else {apps[0]: ["server"], "app": list(job.sites)}
+        ),
     }
     server = {
         "format_version": 2,
@@ -374,14 +387,15 @@ def job_files(job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8) -> dict[str
         "task_result_filters": [],
         "components": [],
     }
-    return {
-        "meta.json": _json(meta),
-        "app/config/config_fed_server.json": _json(server),
-        "app/config/config_fed_client.json": _json(client),
-    }
+    files: dict[str, str | bytes] = {"meta.json": _json(meta)}
+    files[f"{apps[0]}/{SERVER_FILE}"] = _json(server)
+    files["app/config/config_fed_client.json"] = _json(client)
+    if checkpoint is not None:
+        files[CHECKPOINT_FILE] = checkpoint
+    return files
 
 
-def write_job(files: Mapping[str, str], folder: Path) -> None:
+def write_job(files: Mapping[str, str | bytes], folder: Path) -> None:
     """Write a job folder, replacing an older export of it, and nothing else.
 
     Raises:
@@ -397,26 +411,26 @@ def write_job(files: Mapping[str, str], folder: Path) -> None:
                 f"{strangers[:3]}: choose another folder with --output."
             )
         shutil.rmtree(folder)
-    for name, text in files.items():
+    for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(_bytes(content))
 
 
-def out_of_sync(files: Mapping[str, str], folder: Path, *, source: str = "its recipe") -> list[str]:
+def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str = "its recipe") -> list[str]:
     """What differs between a folder and the files that it should hold.
 
     Args:
-        files: relative path -> text.
+        files: relative path -> text or bytes.
         folder: to look at.
         source: where the files come from, for the messages.
     """
     problems = []
-    for name, text in files.items():
+    for name, content in files.items():
         path = folder / name
         if not path.is_file():
             problems.append(f"{path} is missing")
-        elif path.read_bytes() != text.encode():
+        elif path.read_bytes() != _bytes(content):
             problems.append(f"{path} differs from {source}")
     problems += [f"{folder / name} does not belong to {source}" for name in _strangers(files, folder)]
     return problems
@@ -435,7 +449,7 @@ def check_folder(folder: Path) -> list[str]:
     """
     job = _prepared(read_job(folder))
     gpus, gpu_memory = _resources(folder / "meta.json")
-    files = job_files(job, gpus=gpus, gpu_memory=gpu_memory)
+    files = job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=_checkpoint(job, folder))
     return out_of_sync(files, folder, source="what the job of the server's file gives")
 
 
@@ -446,7 +460,8 @@ def read_job(folder: Path) -> dict[str, Any]:
         FileNotFoundError: if there is no such folder.
         JobError: if it is not one of our job folders.
     """
-    path = folder / "app" / "config" / "config_fed_server.json"
+    path = folder / "app_server" / SERVER_FILE
+    path = path if path.is_file() else folder / "app" / SERVER_FILE
     if not path.is_file():
         raise FileNotFoundError(f"Expected a job folder, but {path} does not exist.")
     workflows = _read_object(path).get("workflows", [])
@@ -456,6 +471,27 @@ def read_job(folder: Path) -> dict[str, Any]:
             if isinstance(arguments, dict):
                 return arguments
     raise JobError([f"Expected {path} to have a workflow {CONTROLLER} with its arguments, but got none."])
+
+
+def _checkpoint(job: JobConfig, folder: Path) -> bytes | None:
+    """The checkpoint of a resumed job's folder, if it is the one that the job names.
+
+    Raises:
+        JobError: if it is missing, another one, or not of this job.
+    """
+    if job.resume is None:
+        return None
+    from tightframe.rounds import resume
+
+    try:
+        resume.continued(job, folder / CHECKPOINT_FILE)
+    except RunError as error:
+        raise JobError([str(error)]) from None
+    return (folder / CHECKPOINT_FILE).read_bytes()
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.encode()
 
 
 def _resources(path: Path) -> tuple[int, int]:
@@ -479,7 +515,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _strangers(files: Mapping[str, str], folder: Path) -> list[str]:
+def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:
     """What a folder holds beside these files and their folders: files, folders and links."""
     own = {Path(name) for name in files}
     own |= {parent for name in own for parent in name.parents}

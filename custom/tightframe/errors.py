@@ -89,6 +89,7 @@ class RunError(TightframeError):
     """A run cannot go on: TF-501 too few silos, TF-504 aborted, TF-505 configurations differ.
 
     TF-506 synthetic and real records, TF-507 a torn checkpoint, TF-508 no baseline, TF-509 refused.
+    TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
     """
 
 
@@ -117,6 +118,8 @@ REASONS: Mapping[str, str] = {
     "TF-508": "nothing to compare a baseline with",
     "TF-509": "refused to enrol",
     "TF-511": "was not in the sum of the round's earlier phase",
+    "TF-521": "not the run that the job goes on with",
+    "TF-522": "its own state of the rounds before is lost",
     "TF-601": "the server's parameters are not accepted",
     "TF-602": "an identity is not proved",
     "TF-603": "a signature is wrong",

@@ -23,7 +23,8 @@ from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
 from tightframe.rounds import outcome
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.checkpoint import CHECKPOINT
+from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.coordinator import Accept, Coordinator, Message, Result
 from tightframe.rounds.identity import simulated_anchor, simulated_identity
 from tightframe.rounds.secure.server import ServerIdentity
@@ -126,6 +127,7 @@ def run_job(
     folder: Path | None = None,
     initial_model: str | None = None,
     on_round: Callable[[outcome.Row], None] | None = None,
+    stopped: Path | None = None,
 ) -> Result:
     """Run a whole job in this process.
 
@@ -137,11 +139,12 @@ def run_job(
             one that is removed with the outcome.
         initial_model: safetensors file of a pretrained start.
         on_round: called with each finished exchange.
+        stopped: ``folder`` of the run that the job goes on with (``rounds.resume.next_job``), if it does.
 
     Raises:
         JobError, RunError: see ``run``.
     """
-    return _run(prepare(job), data, entries, folder, initial_model, on_round)
+    return _run(prepare(job), data, entries, folder, initial_model, on_round, stopped)
 
 
 def _run(
@@ -151,6 +154,7 @@ def _run(
     folder: Path | None,
     initial_model: str | None,
     on_round: Callable[[outcome.Row], None] | None,
+    stopped: Path | None = None,
 ) -> Result:
     """Run in a folder, or in a temporary one that lasts as long as the outcome does."""
     place = Path(tempfile.mkdtemp(prefix="tightframe-") if folder is None else folder)
@@ -163,6 +167,7 @@ def _run(
             setup.dataset.name,
         )
     job_id = f"in-process-{secrets.token_hex(8)}"  # so that no run takes another's journal for its own
+    root_of = job.lineage(job_id)
     sessions = {
         site: SiloSession(
             SiloContext(
@@ -170,9 +175,10 @@ def _run(
                 job,
                 (entries or {}).get(site),
                 run_dir=place / site,
+                previous_state=None if stopped is None else stopped / site / STATE,
                 records=(data or {}).get(site),
                 job_id=job_id,
-                identity=partial(simulated_identity, job_id, site, production=False),
+                identity=partial(simulated_identity, root_of, site, production=False),
             )
         )
         for site in job.roster
@@ -180,8 +186,9 @@ def _run(
     coordinator = Coordinator(
         setup,
         place / "server",
-        identity=ServerIdentity(job_id, simulated_anchor(job_id, production=False), simulated=True),
+        identity=ServerIdentity(job_id, simulated_anchor(root_of, production=False), True, root_of),
         initial_model=initial_model,
+        stopped=None if stopped is None else stopped / "server" / CHECKPOINT,
         on_round=on_round,
     )
     coordinator.record.temporary = folder is None

@@ -18,10 +18,12 @@ from nvflare.apis.signal import Signal
 from PIL import Image
 
 from tightframe import __version__
+from tightframe.config.job import parse_job
 from tightframe.data.isic_folder import IMAGES
 from tightframe.errors import RunError
 from tightframe.flare import executor
 from tightframe.flare.executor import SiloExecutor
+from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.context import Message
 from tightframe.rounds.coordinator import Accept, Coordinator
@@ -136,6 +138,7 @@ def test_enrolment_answers_the_declaration_and_nothing_more(
         "profile": "research",
         "min_class_count": 1,
         "any_static_cohort": False,
+        "untold": [],
     }
 
 
@@ -255,3 +258,18 @@ def test_the_same_site_enrols_in_a_simulation(small: dict[str, Any], hospital: P
     assert reply.get_return_code() == ReturnCode.OK
     said = _declared(reply, hello)
     assert said["synthetic"] is False and said["min_class_count"] == 5
+
+
+def test_where_a_silos_state_of_the_job_before_lies(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In production under the site's own folder, whatever the environment says."""
+    resume = {"lineage": "first", "previous": "second", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    job, state, old = parse_job(small | {"resume": resume}), tmp_path / "state", tmp_path / "old"
+    place = executor._previous_state
+    assert place(job, "site-1", None, production=False) is None
+    monkeypatch.setenv(PREVIOUS_RUN, str(old))
+    found = place(job, "site-1", state, production=True)
+    assert found == state / "second" / "site-1" / "silo_state"
+    assert place(job, "site-1", None, production=False) == old / "site-1" / "second" / "silo_state"
+    assert place(parse_job(small), "site-1", state, production=True) is None, "it begins anew"

@@ -19,8 +19,9 @@ STATE = ServerState({"w": torch.arange(6.0).reshape(2, 3)}, {"prototypes": torch
 
 def test_state_comes_back_whole(tmp_path: Path) -> None:
     checkpoint.save_state(tmp_path, STATE, round_number=3, job_sha256="abc")
-    state, described = checkpoint.load_state(tmp_path)
-    assert described["after_round"] == 3 and described["job_sha256"] == "abc"
+    found = checkpoint.load_state(tmp_path / checkpoint.CHECKPOINT)
+    state = found.state
+    assert found.described["after_round"] == 3 and found.described["job_sha256"] == "abc" and not found.best
     assert torch.equal(state.model["w"], STATE.model["w"])
     assert torch.equal(state.extra["prototypes"], STATE.extra["prototypes"])
 
@@ -32,7 +33,7 @@ def test_torn_checkpoint_is_named(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(RunError, match="TF-507"):
-        checkpoint.load_state(tmp_path)
+        checkpoint.load_state(path)
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,7 @@ class World:
         expected = Expected(
             name="",
             job=self.params.job,
+            lineage=self.params.lineage,
             sites=frozenset(names(sites)),
             min_sites=self.params.min_sites,
             weights=self.params.weights,

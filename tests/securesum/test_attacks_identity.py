@@ -71,7 +71,9 @@ def test_a_replayed_advertisement_of_another_job_epoch_or_cohort_is_refused(earl
     """All that the provisioned key signed in an earlier setup is signed for that setup."""
     before = make_params(4, **earlier)
     old = World(4).sites[TWO]
-    old.expected = replace(old.expected, job=before.job, config_sha256=before.config_sha256)
+    old.expected = replace(
+        old.expected, job=before.job, lineage=before.lineage, config_sha256=before.config_sha256
+    )
     replayed = old.advertise(before.to_bytes())
     world = World(4)
     shown = world.enroll()

@@ -50,6 +50,7 @@ def params(**changes: object) -> Params:
 EXPECTED = Expected(
     name="site-2",
     job="job-1",
+    lineage="job-1",
     sites=frozenset(SITES),
     min_sites=3,
     weights="exact",

@@ -21,6 +21,8 @@ from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_coll
 
 PlainValue = str | int | float | bool | None
 Options = dict[str, PlainValue | list[PlainValue]]
+# Of the engine; a silo finds its own state by it, so that it must be one plain name of a folder.
+JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 # The engine takes an argument that is a dictionary with one of these keys for an object to build.
@@ -108,6 +110,22 @@ class Privacy(Strict):
     normalisation: Literal["group", "frozen"] = "group"
 
 
+class Resume(Strict):
+    """Which stopped job this one goes on with; written by ``tightframe jobs export --resume``.
+
+    Attributes:
+        lineage: the engine's id of the first job of the chain, under which charges and cohorts are kept.
+        previous: the engine's id of the job that is continued, whose state the silos take over.
+        after_round: the last round that is done.
+        checkpoint_sha256: of the checkpoint file, which lies beside the server's configuration.
+    """
+
+    lineage: JobId
+    previous: JobId
+    after_round: int = Field(ge=1, le=100_000)
+    checkpoint_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class JobConfig(Strict):
     """One federated training job.
 
@@ -141,6 +159,7 @@ class JobConfig(Strict):
         privacy: differential privacy; None has none, and says so.
         personalise: let each silo make a personal model after the run, as the method does it, which
             stays there; only how good they are on average is summed.
+        resume: the stopped job that this one goes on with; None begins anew.
     """
 
     job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -171,6 +190,7 @@ class JobConfig(Strict):
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
     personalise: bool = False
     privacy: Privacy | None = None
+    resume: Resume | None = None
 
     @field_validator("method_options", "dataset_options", "model_options", mode="before")
     @classmethod
@@ -191,6 +211,20 @@ class JobConfig(Strict):
     def roster(self) -> tuple[str, ...]:
         """The silos in sorted order, which is the order of every sum."""
         return tuple(sorted(self.sites))
+
+    @property
+    def done(self) -> int:
+        """Rounds that the jobs before this one have done."""
+        return 0 if self.resume is None else self.resume.after_round
+
+    @property
+    def anew(self) -> JobConfig:
+        """The same job without what it goes on with: all jobs of a chain have the same."""
+        return self.model_copy(update={"resume": None})
+
+    def lineage(self, job_id: str) -> str:
+        """Id of the first job of the chain, given the engine's id of this one."""
+        return job_id if self.resume is None else self.resume.lineage
 
     def sha256(self) -> str:
         """SHA-256 of the canonical JSON; server and silos compare it at enrolment."""
@@ -214,6 +248,10 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:
         problems += _privacy_problems(values)
+    resume, rounds = values.get("resume"), values.get("rounds")
+    done = resume.get("after_round") if isinstance(resume, dict) else None
+    if isinstance(done, int) and isinstance(rounds, int) and done > rounds:
+        problems.append(f"resume.after_round: Expected at most `rounds` ({rounds}), but got {done}")
     return problems
 
 

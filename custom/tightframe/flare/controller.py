@@ -49,6 +49,7 @@ class FederationController(Controller):
         if self._setup is None:
             return
         from tightframe.config.site import server_entry
+        from tightframe.rounds.checkpoint import CHECKPOINT
         from tightframe.rounds.coordinator import Coordinator
 
         workspace = fl_ctx.get_engine().get_workspace()
@@ -69,6 +70,8 @@ class FederationController(Controller):
                 run_dir,
                 identity=self._identity(fl_ctx, workspace, entry.central_provisioning),
                 initial_model=entry.initial_model,
+                job_id=fl_ctx.get_job_id(),
+                stopped=Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / CHECKPOINT,
                 log=self.logger,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)

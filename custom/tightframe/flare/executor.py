@@ -7,6 +7,7 @@ imported by the tasks that train only.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -19,15 +20,16 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
-from tightframe.config.job import parse_job
+from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.refusals import REFUSALS, BelowPolicyError
 from tightframe.config.site import site_entry
 from tightframe.errors import TightframeError
 from tightframe.flare import guard
 from tightframe.flare.identity import site_identity
+from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.submitter import job_submitter
 from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.rounds.context import SiloContext, lasting_journal
+from tightframe.rounds.context import STATE, SiloContext, lasting_journal
 from tightframe.rounds.identity import simulated_identity
 from tightframe.rounds.silo import SiloSession, failure_code
 from tightframe.securesum.identity import Anchor, KeySigner
@@ -87,6 +89,7 @@ class SiloExecutor(Executor):
                 entry,
                 run_dir=Path(workspace.get_run_dir(job_id)),
                 state_dir=None if outliving is None else outliving / job_id / name,
+                previous_state=_previous_state(job, name, outliving, production=production),
                 job_id=job_id,
                 submitter=job_submitter(fl_ctx, production=production),
                 production=production,
@@ -98,6 +101,19 @@ class SiloExecutor(Executor):
                 log=self.logger,
             )
         )
+
+
+def _previous_state(job: JobConfig, name: str, outliving: Path | None, *, production: bool) -> Path | None:
+    """Where this silo's state of the job lies that this one continues; None if it is lost or there is none.
+
+    A simulation lasts one run, so there only who starts it can say where an earlier one lies.
+    """
+    if job.resume is None:
+        return None
+    if production:
+        return None if outliving is None else outliving / job.resume.previous / name / STATE
+    earlier = os.environ.get(PREVIOUS_RUN)
+    return Path(earlier) / name / job.resume.previous / STATE if earlier else None
 
 
 def _identity(

@@ -36,6 +36,8 @@ ALLOW_LIST: dict[str, Any] = {
 }
 
 
+PREVIOUS_RUN = "TIGHTFRAME_PREVIOUS_RUN"
+"""Environment variable: the workspace of the simulation that a resumed job goes on with."""
 INTERRUPTED = 130
 _GRACE = 10.0
 """Seconds between asking a run to end and ending it."""

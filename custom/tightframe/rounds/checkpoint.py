@@ -10,20 +10,23 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
+from tightframe.rounds.takeover import COMMITTED, EARLIER, LOST, PROPOSED, place_of, sum_of, trains
 from tightframe.securesum.messages import SumId
 
 CHECKPOINT = "checkpoint.safetensors"
 DESCRIPTION = "tightframe"
+FORMAT = 2
 
 
 def tensor_bytes(tensors: Tensors) -> bytes:
@@ -42,82 +45,146 @@ def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def save_state(folder: Path, state: ServerState, *, round_number: int, job_sha256: str) -> None:
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was written after a round.
+
+    Attributes:
+        state: of the server.
+        best: the best model so far by validation; empty while there is none.
+        described: round, job, and in ``run`` what a resumed run needs (``rounds.resume``).
+    """
+
+    state: ServerState
+    best: Tensors
+    described: Mapping[str, Any]
+
+
+def save_state(
+    folder: Path,
+    state: ServerState,
+    *,
+    round_number: int,
+    job_sha256: str,
+    run: Mapping[str, Any] | None = None,
+    best: Tensors | None = None,
+) -> None:
     """Checkpoint the server's state after a round: one file, replaced as a whole.
 
-    Round, job and the SHA-256 of the tensors' canonical bytes are in the file's own metadata, so
+    Round, job, the run so far and the SHA-256 of all that are in the file's own metadata, so
     that a crash leaves the old checkpoint or the new one, never parts of two.
     """
     flat = {f"model/{name}": value for name, value in state.model.items()}
     flat |= {f"extra/{name}": value for name, value in state.extra.items()}
+    flat |= {f"best/{name}": value for name, value in (best or {}).items()}
     described = {
-        "format": 1,
+        "format": FORMAT,
         "after_round": round_number,
         "job_sha256": job_sha256,
-        "sha256": hashlib.sha256(tensor_bytes(flat)).hexdigest(),
+        "run": dict(run or {}),
     }
+    described["sha256"] = _hash(described, flat)
     # One key, because the order of several is not the same in every process.
     metadata = {DESCRIPTION: json.dumps(described)}
     write_atomically(folder / CHECKPOINT, save(_canonical(flat), metadata))
 
 
-def load_state(folder: Path) -> tuple[ServerState, dict[str, Any]]:
-    """Read a checkpoint back: the state, and what was written of it.
+def load_state(path: Path) -> Checkpoint:
+    """Read a checkpoint back.
 
     Raises:
-        RunError: TF-507 if the tensors are not those that were written.
+        RunError: TF-507 if the file is not what was written, TF-521 if an older version wrote it.
     """
-    with safe_open(folder / CHECKPOINT, "pt") as stream:
-        described: dict[str, Any] = json.loads((stream.metadata() or {}).get(DESCRIPTION, "{}"))
-        flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
-    found = hashlib.sha256(tensor_bytes(flat)).hexdigest()
-    if found != described.get("sha256"):
+    try:
+        with safe_open(path, "pt") as stream:
+            described: dict[str, Any] = json.loads((stream.metadata() or {}).get(DESCRIPTION, "{}"))
+            flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, ValueError) as error:
         raise RunError(
-            f"Expected a checkpoint with SHA-256 {described.get('sha256')}, but got {found}: it is torn.",
-            code="TF-507",
+            f"Expected the checkpoint {path}, but it is torn or none: {error}.", code="TF-507"
+        ) from None
+    if described.get("format") != FORMAT:
+        raise RunError(
+            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {described.get('format')}: "
+            "another version of tightframe wrote it, and has to go on with it.",
+            code="TF-521",
         )
-    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}}
+    expected = described.pop("sha256", None)
+    found = _hash(described, flat)
+    if found != expected:
+        raise RunError(
+            f"Expected a checkpoint with SHA-256 {expected}, but got {found}: it is torn.", code="TF-507"
+        )
+    parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}, "best": {}}
     for name, value in flat.items():
         part, _, rest = name.partition("/")
         parts[part][rest] = value
-    return ServerState(parts["model"], parts["extra"]), described
+    return Checkpoint(ServerState(parts["model"], parts["extra"]), parts["best"], described)
+
+
+def _hash(described: Mapping[str, Any], flat: Tensors) -> str:
+    text = json.dumps(described, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(hashlib.sha256(text.encode()).digest() + tensor_bytes(flat)).hexdigest()
 
 
 class SiloStateStore:
     """A silo's own state across rounds: proposed with a contribution, committed on evidence.
 
     What ``contribute`` returns is only *proposed*. The next message tells which sums were opened
-    over which cohort; only if this silo's term was in it does the proposal become its state.
+    over which cohort; only if this silo's term was in it does the proposal become its state. The
+    state of the round before is kept beside it, for a server that lost the last round
+    (``rounds.takeover``).
     """
 
     def __init__(self, folder: Path, silo: str) -> None:
         self._folder = folder
         self._silo = silo
+        self._lost = folder / LOST
 
     def committed(self) -> Tensors:
         """The state that the last opened sum confirmed; empty before the first."""
-        path = self._folder / "committed.safetensors"
+        path = self._folder / COMMITTED
         return load_file(path) if path.is_file() else {}
 
     def propose(self, sum_id: SumId, state: Tensors) -> None:
-        """Keep a proposed state beside the committed one; an empty one is not stored."""
+        """Keep a proposed state beside the committed one; an empty one is not stored.
+
+        Raises:
+            RunError: TF-522 if what this silo kept in the rounds before is lost.
+        """
         if not state:
             return
+        if self._lost.is_file():
+            raise RunError(
+                "Expected this silo's own state of the job that is continued, because the method keeps some "
+                "and this silo took part, but it is gone: to begin it anew would be another training.",
+                code="TF-522",
+            )
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         data = save(_canonical(state), {"sum_id": str(sum_id)})
-        write_atomically(self._folder / "proposed.safetensors", data, mode=0o600)
+        write_atomically(self._folder / PROPOSED, data, mode=0o600)
 
     def settle(self, opened: Mapping[str, list[str]]) -> None:
         """Commit or drop the proposal, given sum id -> cohort of the sums opened since.
 
         Without a word about the proposal's sum it was not opened: the proposal is dropped.
         """
-        path = self._folder / "proposed.safetensors"
+        if self._lost.is_file() and self._lost.stat().st_size == 0:
+            self._look_back(opened)
+        path, committed = self._folder / PROPOSED, self._folder / COMMITTED
         if not path.is_file():
             return
-        with safe_open(path, "pt") as stream:
-            sum_id = stream.metadata()["sum_id"]
+        sum_id = sum_of(path)
         if self._silo in opened.get(sum_id, []):
-            os.replace(path, self._folder / "committed.safetensors")
+            if committed.is_file() and place_of(sum_of(committed)) < place_of(sum_id):
+                os.replace(committed, self._folder / EARLIER)
+            os.replace(path, committed)
         else:
             path.unlink()
+
+    def _look_back(self, opened: Mapping[str, list[str]]) -> None:
+        """The first message of a resumed job tells whether this silo had a part in those before."""
+        if any(trains(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
+            write_atomically(self._lost, b"took part", mode=0o600)
+        else:
+            self._lost.unlink()

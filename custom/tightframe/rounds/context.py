@@ -16,7 +16,10 @@ from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
 from tightframe.securesum.identity import Anchor, Signer
 
+STATE = "silo_state"
 JOURNAL = "journal.jsonl"
+DECLARATION = "declaration.json"
+SALT = "salt"
 Message = dict[str, Any]
 """What travels: plain values and bytes."""
 
@@ -36,6 +39,7 @@ class SiloContext:
         entry: the site's own configuration; None means the simulator's synthetic twin.
         run_dir: the run's folder at this silo: final model, report.
         state_dir: folder of the silo's own state, this run's alone; in ``run_dir`` by default.
+        previous_state: the ``state_folder`` of the job that this one continues, if it does.
         records: the silo's records, if the caller has opened them already.
         job_id: the run's id, as engine and silos know it.
         submitter: who submitted the job, where that is known.
@@ -55,6 +59,7 @@ class SiloContext:
     entry: SiteEntry | None
     run_dir: Path
     state_dir: Path | None = None
+    previous_state: Path | None = None
     records: SiloData | None = None
     job_id: str = ""
     submitter: str | None = None
@@ -101,7 +106,7 @@ class SiloContext:
         """
         if not self.production:
             return ()
-        path = self.state_folder / "salt"
+        path = self.state_folder / SALT
         if not path.is_file():
             write_atomically(path, secrets.token_hex(16).encode(), mode=0o600)
         return (path.read_text(encoding="ascii"),)
@@ -109,7 +114,7 @@ class SiloContext:
     @property
     def state_folder(self) -> Path:
         """Where the silo's own state lies."""
-        return (self.state_dir or self.run_dir) / "silo_state"
+        return (self.state_dir or self.run_dir) / STATE
 
     @property
     def secure_folder(self) -> Path:

@@ -65,7 +65,7 @@ class Contributor:
         ended = message["kind"] == personal.KIND
         silo = self._silo(message, sum_id.round + ended, sorted(weights), honest)
         if self._context.job.local_baseline_epochs and sum_id.phase == "train-0" and sum_id.round == 1:
-            save_tensors(self._context.run_dir / START, received_model(received), mode=0o600)
+            save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
         tensors: dict[str, torch.Tensor] = {}
         with seeded(silo.stream("torch"), self._device):
             phase = self._phase(message)
@@ -148,7 +148,7 @@ class Contributor:
                 code="TF-505",
             )
         first, last = (rounds, rounds) if kind in ("after", "closing", personal.KIND) else (0, 0)
-        first, last = (1, rounds) if kind == "train" else (first, last)
+        first, last = (self._context.job.done + 1, rounds) if kind == "train" else (first, last)
         number, index = places[:2]
         if not first <= number <= last:
             raise RunError(
@@ -171,7 +171,8 @@ class Contributor:
         if job.privacy is not None:
             return ("train", "closing")
         made = (personal.KIND,) if job.personalise else ()
-        return (statistics.KIND, "before", "train", "after", "closing", *made)
+        begun = () if job.resume is not None else (statistics.KIND, "before")
+        return (*begun, "train", "after", "closing", *made)
 
     def _contribution(
         self, silo: LocalSilo, phase: Phase, received: dict[str, torch.Tensor], sum_id: SumId
@@ -314,13 +315,13 @@ class Contributor:
             RunError: TF-508 if this silo has no report or missed round 1, so that it has no start.
         """
         setup, run_dir, epochs = self._setup, self._context.run_dir, self._context.job.local_baseline_epochs
-        if not ((run_dir / START).is_file() and (run_dir / REPORT).is_file()):
+        if not ((self._context.state_folder / START).is_file() and (run_dir / REPORT).is_file()):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so it has nothing to compare.", code="TF-508"
             )
         self._context.log.info("%s: training the local-only baseline, %d epochs", self._context.name, epochs)
         silo = LocalSilo(self._context, setup, self._device, 0)
-        model = silo.load(safetensors.torch.load_file(run_dir / START))
+        model = silo.load(safetensors.torch.load_file(self._context.state_folder / START))
         stage = training.Stage(
             terms=(training.cross_entropy(),),
             optimizer=training.OptimizerSettings.of(setup.setting.local),

@@ -22,7 +22,16 @@ from tightframe.errors import REASONS, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
-from tightframe.rounds import checkpoint, classes, codec, evaluation, outcome, personal, statistics
+from tightframe.rounds import (
+    checkpoint,
+    classes,
+    codec,
+    evaluation,
+    outcome,
+    personal,
+    resume,
+    statistics,
+)
 from tightframe.rounds.context import Message
 from tightframe.rounds.private import shown
 from tightframe.rounds.private.plan import honest_silos
@@ -80,6 +89,8 @@ class Coordinator:
         folder: where the results go.
         identity: what secure sums need of this run; plain sums need none.
         initial_model: safetensors file of a pretrained start, from the server's own site.
+        job_id: the run's id, as engine and silos know it; by default the identity's.
+        stopped: checkpoint of the run that the job goes on with.
     """
 
     def __init__(
@@ -89,6 +100,8 @@ class Coordinator:
         *,
         identity: ServerIdentity | None = None,
         initial_model: str | None = None,
+        job_id: str | None = None,
+        stopped: Path | None = None,
         log: logging.Logger | None = None,
         on_round: Callable[[outcome.Row], None] | None = None,
     ) -> None:
@@ -98,6 +111,8 @@ class Coordinator:
         self.record = outcome.RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
         self.record.privacy = setup.privacy
         self._initial_model = initial_model
+        self._job_id = job_id or (identity.job_id if identity is not None else "")
+        self._stopped = stopped
         # Sums opened so far, and how many of them each silo has heard of for certain: a silo that
         # misses a request must still learn what became of its last term.
         self._opened: list[tuple[str, list[str]]] = []
@@ -150,19 +165,22 @@ class Coordinator:
     def _train(self, transport: Transport) -> ServerState:
         job = self.setup.job
         self._announce()
-        state = self._initial_state()
-        self._enroll(transport)
-        for place, phase in _places(statistics.KIND, 0, self.setup.statistics_phases()):
-            state, _ = self._phase(transport, state, phase, place)
-        state = self.setup.standardised(state)
-        for place, phase in _places("before", 0, self.setup.before_phases()):
-            state, _ = self._phase(transport, state, phase, place)
-        for number in range(1, job.rounds + 1):
+        found = resume.continued(job, self._stopped)
+        state = self._begin(transport) if found is None else self._go_on(transport, *found)
+        for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
             for place, phase in _places("train", number, self.setup.training_phases(number)):
                 state, among = self._phase(transport, state, phase, place, among)
             self.record.rounds_done = number
-            checkpoint.save_state(self.folder, state, round_number=number, job_sha256=job.sha256())
+            resume.save(
+                self.record,
+                state,
+                number,
+                job_id=self._job_id,
+                static_cohort=self._sums.static_cohort,
+                opened=self._opened,
+                holders=self._holders,
+            )
         for place, phase in _places("after", job.rounds, self.setup.after_phases()):
             state, _ = self._phase(transport, state, phase, place)
         sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
@@ -189,6 +207,41 @@ class Coordinator:
             job.seed,
         )
 
+    def _begin(self, transport: Transport) -> ServerState:
+        """The state before round 1: of the start, once statistics and what a method asks before are in."""
+        state = self._initial_state()
+        self._enroll(transport)
+        for place, phase in _places(statistics.KIND, 0, self.setup.statistics_phases()):
+            state, _ = self._phase(transport, state, phase, place)
+        state = self.setup.standardised(state)
+        for place, phase in _places("before", 0, self.setup.before_phases()):
+            state, _ = self._phase(transport, state, phase, place)
+        return state
+
+    def _go_on(self, transport: Transport, found: checkpoint.Checkpoint, kept: resume.Kept) -> ServerState:
+        """The state after the last round of the jobs before; silos are told what those have opened."""
+        resume.restore(self.record, found, kept)
+        self._opened = [*kept.opened]
+        self._holders = None if kept.holders is None else np.array(kept.holders, dtype=np.float64)
+        self._sums.static_cohort = kept.static_cohort
+        self.log.info(
+            "going on after round %d of %d with job %s (the first of its chain: %s)",
+            self.setup.job.done,
+            self.setup.job.rounds,
+            kept.job_id,
+            kept.lineage,
+        )
+        if kept.version != __version__:
+            self.log.warning(
+                "the checkpoint is of tightframe %s, this is %s: an unbroken run may end otherwise",
+                kept.version,
+                __version__,
+            )
+        self._enroll(transport, kept)
+        if others := resume.changed_weights(kept, self.weights):
+            self.log.warning("other records than before at %s: public weights changed", ", ".join(others))
+        return found.state
+
     def _initial_state(self) -> ServerState:
         state = self.setup.initial_state()
         if self._initial_model is not None:
@@ -202,11 +255,15 @@ class Coordinator:
             state = state.evolve(model={name: value.clone() for name, value in model.state_dict().items()})
         return state
 
-    def _enroll(self, transport: Transport) -> None:
+    def _enroll(self, transport: Transport, kept: resume.Kept | None = None) -> None:
+        """Enrol the job's silos; those of the jobs before, if it goes on: another cohort has no counts."""
         job, started = self.setup.job, time.monotonic()
-        request = {"job_sha256": job.sha256(), "version": __version__, "roster": list(job.roster)}
+        roster = list(job.roster) if kept is None else sorted(kept.weights)
+        request = {"job_sha256": job.sha256(), "version": __version__, "roster": roster}
         self.record.status = replace(self.record.status, state="enrolling")
-        enrolled = self._sums.enroll(transport, request, job.roster)
+        enrolled = self._sums.enroll(transport, request, roster)
+        if kept is not None:
+            enrolled.absent = {**kept.absent, **enrolled.absent}
         self.record.enrolled(enrolled)
         synthetic = {site: item.synthetic for site, item in enrolled.declared.items()}
         if len(set(synthetic.values())) > 1:

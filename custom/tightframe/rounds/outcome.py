@@ -30,6 +30,8 @@ from tightframe.rounds.private.shown import Spent
 from tightframe.rounds.status import Status
 from tightframe.rounds.summation import Enrolled
 
+BEST = "best_model.safetensors"
+
 
 @dataclass
 class Row:
@@ -264,8 +266,8 @@ class RunRecord:
         self.status = Status(job.job_name, job.rounds, promised)
         self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
-        self._judges: frozenset[str] = frozenset()  # who counted the best model
-        self._others: frozenset[str] | None = None  # who counted the latest model, where that differs
+        self.judges: frozenset[str] = frozenset()  # who counted the best model
+        self.others: frozenset[str] | None = None  # who counted the latest model, where that differs
         self._method = method
         self._dataset = dataset
         self._log = log
@@ -429,6 +431,7 @@ class RunRecord:
             "rounds": job.rounds,
             "roster": result.roster,
             "synthetic": self.synthetic,
+            "resumed": None if job.resume is None else job.resume.model_dump(mode="json"),
             "summation": job.summation,
             "sums": self.sums,
             "rules": result.rules,
@@ -464,20 +467,20 @@ class RunRecord:
         value = row.evaluation["validation"].get("balanced_accuracy")
         if value is None:
             return
-        if judges == self._judges:
-            self._others = None
+        if judges == self.judges:
+            self.others = None
             better = self.best is None or value > self.best[0]
         else:
-            better = self.best is None or len(judges) > len(self._judges) or judges == self._others
-            self._others = judges
+            better = self.best is None or len(judges) > len(self.judges) or judges == self.others
+            self.others = judges
         if better:
-            self.best, self._judges, self._others = (value, row.round), judges, None
-            save_tensors(self.folder / "best_model.safetensors", received)
+            self.best, self.judges, self.others = (value, row.round), judges, None
+            save_tensors(self.folder / BEST, received)
 
 
 _FILES = (
     "model.safetensors",
-    "best_model.safetensors",
+    BEST,
     "model.json",
     "metrics.jsonl",
     "outcome.json",

@@ -116,7 +116,7 @@ class JobSetup:
         return classes.fields(phase.schema, self.dataset.num_classes)
 
     def sums(self) -> Iterator[tuple[str, int, int, tuple[Schema, ...]]]:
-        """Every sum of a whole run: kind, round, index, and the schemas of which it has one.
+        """Every sum of a run that is not done by the jobs before: kind, round, index, possible schemas.
 
         A round's first sum has the evaluation with it, unless its broadcast turns out to have no model.
         """
@@ -130,9 +130,10 @@ class JobSetup:
             yield personal.KIND, self.job.rounds, 0, (personal.schema(),)
 
     def _phases(self) -> Iterator[tuple[str, int, tuple[Phase, ...]]]:
-        yield statistics.KIND, 0, self.statistics_phases()
-        yield "before", 0, self.before_phases()
-        for number in range(1, self.job.rounds + 1):
+        if self.job.resume is None:
+            yield statistics.KIND, 0, self.statistics_phases()
+            yield "before", 0, self.before_phases()
+        for number in range(self.job.done + 1, self.job.rounds + 1):
             yield "train", number, self.training_phases(number)
         yield "after", self.job.rounds, self.after_phases()
 

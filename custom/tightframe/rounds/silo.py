@@ -6,7 +6,6 @@ the details stay in the silo's own log. Torch is imported by the tasks that trai
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,14 @@ from tightframe.config.site import check_record_options, dataset_of
 from tightframe.data.base import class_counts, count_table, own_labels
 from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
-from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds import takeover
+from tightframe.rounds.context import DECLARATION, Message, SiloContext
 from tightframe.rounds.declaration import Declaration, public_weight
 from tightframe.rounds.secure.site import SECURE, SecureSite
 
 if TYPE_CHECKING:
     from tightframe.rounds.contribution import Contributor
 
-DECLARATION = "declaration.json"
 TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
 
 
@@ -78,8 +77,7 @@ class SiloSession:
         kept = context.state_folder / DECLARATION
         if again and kept.is_file():
             return Declaration.from_bytes(kept.read_bytes(), context.name)
-        if context.state_folder.exists():
-            shutil.rmtree(context.state_folder)  # a run begins with no state of its own
+        takeover.begin(context)
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()

@@ -94,6 +94,9 @@ class TooFewError(RunError):
 class Sums(Protocol):
     """The server's side of a run's sums."""
 
+    static_cohort: tuple[str, ...] | None
+    """For whom counts were asked for, in this job or in those that it continues; None before."""
+
     @property
     def weights(self) -> Mapping[str, float]:
         """The public weights of the silos enrolled."""
@@ -217,6 +220,7 @@ class PlainSums:
 
     def __init__(self, min_sites: int) -> None:
         self._min_sites = min_sites
+        self.static_cohort: tuple[str, ...] | None = None  # the server sees all terms anyway
         self._weights: dict[str, float] = {}
 
     @property

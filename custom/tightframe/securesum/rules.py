@@ -84,6 +84,7 @@ class Expected:
     Attributes:
         name: the site's own name.
         job: the job's id, as the engine gives it to this site.
+        lineage: the first job of the chain that this site's job says it continues; itself if it is none.
         sites: the job's silos; a roster is a part of them.
         min_sites: the job's minimum.
         weights: the job's weight rule.
@@ -93,6 +94,7 @@ class Expected:
 
     name: str
     job: str
+    lineage: str
     sites: frozenset[str]
     min_sites: int
     weights: str
@@ -112,6 +114,7 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
     needed = threshold(sites, params.colluders, params.trust)
     demands: tuple[tuple[bool, str, str, str], ...] = (
         (params.job == expected.job, "the job id", repr(expected.job), repr(params.job)),
+        (params.lineage == expected.lineage, "the lineage", repr(expected.lineage), repr(params.lineage)),
         (
             params.config_sha256 == expected.config_sha256,
             "the SHA-256 of the job's configuration",

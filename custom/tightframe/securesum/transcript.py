@@ -212,6 +212,7 @@ class _Reading:
         expected = rules.Expected(
             name=params.roster[0] if self.view == SERVER else self.view,
             job=self.run["job"],
+            lineage=params.lineage,
             sites=frozenset(params.roster),
             min_sites=1,
             weights=params.weights,

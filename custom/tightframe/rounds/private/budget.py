@@ -75,7 +75,7 @@ class Budget:
             )
             spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
             if any(key[0] == self._job_id for key in spent):
-                return  # goes on after a restart: what it may still charge is checked charge by charge
+                return  # goes on, as a resumed job, too: what it may still charge is checked each time
             self._keep_promise("what is planned", (), planned)
             ledger.dry_run(
                 [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
@@ -166,7 +166,8 @@ class Budget:
 
     @property
     def _job_id(self) -> str:
-        return self._context.job_id or self._context.job.job_name
+        # A resumed job is charged as the first of its chain: that one's promise holds for all of them.
+        return self._context.job.lineage(self._context.job_id) or self._context.job.job_name
 
     @property
     def _dataset(self) -> str:

@@ -34,11 +34,13 @@ class ServerIdentity:
         job_id: the run's id, as engine and silos know it.
         anchor: what the silos' certificates are held against.
         simulated: whether identities are simulated, and prove nothing.
+        root_of: the job whose simulated root it is: of resumed jobs the first, as the ledger lasts for all.
     """
 
     job_id: str
     anchor: Anchor
     simulated: bool
+    root_of: str | None = None
 
 
 class _File:
@@ -112,7 +114,7 @@ class ServerRecord:
         path.unlink(missing_ok=True)
         if identity.simulated:
             # So that the transcript of a simulation can be looked at like any other.
-            write_atomically(folder / SIMULATED_ROOT, simulated_root_pem(identity.job_id))
+            write_atomically(folder / SIMULATED_ROOT, simulated_root_pem(identity.root_of or identity.job_id))
         self._file = _File(path, transcript.SERVER, identity.job_id)
         self._sums = 0
 

@@ -56,7 +56,7 @@ class SecureSums:
         self._log = log
         self._epoch = 0
         self._slot = 0
-        self._static_cohort: tuple[str, ...] | None = None  # for whom counts were asked for
+        self.static_cohort: tuple[str, ...] | None = None  # for whom counts were asked for
         self._session: server.Session | None = None
         self._informed: set[str] = set()  # silos that have had this epoch's setup
         self._request: Message = {}
@@ -176,7 +176,7 @@ class SecureSums:
                 raise TooFewError(
                     place, self.params.threshold, list(total.agreements), lost, " that agreed on who is left"
                 )
-        self._static_cohort = self.params.roster if counts else self._static_cohort
+        self.static_cohort = self.params.roster if counts else self.static_cohort
         request = total.reveal_request().to_bytes()
         lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
         try:
@@ -286,7 +286,7 @@ class SecureSums:
                 schemas[schema_name(f"{kind}-{index}", fields)] = fields
         return messages.Params(
             job=self._identity.job_id,
-            lineage=self._identity.job_id,
+            lineage=job.lineage(self._identity.job_id),
             epoch=self._epoch,
             roster=tuple(roster),
             threshold=rules.threshold(sites, colluders, job.server_trust),
@@ -297,7 +297,7 @@ class SecureSums:
             trust=job.server_trust,
             min_sites=self.minimum(sites),
             # Once counts were asked for, they stay shut for any other roster.
-            static_open=self._any_cohort or self._static_cohort in (None, tuple(roster)),
+            static_open=self._any_cohort or self.static_cohort in (None, tuple(roster)),
             config_sha256=bytes.fromhex(job.sha256()),
             version=__version__,
         )

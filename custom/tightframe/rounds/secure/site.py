@@ -197,6 +197,7 @@ class SecureSite:
         return rules.Expected(
             name=self._context.name,
             job=self._context.job_id,
+            lineage=job.lineage(self._context.job_id),
             sites=frozenset(job.sites),
             min_sites=job.min_sites,
             weights=job.weights,

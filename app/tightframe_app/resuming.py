@@ -1,0 +1,91 @@
+"""Exporting the job that goes on with a stopped run, from what its server has left."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from tightframe.config.job import JobConfig
+from tightframe.errors import JobError
+from tightframe_app import recipes
+
+CHECKPOINT = "checkpoint.safetensors"
+PLACES = (
+    ".",
+    "workspace",
+    "server/simulate_job",
+    "server",
+    "app_server/config",
+    "workspace/app_server/config",
+)
+"""Where a run's folder may have its checkpoint: the server's results, a downloaded job, a simulator's
+workspace; last what the run itself went on with, if it stopped before its first round was done."""
+
+
+def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory: int = 8) -> Iterator[str]:
+    """Write the job folder; lines for people, of what goes on and how.
+
+    Args:
+        name: of the job, or of its recipe, so that nobody goes on with another run by mistake.
+        stopped: the server's results of the stopped run, or a downloaded job with them.
+        folder: to write.
+        gpus: as of ``recipes.job_files``; the stopped job's are not on record.
+        gpu_memory: likewise.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        RunError: TF-507, TF-521; see ``rounds.resume.read``.
+        JobError: if the run is another job's, or finished.
+    """
+    from tightframe.rounds import resume
+    from tightframe.rounds.outcome import plural
+
+    path = find(stopped)
+    job = resume.next_job(path)
+    if not _is_called(name, job):
+        raise JobError([f"Expected the run in {stopped} to be of {name!r}, but it is of {job.job_name!r}"])
+    if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
+        raise JobError([f"there is nothing left to do: the run in {stopped} has trained and is closed"])
+    files = recipes.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
+    recipes.write_job(files, folder)
+    assert job.resume is not None  # noqa: S101 - the job that goes on with a run
+    left = job.rounds - job.done
+    quoted = shlex.quote(str(folder))
+    yield f"{folder}: {job.job_name} goes on after round {job.done} of {job.rounds}"
+    yield f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase"
+    yield f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}"
+    yield f"run it here:  tightframe simulate {quoted} -w ANOTHER_WORKSPACE --previous-run OLD_WORKSPACE"
+    yield f"or at the consortium's server:  nvflare job submit -j {quoted}"
+
+
+def find(folder: Path) -> Path:
+    """The checkpoint in a run's folder.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    for place in PLACES:
+        path = folder / place / CHECKPOINT
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"Expected {folder} to hold the server's results of a run with {CHECKPOINT}, but there is none: "
+        "a run that stopped before its first round was done is begun anew."
+    )
+
+
+def _is_called(name: str, job: JobConfig) -> bool:
+    if name == job.job_name:
+        return True
+    known = [recipe.values for recipe in recipes.RECIPES if recipe.name == name]
+    return any(values["method"] == job.method and values["dataset"] == job.dataset for values in known)
+
+
+def _finished(results: Path) -> bool:
+    path = results / "outcome.json"
+    if not path.is_file():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found.get("trained") is True and found.get("reason") is None
