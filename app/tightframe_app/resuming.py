@@ -39,8 +39,8 @@ def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory:
         RunError: TF-507, TF-521; see ``rounds.resume.read``.
         JobError: if the run is another job's, or finished.
     """
+    from tightframe.report.words import plural
     from tightframe.rounds import resume
-    from tightframe.rounds.outcome import plural
 
     path = find(stopped)
     job = resume.next_job(path)

@@ -22,11 +22,11 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
-from tightframe.rounds import outcome
 from tightframe.rounds.checkpoint import CHECKPOINT
 from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.coordinator import Accept, Coordinator, Message, Result
 from tightframe.rounds.identity import simulated_anchor, simulated_identity
+from tightframe.rounds.rows import Row
 from tightframe.rounds.secure.server import ServerIdentity
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo import SiloSession, failure_code
@@ -65,7 +65,7 @@ def run(
     summation: str = "secure",
     min_sites: int | None = None,
     folder: Path | None = None,
-    on_round: Callable[[outcome.Row], None] | None = None,
+    on_round: Callable[[Row], None] | None = None,
     **job_values: Any,
 ) -> Result:
     """Train one model over several silos in this process.
@@ -126,7 +126,7 @@ def run_job(
     entries: Mapping[str, SiteEntry] | None = None,
     folder: Path | None = None,
     initial_model: str | None = None,
-    on_round: Callable[[outcome.Row], None] | None = None,
+    on_round: Callable[[Row], None] | None = None,
     stopped: Path | None = None,
 ) -> Result:
     """Run a whole job in this process.
@@ -153,7 +153,7 @@ def _run(
     entries: Mapping[str, SiteEntry] | None,
     folder: Path | None,
     initial_model: str | None,
-    on_round: Callable[[outcome.Row], None] | None,
+    on_round: Callable[[Row], None] | None,
     stopped: Path | None = None,
 ) -> Result:
     """Run in a folder, or in a temporary one that lasts as long as the outcome does."""

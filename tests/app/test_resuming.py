@@ -14,7 +14,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
 from tightframe.rounds import resume
-from tightframe.rounds.outcome import Row
+from tightframe.rounds.rows import Row
 from tightframe_app import cli, recipes
 
 Typed = Callable[..., tuple[object, str, str]]

@@ -21,8 +21,8 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from tightframe.flare import monitor
 from tightframe.flare.controller import FederationController
-from tightframe.rounds.outcome import Row
 from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.rows import Row
 from tightframe.rounds.status import Status
 
 JOB_ID = "the-job"

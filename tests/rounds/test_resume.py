@@ -23,7 +23,7 @@ from tightframe.privacy.ledger.entries import Charge
 from tightframe.rounds import checkpoint, resume, takeover
 from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.outcome import Row
+from tightframe.rounds.rows import Row
 from tightframe.rounds.secure.server import SecureSums
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor

@@ -12,8 +12,8 @@ from tightframe import federation
 from tightframe.data.benchmark_sets import open_silos
 from tightframe.errors import RunError
 from tightframe.rounds.coordinator import Coordinator
-from tightframe.rounds.outcome import Row
 from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.rows import Row
 from tightframe.rounds.silo import SiloSession
 from tightframe.rounds.status import Status
 

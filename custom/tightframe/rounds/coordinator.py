@@ -22,20 +22,23 @@ from tightframe.errors import REASONS, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
+from tightframe.report.words import plural
 from tightframe.rounds import (
     checkpoint,
     classes,
     codec,
     evaluation,
-    outcome,
     personal,
     resume,
     statistics,
 )
 from tightframe.rounds.context import Message
+from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import shown
 from tightframe.rounds.private.plan import honest_silos
 from tightframe.rounds.private.server import read
+from tightframe.rounds.rows import Row
+from tightframe.rounds.run_record import RunRecord
 from tightframe.rounds.secure.record import ServerRecord
 from tightframe.rounds.secure.server import SecureSums, ServerIdentity
 from tightframe.rounds.setup import JobSetup
@@ -58,7 +61,7 @@ class Result:
     """What a finished run returns in the process that ran it."""
 
     state: ServerState
-    outcome: outcome.Outcome
+    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,12 @@ class Coordinator:
         job_id: str | None = None,
         stopped: Path | None = None,
         log: logging.Logger | None = None,
-        on_round: Callable[[outcome.Row], None] | None = None,
+        on_round: Callable[[Row], None] | None = None,
     ) -> None:
         self.setup = setup
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
-        self.record = outcome.RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
+        self.record = RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
         self.record.privacy = setup.privacy
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
@@ -156,7 +159,7 @@ class Coordinator:
             self._baseline(transport)
         return result
 
-    def _finish(self, reason: str | None) -> outcome.Outcome:
+    def _finish(self, reason: str | None) -> Outcome:
         self.record.sums = self._sums.describe()
         if self._transcript is not None:
             self._transcript.end(reason)
@@ -201,8 +204,8 @@ class Coordinator:
             method.name,
             self.setup.dataset.title,
             job.model,
-            outcome.plural(len(job.sites), "silo"),
-            outcome.plural(job.rounds, "round"),
+            plural(len(job.sites), "silo"),
+            plural(job.rounds, "round"),
             job.summation,
             job.seed,
         )
@@ -349,7 +352,7 @@ class Coordinator:
         self._add(row, own if evaluate and own else None, broadcast)
         return state, row.silos
 
-    def _spent(self, told: Totals, row: outcome.Row) -> shown.Spent | None:
+    def _spent(self, told: Totals, row: Row) -> shown.Spent | None:
         """What silos tell of the epsilon that the job has cost them; None if one of them tells nonsense."""
         try:
             return shown.read(self.setup.job, told, row.silos, row.round)
@@ -392,14 +395,14 @@ class Coordinator:
         place: Place,
         *,
         evaluate: bool,
-    ) -> tuple[outcome.Row, Totals]:
+    ) -> tuple[Row, Totals]:
         """A sum of counts alone: opened for the whole roster only, so that all may be asked twice."""
         try:
             row, totals = self._collect(transport, schema, broadcast, place, evaluate=evaluate)
         except TooFewError as error:
             if self.setup.job.summation == "plain":
                 raise
-            row = outcome.Row(place.round, place.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
+            row = Row(place.round, place.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
             totals = {}
         if row.shut and row.dropped:
             row, totals = self._again(transport, schema, broadcast, row, place, evaluate=evaluate)
@@ -426,11 +429,11 @@ class Coordinator:
         transport: Transport,
         schema: Schema,
         broadcast: Mapping[str, torch.Tensor],
-        row: outcome.Row,
+        row: Row,
         place: Place,
         *,
         evaluate: bool,
-    ) -> tuple[outcome.Row, Totals]:
+    ) -> tuple[Row, Totals]:
         """Ask all once more for a sum of counts that stayed shut because a silo had dropped out."""
         self.log.warning(
             "%s: counts are opened for all silos only, but %s; asking all once more",
@@ -451,7 +454,7 @@ class Coordinator:
         evaluate: bool,
         among: Sequence[str] | None = None,
         attempt: int = 0,
-    ) -> tuple[outcome.Row, Totals]:
+    ) -> tuple[Row, Totals]:
         """Send a broadcast, add the terms as they arrive, open the sum."""
         started = time.monotonic()
         sum_id = SumId.of(place.kind, place.round, place.index, attempt)
@@ -484,7 +487,7 @@ class Coordinator:
         if found.totals:
             self._opened.append((str(sum_id), found.cohort))
         seconds = time.monotonic() - started
-        row = outcome.Row(
+        row = Row(
             place.round,
             place.kind,
             found.cohort,
@@ -507,7 +510,7 @@ class Coordinator:
         order = sorted(silos, key=lambda site: stream_seed(seed, "server", "draw", place.round, site))
         return sorted(order[:number])
 
-    def _add(self, row: outcome.Row, counted: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
+    def _add(self, row: Row, counted: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
         self.record.add(row, counted, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)

@@ -21,9 +21,11 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import RunError
 from tightframe.phases import ServerState
-from tightframe.rounds import checkpoint, outcome
+from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import Checkpoint
 from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.rows import Row, write_rows
+from tightframe.rounds.run_record import BEST, RunRecord
 
 
 class Kept(BaseModel):
@@ -63,7 +65,7 @@ class Kept(BaseModel):
 
 
 def save(
-    record: outcome.RunRecord,
+    record: RunRecord,
     state: ServerState,
     number: int,
     *,
@@ -90,14 +92,14 @@ def save(
         others=None if record.others is None else sorted(record.others),
         initial_model=record.initial_model,
     )
-    best = None if record.best is None else load_file(record.folder / outcome.BEST)
+    best = None if record.best is None else load_file(record.folder / BEST)
     run = kept.model_dump(mode="json")
     checkpoint.save_state(
         record.folder, state, round_number=number, job_sha256=job.sha256(), run=run, best=best
     )
 
 
-def restore(record: outcome.RunRecord, found: Checkpoint, kept: Kept) -> None:
+def restore(record: RunRecord, found: Checkpoint, kept: Kept) -> None:
     """Give a record what the jobs before have put into theirs."""
     record.rows = [_row(values) for values in kept.rows]
     record.rounds_done = int(found.described["after_round"])
@@ -105,14 +107,14 @@ def restore(record: outcome.RunRecord, found: Checkpoint, kept: Kept) -> None:
     record.best, record.judges = kept.best, frozenset(kept.judges)
     record.others = None if kept.others is None else frozenset(kept.others)
     if kept.best is not None:
-        checkpoint.save_tensors(record.folder / outcome.BEST, found.best)
-    outcome.write_rows(record.folder, record.rows)
+        checkpoint.save_tensors(record.folder / BEST, found.best)
+    write_rows(record.folder, record.rows)
 
 
-def _row(values: dict[str, Any]) -> outcome.Row:
+def _row(values: dict[str, Any]) -> Row:
     told = values["spent"]
     spent = None if told is None else Spent(**{**told, "bins": tuple(told["bins"])})
-    return outcome.Row(**{**values, "spent": spent})
+    return Row(**{**values, "spent": spent})
 
 
 def read(path: Path) -> tuple[Checkpoint, Kept]:

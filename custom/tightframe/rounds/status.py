@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from tightframe.rounds.summation import LATE
 
 if TYPE_CHECKING:
-    from tightframe.rounds.outcome import Row
     from tightframe.rounds.private.shown import Spent
+    from tightframe.rounds.rows import Row
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]
 

@@ -19,11 +19,12 @@ from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
-from tightframe.rounds import codec, outcome
+from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.coordinator import Coordinator
 from tightframe.rounds.private import shown
 from tightframe.rounds.private.shown import BINS, EDGES, SHOWN, Spent
+from tightframe.rounds.rows import Row
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 from tightframe.rounds.summation import PlainServer
@@ -212,7 +213,7 @@ def test_a_silo_that_tells_nonsense_costs_the_line_and_not_the_run(
 ) -> None:
     # A logger of its own: to configure the engine's logging in this process disables those that exist.
     coordinator = Coordinator(prepare(JOB), tmp_path, log=logging.getLogger("tests.told"))
-    row = outcome.Row(1, "train", SITES, {}, 0.0, 0, 0)
+    row = Row(1, "train", SITES, {}, 0.0, 0, 0)
     assert coordinator._spent(_totals({4: 4}, {}), row) is not None
     assert coordinator._spent({}, row) is None and not caplog.records
     with caplog.at_level(logging.WARNING):

@@ -1,0 +1,286 @@
+"""What a server notes during a run, and the files that it leaves: metrics, model card, outcome, report."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tightframe import __version__
+from tightframe.config.job import JobConfig
+from tightframe.data.base import DatasetSpec
+from tightframe.files import write_json
+from tightframe.phases import Method, Tensors, Totals
+from tightframe.report import writing
+from tightframe.rounds import evaluation
+from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.classes import MIN_HOLDERS
+from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.outcome import Outcome
+from tightframe.rounds.private import noisy_metrics
+from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
+from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
+from tightframe.rounds.status import Status
+from tightframe.rounds.summation import Enrolled
+
+BEST = "best_model.safetensors"
+
+
+class RunRecord:
+    """What a run leaves behind, kept on disk and up to date while it runs.
+
+    Args:
+        folder: where the files go.
+        job: of the run.
+        method: name, title and paper.
+        dataset: title and class names.
+        log: for the line a round and the last screen.
+    """
+
+    def __init__(
+        self, folder: Path, job: JobConfig, method: Method, dataset: DatasetSpec, log: logging.Logger
+    ) -> None:
+        self.folder = folder
+        self.job = job
+        self.rows: list[Row] = []
+        self.weights: dict[str, float] = {}
+        self.synthetic = False
+        self.initial_model: dict[str, Any] | None = None
+        self.rounds_done = 0
+        self.absent: dict[str, str] = {}
+        self.trained = False
+        self.sums: str = job.summation
+        self.declared: dict[str, Declaration] = {}
+        self.privacy: PrivacyPlan | None = None
+        self.personal: dict[str, Any] | None = None  # means over silos of their personal models
+        promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
+        self.status = Status(job.job_name, job.rounds, promised)
+        self.temporary = False  # whether the caller removes the folder with the outcome
+        self.best: tuple[float, int] | None = None
+        self.judges: frozenset[str] = frozenset()  # who counted the best model
+        self.others: frozenset[str] | None = None  # who counted the latest model, where that differs
+        self._method = method
+        self._dataset = dataset
+        self._log = log
+        self._started = time.monotonic()
+
+    @property
+    def data_line(self) -> str:
+        """One line about the records."""
+        title = self._dataset.title
+        if not self.weights:
+            return f"{title}; no silo was enrolled"
+        if self.synthetic:
+            return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
+        divided = getattr(self._asked, "described", None)
+        return f"{title}, real records ({divided})" if divided else f"{title}, the sites' own records"
+
+    @property
+    def _asked(self) -> Any:
+        """What the job asks of the data set."""
+        return self._dataset.options.model_validate(self.job.dataset_options)
+
+    def enrolled(self, enrolled: Enrolled) -> None:
+        """Put on record who takes part, and what each says of itself."""
+        self.declared, self.absent = dict(enrolled.declared), dict(enrolled.absent)
+        self.weights = {site: item.weight for site, item in sorted(enrolled.declared.items())}
+        self.synthetic = any(item.synthetic for item in enrolled.declared.values())
+        self.status = self.status.enrolled(self.weights, self.absent)
+
+    def rules(self) -> list[str]:
+        """Which privacy rules held, and which were off; one line each."""
+        lines = []
+        if self.job.class_rules == "off":
+            lines.append("CLASS RULES OFF, as the job asks: a class sum may be one silo's")
+        profiles = sorted({item.profile for item in self.declared.values()})
+        counts = sorted({item.min_class_count for item in self.declared.values()})
+        if self.declared:
+            of_records = (
+                f"; a class counts from {counts[0]} local records on"
+                if len(counts) == 1
+                else (f"; a class counts from {counts[0]} to {counts[-1]} local records on")
+            )
+            off = self.job.class_rules == "off" or self.privacy is not None
+            shown = "" if off else f"{of_records} and with {MIN_HOLDERS} holders"
+            lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
+        if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
+            lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
+        if self.declared and self.job.summation == "secure" and self.job.privacy is None:
+            lines.append(
+                "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
+            )
+        for fold in ("test", "validation"):
+            if few := sorted(site for site in self.declared if self._untold(site, fold)):
+                lines.append(f"too few {fold} records to be counted (min_test_count): {', '.join(few)}")
+        if self.privacy is None:
+            lines.append("no differential privacy: a total itself is exact")
+        else:
+            lines.append(self.privacy.describe())
+        return lines
+
+    def add(self, row: Row, counted: Totals | None, received: Tensors) -> None:
+        """Put an exchange on record, and its evaluation to the model that it is of.
+
+        Args:
+            row: of the exchange.
+            counted: totals of the evaluation, if it was part of the exchange.
+            received: the model that was evaluated: the one before this exchange.
+        """
+        before: Row | None = None
+        if counted is not None:
+            if not any(item.kind in ("start", "train") for item in self.rows):
+                self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
+            before = next(item for item in reversed(self.rows) if item.makes_model)
+            before.evaluation = self._summarised(counted, row)
+            before.evaluated_by = [site for site in row.silos if not self._untold(site, "test")]
+            self._remember_best(before, received)
+            self.status = self.status.evaluated(before)
+        self.rows.append(row)
+        self.status = self.status.summed(row)
+        write_rows(self.folder, self.rows)
+        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+
+    def _summarised(self, counted: Totals, row: Row) -> dict[str, Any]:
+        """Metrics of an exchange's totals, which may be noisy."""
+        names = self._dataset.class_names
+        if self.privacy is None or self.privacy.evaluation is None:
+            return evaluation.summarise(counted, names)
+        honest = honest_silos(self.job, len(self.weights))
+        config = self.privacy.evaluation.config
+        return noisy_metrics.summarise(counted, config, names, silos=len(row.silos), honest=honest)
+
+    def _untold(self, site: str, fold: str) -> bool:
+        """Whether a silo has said that it leaves a fold out of exact evaluations."""
+        return site in self.declared and fold in self.declared[site].untold
+
+    def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
+        """Put on record an exchange that had too few silos and was not opened."""
+        self.rows.append(Row(number, kind, silos, dict(failed), 0.0, 0, 0))
+        self.status = self.status.summed(self.rows[-1])
+        write_rows(self.folder, self.rows)
+
+    def write_card(self, sha256: str) -> None:
+        """``model.json``: what the model is, from what, its metrics, and the versions used."""
+        last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
+        spent = last_spent(self.rows)
+        card = {
+            "format": 1,
+            "job": self.job.model_dump(mode="json"),
+            "job_sha256": self.job.sha256(),
+            "method": {"name": self._method.name, "paper": self._method.paper},
+            "classes": list(self._dataset.class_names),
+            "data": self.data_line,
+            "synthetic": self.synthetic,
+            "public_weights": dict(sorted(self.weights.items())),
+            "model_sha256": sha256,
+            "initial_model": self.initial_model,
+            "best_round_by_validation": self.best[1] if self.best else None,
+            "privacy_spent": None if spent is None else spent.as_json(),
+            "evaluation": last[-1].evaluation if last else None,
+            "evaluated_by": last[-1].evaluated_by if last else [],
+            "versions": _versions(),
+        }
+        write_json(self.folder / "model.json", card)
+
+    def finish(self, reason: str | None) -> Outcome:
+        """Write ``outcome.json``, show the last screen, return both as a value."""
+        job = self.job
+        self.status = self.status.ended(trained=self.trained, reason=reason)
+        result = Outcome(
+            job_name=job.job_name,
+            method=self._method.title,
+            trained=self.trained,
+            rounds_done=self.rounds_done,
+            rounds=job.rounds,
+            roster=list(job.roster),
+            rows=self.rows,
+            data=self.data_line,
+            summation=self.sums,
+            rules=self.rules(),
+            folder=self.folder,
+            best_round=self.best[1] if self.best else None,
+            reason=reason,
+            absent=self.absent,
+            personal=self.personal,
+            seconds=time.monotonic() - self._started,
+            test_shared=getattr(self._asked, "test", None) == "global",
+            private=self.privacy is not None,
+            temporary=self.temporary,
+        )
+        dropped = [
+            {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
+        ]
+        final, spent = result.final(), result.spent()
+        values = {
+            "trained": result.trained,
+            "reason": reason,
+            "not_enrolled": self.absent,
+            "job_name": job.job_name,
+            "method": self._method.name,
+            "data": result.data,
+            "rounds_done": result.rounds_done,
+            "rounds": job.rounds,
+            "roster": result.roster,
+            "synthetic": self.synthetic,
+            "resumed": None if job.resume is None else job.resume.model_dump(mode="json"),
+            "summation": job.summation,
+            "sums": self.sums,
+            "rules": result.rules,
+            "privacy": None if self.job.privacy is None else self.job.privacy.model_dump(mode="json"),
+            "privacy_spent": None if spent is None else spent.as_json(),
+            "best_round_by_validation": result.best_round,
+            "dropped": dropped,
+            "evaluation": final.evaluation if final else None,
+            "evaluated_by": final.evaluated_by if final else [],
+            "test_shared": result.test_shared,
+            "personal": self.personal,
+            "seconds": round(result.seconds, 1),
+            # Also in the model's card, which a run that failed has not.
+            "job": job.model_dump(mode="json"),
+            "job_sha256": job.sha256(),
+            "versions": _versions(),
+        }
+        write_json(self.folder / "outcome.json", values)
+        writing.leave(self.folder, self._log)
+        (self._log.error if reason else self._log.info)("%s", result.screen())
+        return result
+
+    def _remember_best(self, row: Row, received: Tensors) -> None:
+        """Keep the model with the best balanced accuracy on the validation folds.
+
+        Only models counted by the same silos are compared: without a hard silo's records any model
+        looks better. After two models in a row counted by other silos (one is gone for good, or is
+        back) the comparison starts anew with those.
+        """
+        if row.round == 0 or row.evaluation is None or noisy_metrics.is_noisy(row.evaluation):
+            return  # of a few noisy models the best one is the luckiest
+        judges = frozenset(row.evaluated_by)
+        value = row.evaluation["validation"].get("balanced_accuracy")
+        if value is None:
+            return
+        if judges == self.judges:
+            self.others = None
+            better = self.best is None or value > self.best[0]
+        else:
+            better = self.best is None or len(judges) > len(self.judges) or judges == self.others
+            self.others = judges
+        if better:
+            self.best, self.judges, self.others = (value, row.round), judges, None
+            save_tensors(self.folder / BEST, received)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "nvflare", "monai", "safetensors")
+    own = {"tightframe": __version__, "python": platform.python_version()}
+    return own | {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
