@@ -146,6 +146,7 @@ MANY = tuple(sorted(f"site-{place}" for place in range(MAX_SITES + 1)))
 
 BROKEN = {
     "job": (params(job="job-2"), {}, {}, "the job id", "'job-1'", "'job-2'"),
+    "lineage": (params(lineage="job-0"), {}, {}, "the lineage", "'job-1'", "'job-0'"),
     "configuration": (
         params(config_sha256=bytes(32)),
         {},

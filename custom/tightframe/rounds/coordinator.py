@@ -223,23 +223,10 @@ class Coordinator:
 
     def _go_on(self, transport: Transport, found: checkpoint.Checkpoint, kept: resume.Kept) -> ServerState:
         """The state after the last round of the jobs before; silos are told what those have opened."""
-        resume.restore(self.record, found, kept)
+        resume.restore(self.record, found, kept, self.log)
         self._opened = [*kept.opened]
         self._holders = None if kept.holders is None else np.array(kept.holders, dtype=np.float64)
         self._sums.static_cohort = kept.static_cohort
-        self.log.info(
-            "going on after round %d of %d with job %s (the first of its chain: %s)",
-            self.setup.job.done,
-            self.setup.job.rounds,
-            kept.job_id,
-            kept.lineage,
-        )
-        if kept.version != __version__:
-            self.log.warning(
-                "the checkpoint is of tightframe %s, this is %s: an unbroken run may end otherwise",
-                kept.version,
-                __version__,
-            )
         self._enroll(transport, kept)
         if others := resume.changed_weights(kept, self.weights):
             self.log.warning("other records than before at %s: public weights changed", ", ".join(others))

@@ -7,6 +7,7 @@ checkpoint beside its configuration; everything else of it is as it was.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -99,8 +100,16 @@ def save(
     )
 
 
-def restore(record: RunRecord, found: Checkpoint, kept: Kept) -> None:
-    """Give a record what the jobs before have put into theirs."""
+def restore(record: RunRecord, found: Checkpoint, kept: Kept, log: logging.Logger) -> None:
+    """Give a record what the jobs before have put into theirs; say what goes on."""
+    done, rounds = record.job.done, record.job.rounds
+    log.info("going on after round %d of %d of job %s (lineage %s)", done, rounds, kept.job_id, kept.lineage)
+    if kept.version != __version__:
+        log.warning(
+            "the checkpoint is of tightframe %s, this is %s: an unbroken run may end otherwise",
+            kept.version,
+            __version__,
+        )
     record.rows = [_row(values) for values in kept.rows]
     record.rounds_done = int(found.described["after_round"])
     record.initial_model = kept.initial_model
