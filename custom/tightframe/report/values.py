@@ -14,7 +14,11 @@ class Values(BaseModel):
 
 
 class FoldMetrics(Values):
-    """One fold of an evaluation; without records there is nothing else. Rows of ``confusion`` are true."""
+    """One fold of an evaluation; without records there is nothing else. Rows of ``confusion`` are true.
+
+    Of a ``noisy`` one all numbers carry differential privacy's noise; ``noise_deviation`` is that of a
+    confusion cell, in records.
+    """
 
     records: int
     loss: float | None = None
@@ -25,6 +29,8 @@ class FoldMetrics(Values):
     recall: dict[str, float | None] = {}
     class_records: dict[str, int] = {}
     confusion: list[list[int]] | None = None
+    noisy: bool = False
+    noise_deviation: float | None = None
 
 
 class Evaluation(Values):
@@ -48,6 +54,7 @@ class RoundPrivacy(Values):
     delta: float | None = None
     range: tuple[float, float] | None = None
     histogram: list[Bin] = []
+    untold: int = 0
     shown: dict[str, float] = {}
 
 

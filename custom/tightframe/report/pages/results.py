@@ -96,11 +96,12 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
     rows: list[list[Part]] = [
         [
             name,
-            "no records" if count == 0 else value(fold.recall[name]),
+            _recalled(fold, name, count),
             MISSING if count is None else str(count),
         ]
         for name, count in zip(classes, counts, strict=True)
     ]
+    head = "test records (noisy)" if fold.noisy else "test records"
     return section(
         "Recall by class",
         figure(
@@ -109,10 +110,18 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
                 list(zip(classes, notes, strict=True)),
                 [("recall", [fold.recall[name] for name in classes])],
             ),
-            f"Share of each class's test records that the final model finds, {whose}; a dash: no records.",
+            f"Share of each class's test records that the final model finds, {whose}; a dash: "
+            f"{'too few to tell' if fold.noisy else 'no records'}.",
         ),
-        kept(len(rows), "All classes in numbers", table(["class", "recall", "test records"], rows)),
+        kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
     )
+
+
+def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
+    """A class's recall; a noisy count of 0 does not say that there are no records."""
+    if fold.noisy:
+        return "too few to tell" if fold.recall[name] is None else shown(fold.recall[name])
+    return "no records" if count == 0 else value(fold.recall[name])
 
 
 def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str) -> Markup:
