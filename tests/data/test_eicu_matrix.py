@@ -208,7 +208,7 @@ def test_a_wrong_vocabulary_is_refused(tmp_path: Path, text: str | None, said: s
     assert caught.value.code == "TF-204"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"format": 2, "windows": {}}', '{"windows": {"24h": {}}}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 1, "windows": {}}', '{"windows": {"24h": {}}}'])
 def test_a_strange_manifest_is_refused(tmp_path: Path, text: str) -> None:
     assert read_manifest(tmp_path).windows == {}
     (tmp_path / MANIFEST).write_text(text)

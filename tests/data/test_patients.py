@@ -62,6 +62,16 @@ def test_patients_that_do_not_fit_the_records_are_named(tmp_path: Path, wrong: A
     with pytest.raises(DataError, match="one whole number a record as its patient") as caught:
         data.check()
     assert caught.value.code == "TF-206"
+    # A server that leaves out the enrolment, and the check with it, gets no further.
+    assert refused(opened(tmp_path, arrays(patient_train=wrong))).code == "TF-206"
+
+
+def test_records_of_nobody_are_not_one_patient(tmp_path: Path) -> None:
+    """Clipped as one, a further unknown patient would change their common mean by up to 2 C."""
+    data = opened(tmp_path, arrays(patient_train=np.array([-1, 7, -1, 7, 8, -1])))
+    data.check()  # a job that hides records takes them
+    assert refused(data).code == "TF-210" and "3 of the 6 records" in str(refused(data))
+    assert record_patients(data, "test").tolist() == [40, 40, 41]
 
 
 def test_patients_of_one_fold_alone_are_no_patients(tmp_path: Path) -> None:

@@ -315,6 +315,48 @@ def test_differential_privacy_and_what_was_spent(copied: Copied) -> None:
     assert "Epsilon spent by round" in [item.findtext(f"{SVG}title") for item in page.pictures()]
 
 
+def test_silos_that_tell_nothing_of_epsilon_are_counted(copied: Copied) -> None:
+    folder = copied("server")
+    outcome = values(folder / "outcome.json") | {"privacy": {"epsilon": 6.0}}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    rows = lines(folder / "metrics.jsonl")
+    told = {"promised": 6.0, "delta": 1e-5, "range": [1.0, 2.0], "untold": 3, "shown": {}}
+    train = [row for row in rows if row["kind"] == "train"]
+    train[0]["privacy"] = told | {"histogram": [{"up_to": 2.0, "silos": 1}]}
+    train[1]["privacy"] = told | {"histogram": [], "range": None, "untold": 4}
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    write(folder)
+    page = Page.of(folder)
+    (table,) = page.tables("Privacy")
+    assert [row["how many silos"] for row in table] == ["1 up to 2, 3 told nothing", "4 told nothing"]
+    assert "Some silos tell nothing, and may have spent all of it." in page.text
+    assert "of any silo" not in page.text
+
+
+def test_noisy_metrics_are_called_noisy(copied: Copied) -> None:
+    folder = copied("server")
+    outcome = values(folder / "outcome.json")
+    test = outcome["evaluation"]["test"]
+    classes = list(test["recall"])
+    del test["confusion"]
+    test |= {"noisy": True, "noise_deviation": 11.25, "loss": None, "records": 0}
+    test["recall"][classes[0]], test["class_records"][classes[0]] = None, 0
+    rows = lines(folder / "metrics.jsonl")
+    for row in rows:
+        if row["evaluation"]:
+            row["evaluation"] = outcome["evaluation"]
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    write(folder)
+    page = Page.of(folder)
+    assert "Noisy metrics." in page.text and "11.2 records (standard deviation)" in page.text
+    assert "On about 0 (noisy) test records" in page.text and "test records counted" not in page.text
+    (table,) = page.tables("Recall by class")
+    # A noisy count that was cut at zero says nothing of there being records.
+    assert table[0] == {"class": classes[0], "recall": "too few to tell", "test records (noisy)": "0"}
+    assert "no records" not in page.text
+
+
 def test_plain_sums_have_no_transcript(copied: Copied) -> None:
     folder = copied("server")
     (folder / "transcript.jsonl").unlink()

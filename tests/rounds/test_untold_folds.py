@@ -54,6 +54,27 @@ def test_a_silo_with_few_test_records_is_not_counted(
     assert report["global"]["test"]["records"] == len(folds["site-3"]["test"])
 
 
+def test_neither_is_its_personal_model(small: dict[str, Any], tmp_path: Path) -> None:
+    """A personal model is judged by the same few test records; the silo alone sees how it does on them."""
+    sites = [f"site-{number}" for number in range(1, 5)]
+    job = parse_job({**small, "summation": "plain", "sites": sites, "min_sites": 4, "personalise": True})
+    data = {site: open_data(job, site, None) for site in sites}
+    least = {"site-3": len(data["site-3"].labels("test")) + 1}
+    entries = {
+        site: SiteEntry(policy=PolicyBlock(profile="research", min_test_count=least.get(site, 1)))
+        for site in sites
+    }
+    federation.run_job(job, entries=entries, data=data, folder=tmp_path)
+    own = {
+        site: json.loads((tmp_path / site / "local_report.json").read_text())["personal"]["accuracy"]
+        for site in sites
+    }
+    told = json.loads((tmp_path / "server" / "outcome.json").read_text())["personal"]
+    assert told["silos"] == 3
+    assert told["accuracy"] == pytest.approx(np.mean([own[site] for site in sites if site != "site-3"]))
+    assert 0 < own["site-3"] <= 1
+
+
 def test_only_the_named_folds_become_zero() -> None:
     counted = {
         f"evaluation/{fold}/{name}": torch.ones(2) for fold in evaluation.FOLDS for name in ("scores", "loss")

@@ -33,7 +33,7 @@ class ArrayData:
         num_classes: C; labels are 0..C-1.
         synthetic: whether the records are generated.
         patients: whose each record is, whole numbers (n,) of each fold, the same for a patient in all of
-            them; None if that is not known.
+            them, below 0 where one is not known; None if none is.
     """
 
     def __init__(
@@ -88,9 +88,10 @@ class ArrayData:
         """Labels of a fold in record order, (n,)."""
         return self._folds[fold][1].astype(np.int64)
 
-    def groups(self, fold: Fold) -> NDArray[np.int64] | None:
-        """The patient of each record of a fold, (n,); None if that is not known."""
-        return None if self._patients is None else self._patients[fold].astype(np.int64)
+    def groups(self, fold: Fold) -> NDArray[Any] | None:
+        """The patient of each record of a fold, (n,), as it was given; None if that is not known."""
+        # Not cast to whole numbers: 1.2 and 1.7 would become one patient before anybody has looked.
+        return None if self._patients is None else self._patients[fold]
 
     def check(self, progress: Progress | None = None) -> None:
         """Look at every value and label.

@@ -23,8 +23,9 @@ from tightframe.data.eicu import MOST_DRUGS, REGIONS, Window, vocabulary_sha256
 from tightframe.data.eicu_folds import Stays
 from tightframe.errors import DataError
 
-FORMAT: Literal[1] = 1
-"""Of the prepared files; another one is made again."""
+FORMAT: Literal[2] = 2
+"""Of the prepared files. Those of format 1 do not tell stays that name no patient from those that do, so that
+a job that hides patients would take each for a patient of its own."""
 MANIFEST = "eicu_manifest.json"
 
 _PLAIN = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -279,7 +280,7 @@ class Manifest(BaseModel):
 
     model_config = _PLAIN
 
-    format: Literal[1] = FORMAT
+    format: Literal[2] = FORMAT
     windows: dict[Window, PreparedWindow] = {}
 
 

@@ -20,10 +20,12 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
     """The patient of each record of a fold, in record order.
 
     A data set whose source knows patients has a method ``groups(fold)``, which gives them as whole numbers
-    (n,), or None. Numbers mean nothing outside of the silo, and are the same in all folds.
+    (n,), or None. Numbers mean nothing outside of the silo, and are the same in all folds. One below 0 says
+    that nobody knows whose this record is: all such records together are no patient.
 
     Raises:
-        DataError: TF-210 if they are not known, TF-206 if they are not one whole number a record.
+        DataError: TF-210 if they are not known, of any record; TF-206 if they are not one whole number a
+            record.
     """
     groups = getattr(data, "groups", None)
     found = None if groups is None else groups(fold)
@@ -36,6 +38,9 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
             f"{patients.dtype} of shape {patients.shape} for {count} records: correct the data set.",
             code="TF-206",
         )
+    if nameless := int((patients < 0).sum()):
+        reason = f"{nameless} of the {count} records of its {fold} fold have a patient below 0"
+        raise patients_unknown(data.source, reason)
     return patients.astype(np.int64)
 
 

@@ -57,6 +57,7 @@ class RoundPrivacy(Values):
     delta: float | None = None
     range: tuple[float, float] | None = None
     histogram: list[Bin] = []
+    untold: int = 0
     shown: dict[str, float] = {}
 
 

@@ -257,7 +257,8 @@ class Contributor:
             report["personal"] = {"model_sha256": sha256, "confusion": confusion.tolist()} | results
             self._keep(report)
         self._context.log.info("%s: personal model (this silo's own): %s", silo.name, run_dir / PERSONAL)
-        return tensors
+        # Its accuracy is an exact count of the very records that are too few to be told of.
+        return personal.untold(tensors) if "test" in self._context.untold_folds() else tensors
 
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""

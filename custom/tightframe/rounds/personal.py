@@ -113,6 +113,11 @@ def count(
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, confusion
 
 
+def untold(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """What ``count`` gives as if the silo had no record: zeros, and in no mean."""
+    return {name: torch.zeros_like(value) for name, value in tensors.items()}
+
+
 def summarise(totals: Totals) -> dict[str, Any] | None:
     """Means over silos from the totals, as plain JSON values; None without three silos.
 

@@ -58,14 +58,21 @@ def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
             "Epsilon spent by round",
             xs,
             [
-                Series("most of any silo", [ranged[x][1] if x in ranged else None for x in xs], 0),
-                Series("least of any silo", [ranged[x][0] if x in ranged else None for x in xs], 1),
+                Series("most of those told", [ranged[x][1] if x in ranged else None for x in xs], 0),
+                Series("least of those told", [ranged[x][0] if x in ranged else None for x in xs], 1),
                 Series("promised", [promised.get(x) for x in xs], 2),
             ],
             x_name="round",
             low=0.0,
         )
-        parts.append(figure(chart, "Epsilon that the silos have spent on this job up to each round."))
+        silent = any(item.untold for _, item in told)
+        parts.append(
+            figure(
+                chart,
+                "Epsilon that the silos have spent on this job up to each round: ends of the ranges that "
+                "they tell." + (" Some silos tell nothing, and may have spent all of it." if silent else ""),
+            )
+        )
     body: list[list[Part]] = [
         [
             str(number),
@@ -76,6 +83,7 @@ def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
                 f"{entry.silos} up to {'any' if entry.up_to is None else format(entry.up_to, 'g')}"
                 for entry in item.histogram
             )
+            + (f"{', ' if item.histogram else ''}{item.untold} told nothing" if item.untold else "")
             or "-",
             ", ".join(f"{site} {epsilon:.3f}" for site, epsilon in sorted(item.shown.items())) or "-",
         ]

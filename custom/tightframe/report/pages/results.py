@@ -12,7 +12,6 @@ from tightframe.report.words import shown
 
 MISSING = tag("span", "missing", class_="missing")
 NOISY = " that have enough noisy records to tell"
-TOO_FEW = "too few to tell"
 LONG = 24
 """Rows from which a table is folded."""
 _PAIRS = 30
@@ -106,15 +105,12 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
     rows: list[list[Part]] = [
         [
             name,
-            "no records"
-            if count == 0 and not fold.noisy
-            else TOO_FEW
-            if fold.noisy and fold.recall[name] is None
-            else value(fold.recall[name]),
+            _recalled(fold, name, count),
             MISSING if count is None else str(count),
         ]
         for name, count in zip(classes, counts, strict=True)
     ]
+    head = "test records (noisy)" if fold.noisy else "test records"
     return section(
         "Recall by class",
         figure(
@@ -126,8 +122,15 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
             f"Share of each class's test records that the final model finds, {whose}; a dash: "
             f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
         ),
-        kept(len(rows), "All classes in numbers", table(["class", "recall", "test records"], rows)),
+        kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
     )
+
+
+def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
+    """A class's recall; a noisy count of 0 does not say that there are no records."""
+    if fold.noisy:
+        return "too few to tell" if fold.recall[name] is None else shown(fold.recall[name])
+    return "no records" if count == 0 else value(fold.recall[name])
 
 
 def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str) -> Markup:

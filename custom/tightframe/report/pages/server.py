@@ -20,7 +20,7 @@ def page(found: ServerResults) -> str:
     if outcome.personal is not None:
         parts.append(_personal(found))
     parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done))
-    if final is not None and final.test.records:
+    if final is not None and (final.test.records or final.test.noisy):
         parts.append(results.recall(final.test, _whose(found)))
         if final.test.confusion is not None:
             parts.append(results.confusion(list(final.test.recall), final.test.confusion, _whose(found)))
@@ -62,17 +62,17 @@ def in_words(found: ServerResults) -> str:
     else:
         said.append(f"The run ended early: {done} were finished after {outcome.seconds:.0f} s.")
     final = outcome.evaluation
-    if final is not None and final.test.records:
+    if final is not None and (final.test.records or final.test.noisy):
         test, validation = final.test, final.validation
         noisy = "noisy " if test.noisy else ""
         said.append(
-            f"On the {_records(found)} of {_whose(found)} the final model has {noisy}balanced accuracy "
+            f"On {_records(found)} of {_whose(found)} the final model has {noisy}balanced accuracy "
             f"{shown(test.balanced_accuracy)} and AUROC {shown(test.auroc)}"
             + (
                 f"; on the {plural(validation.records, 'validation record')}, "
                 f"{shown(validation.balanced_accuracy)} "
                 f"and {shown(validation.auroc)}."
-                if validation.records
+                if validation.records or validation.noisy
                 else "; there are no validation records."
             )
         )
@@ -118,8 +118,11 @@ def _notices(found: ServerResults) -> list[Part]:
         notices.append(
             layout.notice("warn", "A simulation: the silos' identities are made up and prove nothing.")
         )
-    if outcome.evaluation is not None and outcome.evaluation.test.noisy:
-        notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(outcome.evaluation.test)))
+    told = next((row.evaluation.test for row in found.rows if row.evaluation), None)
+    if outcome.evaluation is not None:
+        told = outcome.evaluation.test
+    if told is not None and told.noisy:
+        notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(told)))
     if outcome.privacy is not None and not any(row.evaluation for row in found.rows):
         notices.append(
             layout.notice(
@@ -233,8 +236,8 @@ def _records(found: ServerResults) -> str:
     outcome = found.outcome
     records = outcome.evaluation.test.records if outcome.evaluation else 0
     silos = len(outcome.evaluated_by)
-    if outcome.test_shared and silos > 1:
-        return f"{records} test records (the same {records // silos} at each of {silos} silos)"
     if outcome.evaluation is not None and outcome.evaluation.test.noisy:
-        return f"test records (about {records})"
-    return plural(records, "test record")
+        return f"about {records} (noisy) test records"
+    if outcome.test_shared and silos > 1:
+        return f"the {records} test records (the same {records // silos} at each of {silos} silos)"
+    return f"the {plural(records, 'test record')}"
