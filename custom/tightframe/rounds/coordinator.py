@@ -21,18 +21,18 @@ from tightframe import __version__
 from tightframe.errors import REASONS, RunError, TightframeError
 from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
-from tightframe.phases import Cohort, Phase, Schema, ServerState, Totals, stream_seed
+from tightframe.phases import Cohort, Phase, ServerState, Totals
 from tightframe.report.words import plural
 from tightframe.rounds import (
     checkpoint,
     classes,
-    codec,
     evaluation,
     personal,
     resume,
     statistics,
 )
 from tightframe.rounds.context import Message
+from tightframe.rounds.exchanges import Exchanges, Place
 from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import shown
 from tightframe.rounds.private.plan import honest_silos
@@ -44,14 +44,11 @@ from tightframe.rounds.secure.server import SecureSums, ServerIdentity
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.summation import (
     Accept,
-    Collected,
     PlainSums,
     Sums,
-    TooFewError,
     Transport,
     named_codes,
 )
-from tightframe.securesum.messages import SumId
 
 __all__ = ["Accept", "Coordinator", "Message", "Result", "Transport"]
 
@@ -62,21 +59,6 @@ class Result:
 
     state: ServerState
     outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a run a sum is: what it is for, its round, its place among ``of`` phases."""
-
-    kind: str
-    round: int
-    index: int = 0
-    of: int = 1
-
-    @property
-    def evaluates(self) -> bool:
-        """A round's first sum carries the evaluation of the model before it."""
-        return self.kind == "train" and self.index == 0
 
 
 def _places(kind: str, number: int, phases: Sequence[Phase]) -> Iterator[tuple[Place, Phase]]:
@@ -116,14 +98,11 @@ class Coordinator:
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped
-        # Sums opened so far, and how many of them each silo has heard of for certain: a silo that
-        # misses a request must still learn what became of its last term.
-        self._opened: list[tuple[str, list[str]]] = []
-        self._told: dict[str, int] = {}
         self._on_round = on_round
         self._holders: NDArray[np.float64] | None = None  # of each class, in the last opened sum
         self._transcript: ServerRecord | None = None
         self._sums = self._choose_sums(identity)
+        self._exchanges = Exchanges(setup.job, self._sums, self.record, self.log)
 
     def _choose_sums(self, identity: ServerIdentity | None) -> Sums:
         job = self.setup.job
@@ -181,7 +160,7 @@ class Coordinator:
                 number,
                 job_id=self._job_id,
                 static_cohort=self._sums.static_cohort,
-                opened=self._opened,
+                opened=self._exchanges.opened,
                 holders=self._holders,
             )
         for place, phase in _places("after", job.rounds, self.setup.after_phases()):
@@ -224,7 +203,7 @@ class Coordinator:
     def _go_on(self, transport: Transport, found: checkpoint.Checkpoint, kept: resume.Kept) -> ServerState:
         """The state after the last round of the jobs before; silos are told what those have opened."""
         resume.restore(self.record, found, kept, self.log)
-        self._opened = [*kept.opened]
+        self._exchanges.opened = [*kept.opened]
         self._holders = None if kept.holders is None else np.array(kept.holders, dtype=np.float64)
         self._sums.static_cohort = kept.static_cohort
         self._enroll(transport, kept)
@@ -300,10 +279,10 @@ class Coordinator:
         )
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
-        row, totals = self._collect(transport, schema, sent, place, evaluate=evaluate, among=among)
+        row, totals = self._exchanges.collect(transport, schema, sent, place, evaluate=evaluate, among=among)
         if row.shut and place.kind == statistics.KIND:
             if row.dropped:
-                row, totals = self._again(transport, schema, sent, row, place, evaluate=False)
+                row, totals = self._exchanges.again(transport, schema, sent, row, place, evaluate=False)
             if row.shut:
                 why = (
                     f"silos dropped out twice: {named_codes(row.dropped)}"
@@ -355,7 +334,7 @@ class Coordinator:
         schema = self.setup.closing_schema()
         broadcast = broadcast_model(state.model)
         place = Place("closing", self.setup.job.rounds)
-        row, totals = self._counts(transport, schema, broadcast, place, evaluate=True)
+        row, totals = self._exchanges.counts(transport, schema, broadcast, place, evaluate=True)
         self._add(row, (totals or None) if self.setup.evaluates else None, broadcast)
 
     def _personal(self, transport: Transport, state: ServerState) -> None:
@@ -367,33 +346,14 @@ class Coordinator:
         broadcast = {**phase.broadcast(state), **broadcast_model(state.model)}
         place = Place(personal.KIND, self.setup.job.rounds)
         try:
-            row, totals = self._counts(transport, personal.schema(), broadcast, place, evaluate=False)
+            row, totals = self._exchanges.counts(
+                transport, personal.schema(), broadcast, place, evaluate=False
+            )
         except TightframeError as error:
             self.log.warning("personal models: %s", error)
             return
         self._add(row, None, broadcast)
         self.record.personal = personal.summarise(totals) if totals else None
-
-    def _counts(
-        self,
-        transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
-        place: Place,
-        *,
-        evaluate: bool,
-    ) -> tuple[Row, Totals]:
-        """A sum of counts alone: opened for the whole roster only, so that all may be asked twice."""
-        try:
-            row, totals = self._collect(transport, schema, broadcast, place, evaluate=evaluate)
-        except TooFewError as error:
-            if self.setup.job.summation == "plain":
-                raise
-            row = Row(place.round, place.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
-            totals = {}
-        if row.shut and row.dropped:
-            row, totals = self._again(transport, schema, broadcast, row, place, evaluate=evaluate)
-        return row, totals
 
     def _baseline(self, transport: Transport) -> None:
         """Let every silo train its local-only baseline; nothing of it comes back.
@@ -410,92 +370,6 @@ class Coordinator:
         for site, code in sorted(failed.items()):
             self.log.warning("%s has no local-only baseline: %s (%s)", site, code, REASONS.get(code, ""))
         self.log.info("local-only baselines: %d of %d silos", len(requests) - len(failed), len(requests))
-
-    def _again(
-        self,
-        transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
-        row: Row,
-        place: Place,
-        *,
-        evaluate: bool,
-    ) -> tuple[Row, Totals]:
-        """Ask all once more for a sum of counts that stayed shut because a silo had dropped out."""
-        self.log.warning(
-            "%s: counts are opened for all silos only, but %s; asking all once more",
-            row.kind,
-            named_codes(row.dropped),
-        )
-        if row.bytes_up:  # with too few silos the exchange is on record already
-            self.record.dropped(row.kind, row.round, row.silos, row.dropped)
-        return self._collect(transport, schema, broadcast, place, evaluate=evaluate, attempt=1)
-
-    def _collect(
-        self,
-        transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
-        place: Place,
-        *,
-        evaluate: bool,
-        among: Sequence[str] | None = None,
-        attempt: int = 0,
-    ) -> tuple[Row, Totals]:
-        """Send a broadcast, add the terms as they arrive, open the sum."""
-        started = time.monotonic()
-        sum_id = SumId.of(place.kind, place.round, place.index, attempt)
-        request = {
-            "kind": place.kind,
-            "round": place.round,
-            "phase": place.index,
-            "attempt": attempt,
-            "evaluate": evaluate,
-            "broadcast": checkpoint.tensor_bytes(broadcast),
-        }
-        untold = {site: dict(self._opened[self._told.get(site, 0) :]) for site in self.weights}
-        drawn = self._drawn(place)
-        requests = {site: {**request, "opened": untold[site]} for site in (drawn if among is None else among)}
-        left_out = {site: "TF-511" for site in drawn if site not in requests}
-
-        self.record.status = self.record.status.summing(place.kind, place.round, place.index, place.of)
-
-        def accepted(site: str) -> None:
-            self._told[site] = len(self._opened)
-            self.record.status = self.record.status.answer(site)
-
-        try:
-            found: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)
-        except TooFewError as error:
-            self.record.dropped(place.kind, place.round, error.cohort, {**left_out, **error.failed})
-            raise
-        self.record.weights = dict(self._sums.weights)
-        totals = codec.decode(schema, found.totals, parties=len(self.weights))
-        if found.totals:
-            self._opened.append((str(sum_id), found.cohort))
-        seconds = time.monotonic() - started
-        row = Row(
-            place.round,
-            place.kind,
-            found.cohort,
-            {**left_out, **found.failed},
-            seconds,
-            found.bytes_down,
-            found.bytes_up,
-            shut=found.shut,
-            phase=place.index,
-            phases=place.of,
-        )
-        return row, totals
-
-    def _drawn(self, place: Place) -> Sequence[str]:
-        """The silos that this sum is of: all enrolled, or those drawn for the round."""
-        silos, number = sorted(self.weights), self.setup.job.sites_per_round
-        if number is None or place.kind != "train":
-            return silos
-        seed = self.setup.job.seed
-        order = sorted(silos, key=lambda site: stream_seed(seed, "server", "draw", place.round, site))
-        return sorted(order[:number])
 
     def _add(self, row: Row, counted: Totals | None, broadcast: Mapping[str, torch.Tensor]) -> None:
         self.record.add(row, counted, received_model(broadcast))
