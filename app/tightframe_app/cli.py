@@ -109,7 +109,7 @@ def jobs_export(
     name or recipe; only --output, --gpus and --gpu-memory go with it.
     """
     from tightframe.report.words import plural
-    from tightframe_app import recipes
+    from tightframe_app import job_folders
 
     if resume is not None:
         others: dict[str, Any] = {
@@ -143,9 +143,9 @@ def jobs_export(
         raise typer.BadParameter("expected silo names separated by commas, got none", param_hint="--sites")
     job = recipe.job(preset, sites=names, changes=changes)
     wanted = gpus if gpus is not None else int(preset == "full")
-    files = recipes.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
+    files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", name) if committed else output or Path("exported", name)
-    recipes.write_job(files, folder)
+    job_folders.write_job(files, folder)
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is {changes[kind]} now; options of the recipe's own dropped: {', '.join(keys)}")
     what = recipe.described(job, preset)
@@ -186,7 +186,7 @@ def jobs_check(
     A given folder is compared with what the job in it gives. Without folders the committed ones are
     checked, and the simulator's allow list is restored if a crash has lost it.
     """
-    from tightframe_app import recipes
+    from tightframe_app import job_folders, recipes
 
     if not folders:
         problems = _check_committed(root)
@@ -195,7 +195,7 @@ def jobs_check(
         return
     problems = []
     for folder in folders:
-        found = recipes.check_folder(folder)
+        found = job_folders.check_folder(folder)
         problems += found
         if not found:
             out.print(f"{folder}: valid")
@@ -204,7 +204,7 @@ def jobs_check(
 
 def _check_committed(root: Path) -> list[str]:
     from tightframe.flare import simulator
-    from tightframe_app import recipes
+    from tightframe_app import job_folders, recipes
 
     if not (root / "jobs").is_dir():
         raise FileNotFoundError(
@@ -212,7 +212,7 @@ def _check_committed(root: Path) -> list[str]:
         )
     problems: list[str] = []
     for recipe in recipes.RECIPES:
-        problems += recipes.out_of_sync(recipes.job_files(recipe.job()), root / "jobs" / recipe.name)
+        problems += job_folders.out_of_sync(job_folders.job_files(recipe.job()), root / "jobs" / recipe.name)
     known = {recipe.name for recipe in recipes.RECIPES}
     problems += [
         f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known
@@ -270,7 +270,7 @@ def simulate(
     from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare import simulator
     from tightframe.rounds.setup import prepare
-    from tightframe_app import recipes, simulation
+    from tightframe_app import job_folders, simulation
 
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected at least 1, got {threads}", param_hint="--threads")
@@ -279,7 +279,7 @@ def simulate(
             f"expected one of {list(LOG_MODES)} or a file, got {log!r}", param_hint="--log"
         )
     simulator.check_workspace(workspace)
-    values = prepare(recipes.read_job(job)).job
+    values = prepare(job_folders.read_job(job)).job
     sites = values.roster
     if site_config is not None:
         if not site_config.is_file():

@@ -7,22 +7,15 @@ committed ones are checked to be in sync by ``tightframe jobs check``.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import JobError, RunError
-from tightframe.rounds.silo import TASKS
+from tightframe_app.job_folders import prepared
 
 PRESETS = ("rehearsal", "full")
 
-CONTROLLER = "tightframe.flare.controller.FederationController"
-EXECUTOR = "tightframe.flare.executor.SiloExecutor"
-SERVER_FILE = "config/config_fed_server.json"
-CHECKPOINT_FILE = "app_server/config/checkpoint.safetensors"
 """Of a resumed job. The server's own app has it, because its state is no silo's business."""
 
 
@@ -70,7 +63,7 @@ class Recipe:
             values.pop(f"{kind}_options", None)
         for key, value in changes.items():
             _set(values, key, value)
-        return _prepared(json.loads(json.dumps(values)))
+        return prepared(json.loads(json.dumps(values)))
 
     def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
         """What of the recipe's options does not stay with these changes, by what they name anew.
@@ -111,13 +104,6 @@ class Recipe:
             for key, value in layer.items():
                 values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
         return values
-
-
-def _prepared(values: dict[str, Any]) -> JobConfig:
-    """The validated job of plain values; this imports torch, which naming recipes must not."""
-    from tightframe.rounds.setup import prepare
-
-    return prepare(values).job
 
 
 _NAMED = ("method", "dataset", "model")
@@ -333,201 +319,6 @@ def get(name: str) -> Recipe:
         if recipe.name == name:
             return recipe
     raise KeyError(f"Expected a job of {[recipe.name for recipe in RECIPES]}, but got {name!r}.")
-
-
-def job_files(
-    job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8, checkpoint: bytes | None = None
-) -> dict[str, str | bytes]:
-    """The files of a job folder: relative path -> text, or bytes where it is none.
-
-    Args:
-        job: validated.
-        checkpoint: of the run that the job goes on with.
-        gpus: GPUs that the engine must find free at every silo before the job starts there.
-        gpu_memory: GiB of memory on each of them.
-    """
-    if (job.resume is None) != (checkpoint is None):
-        raise ValueError("Expected a checkpoint with a job that goes on with one, and with no other.")
-    arguments = job.model_dump(mode="json")
-    apps = ("app",) if job.resume is None else ("app_server", "app")
-    resources = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory}
-    meta = {
-        "name": job.job_name,
-        "resource_spec": {site: dict(resources) for site in job.sites} if gpus else {},
-        "min_clients": job.min_sites,
-        "deploy_map": (
-            {"app": ["server", *job.sites]}
-            if job.resume is None
-            else {apps[0]: ["server"], "app": list(job.sites)}
-        ),
-    }
-    server = {
-        "format_version": 2,
-        "server": {"task_request_interval": 0.1},
-        "task_data_filters": [],
-        "task_result_filters": [],
-        "components": [],
-        "workflows": [
-            {
-                "id": "federation",
-                "path": CONTROLLER,
-                "args": arguments,
-            }
-        ],
-    }
-    client = {
-        "format_version": 2,
-        "executors": [
-            {
-                "tasks": list(TASKS),
-                "executor": {"path": EXECUTOR, "args": arguments},
-            }
-        ],
-        "task_data_filters": [],
-        "task_result_filters": [],
-        "components": [],
-    }
-    files: dict[str, str | bytes] = {"meta.json": _json(meta)}
-    files[f"{apps[0]}/{SERVER_FILE}"] = _json(server)
-    files["app/config/config_fed_client.json"] = _json(client)
-    if checkpoint is not None:
-        files[CHECKPOINT_FILE] = checkpoint
-    return files
-
-
-def write_job(files: Mapping[str, str | bytes], folder: Path) -> None:
-    """Write a job folder, replacing an older export of it, and nothing else.
-
-    Raises:
-        FileExistsError: if the folder holds anything but a job export.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"Expected a folder to write to, but {folder} is a file.")
-    if folder.exists():
-        strangers = _strangers(files, folder)
-        if strangers:
-            raise FileExistsError(
-                f"Expected {folder} to be free or an earlier export, but it also holds "
-                f"{strangers[:3]}: choose another folder with --output."
-            )
-        shutil.rmtree(folder)
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(_bytes(content))
-
-
-def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str = "its recipe") -> list[str]:
-    """What differs between a folder and the files that it should hold.
-
-    Args:
-        files: relative path -> text or bytes.
-        folder: to look at.
-        source: where the files come from, for the messages.
-    """
-    problems = []
-    for name, content in files.items():
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{path} is missing")
-        elif path.read_bytes() != _bytes(content):
-            problems.append(f"{path} differs from {source}")
-    problems += [f"{folder / name} does not belong to {source}" for name in _strangers(files, folder)]
-    return problems
-
-
-def check_folder(folder: Path) -> list[str]:
-    """What is wrong with an exported job folder beyond its values: each file must be what they give.
-
-    The job is taken from the server's file and the GPUs from ``meta.json``, and the whole folder is
-    written once more, in memory: silos with other values, another class or a file of somebody's own
-    would otherwise pass.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
-        JobError: if it is none of ours, or if its values are wrong.
-    """
-    job = _prepared(read_job(folder))
-    gpus, gpu_memory = _resources(folder / "meta.json")
-    files = job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=_checkpoint(job, folder))
-    return out_of_sync(files, folder, source="what the job of the server's file gives")
-
-
-def read_job(folder: Path) -> dict[str, Any]:
-    """The job values of a job folder, as the server would get them.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
-        JobError: if it is not one of our job folders.
-    """
-    path = folder / "app_server" / SERVER_FILE
-    path = path if path.is_file() else folder / "app" / SERVER_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a job folder, but {path} does not exist.")
-    workflows = _read_object(path).get("workflows", [])
-    for workflow in workflows if isinstance(workflows, list) else []:
-        if isinstance(workflow, dict) and workflow.get("path") == CONTROLLER:
-            arguments = workflow.get("args", {})
-            if isinstance(arguments, dict):
-                return arguments
-    raise JobError([f"Expected {path} to have a workflow {CONTROLLER} with its arguments, but got none."])
-
-
-def _checkpoint(job: JobConfig, folder: Path) -> bytes | None:
-    """The checkpoint of a resumed job's folder, if it is the one that the job names.
-
-    Raises:
-        JobError: if it is missing, another one, or not of this job.
-    """
-    if job.resume is None:
-        return None
-    from tightframe.rounds import resume
-
-    try:
-        resume.continued(job, folder / CHECKPOINT_FILE)
-    except RunError as error:
-        raise JobError([str(error)]) from None
-    return (folder / CHECKPOINT_FILE).read_bytes()
-
-
-def _bytes(content: str | bytes) -> bytes:
-    return content if isinstance(content, bytes) else content.encode()
-
-
-def _resources(path: Path) -> tuple[int, int]:
-    """GPUs and GiB of memory on each, as ``meta.json`` asks for them; (0, 8) where it asks for none."""
-    wanted = _read_object(path).get("resource_spec") if path.is_file() else None
-    for entry in wanted.values() if isinstance(wanted, dict) else []:
-        if isinstance(entry, dict):
-            gpus, memory = entry.get("num_of_gpus"), entry.get("mem_per_gpu_in_GiB")
-            if isinstance(gpus, int) and isinstance(memory, int) and gpus > 0 and memory > 0:
-                return gpus, memory
-    return 0, 8
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise JobError([f"{path} is not readable JSON: {error}"]) from None
-    if not isinstance(values, dict):
-        raise JobError([f"Expected {path} to hold a JSON object, but got {type(values).__name__}."])
-    return values
-
-
-def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:
-    """What a folder holds beside these files and their folders: files, folders and links."""
-    own = {Path(name) for name in files}
-    own |= {parent for name in own for parent in name.parents}
-    return sorted(
-        path.relative_to(folder).as_posix()
-        for path in folder.rglob("*")
-        if path.is_symlink() or path.relative_to(folder) not in own
-    )
-
-
-def _json(values: Any) -> str:
-    return json.dumps(values, indent=2) + "\n"
 
 
 def _set(values: dict[str, Any], dotted: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
-from tightframe_app import recipes
+from tightframe_app import job_folders, recipes
 
 CHECKPOINT = "checkpoint.safetensors"
 PLACES = (
@@ -31,7 +31,7 @@ def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory:
         name: of the job, or of its recipe, so that nobody goes on with another run by mistake.
         stopped: the server's results of the stopped run, or a downloaded job with them.
         folder: to write.
-        gpus: as of ``recipes.job_files``; the stopped job's are not on record.
+        gpus: as of ``job_folders.job_files``; the stopped job's are not on record.
         gpu_memory: likewise.
 
     Raises:
@@ -48,8 +48,8 @@ def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory:
         raise JobError([f"Expected the run in {stopped} to be of {name!r}, but it is of {job.job_name!r}"])
     if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
         raise JobError([f"there is nothing left to do: the run in {stopped} has trained and is closed"])
-    files = recipes.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
-    recipes.write_job(files, folder)
+    files = job_folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
+    job_folders.write_job(files, folder)
     assert job.resume is not None  # noqa: S101 - the job that goes on with a run
     left = job.rounds - job.done
     quoted = shlex.quote(str(folder))

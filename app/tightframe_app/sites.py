@@ -63,7 +63,7 @@ def check(
     whoever leads a job: `--job` tells what the policy refuses of it. Exit code 1 if there is a problem,
     2 if there is nothing to look at.
     """
-    from tightframe_app import recipes
+    from tightframe_app import job_folders
     from tightframe_app.site_check import look
     from tightframe_app.site_findings import Asked
 
@@ -72,7 +72,7 @@ def check(
         production=production,
         site=site,
         kit=kit,
-        job=None if job is None else recipes.read_job(job),
+        job=None if job is None else job_folders.read_job(job),
         submitter=submitter,
         records=records,
         progress=out.print,

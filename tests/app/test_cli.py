@@ -13,7 +13,7 @@ import pytest
 
 from tightframe.errors import JobError
 from tightframe.flare import simulator
-from tightframe_app import cli, recipes
+from tightframe_app import cli, job_folders, recipes
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -122,14 +122,14 @@ def test_export_says_what_the_job_really_trains(
         "method is fedavg now; options of the recipe's own dropped: method_options.mu_intra\n"
         "dataset is digits now; options of the recipe's own dropped: dataset_options.image_size\n"
     )
-    job = recipes.read_job(tmp_path / "other")
+    job = job_folders.read_job(tmp_path / "other")
     assert job["method_options"] == {} and job["dataset_options"] == {"silos": 6}
 
 
 def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path, tightframe: Command) -> None:
     for recipe in recipes.RECIPES:
-        files = recipes.job_files(recipe.job())
-        recipes.write_job(files, tmp_path / "jobs" / recipe.name)
+        files = job_folders.job_files(recipe.job())
+        job_folders.write_job(files, tmp_path / "jobs" / recipe.name)
     for name in ("fedmr_isic", "fedavg_isic"):
         assert tightframe("jobs", "export", name, "--committed", cwd=tmp_path).returncode == 0
     assert tightframe("jobs", "check", cwd=tmp_path).returncode == 0
@@ -150,7 +150,7 @@ def test_the_committed_allow_list_is_the_simulators_own(
     committed = root / "simulator_workspace" / "local" / "resources.json"
     assert committed.read_text() == simulator.allow_list_text()
     for recipe in recipes.RECIPES:
-        recipes.write_job(recipes.job_files(recipe.job()), tmp_path / "jobs" / recipe.name)
+        job_folders.write_job(job_folders.job_files(recipe.job()), tmp_path / "jobs" / recipe.name)
     wide = tmp_path / "simulator_workspace" / "local" / "resources.json"
     wide.parent.mkdir(parents=True)
     wide.write_text(committed.read_text().replace("flare.executor.SiloExecutor", ""))
@@ -161,7 +161,7 @@ def test_the_committed_allow_list_is_the_simulators_own(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "job"
-    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=["a", "b", "c"])), path)
+    job_folders.write_job(job_folders.job_files(recipes.get("fedmr_isic").job(sites=["a", "b", "c"])), path)
     return path
 
 
@@ -172,10 +172,10 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_check_of_a_folder_takes_values_and_gpus_from_it(folder: Path) -> None:
-    assert recipes.check_folder(folder) == []
+    assert job_folders.check_folder(folder) == []
     job = recipes.get("fedmr_isic").job("full", sites=["a", "b", "c"], changes={"rounds": 3})
-    recipes.write_job(recipes.job_files(job, gpus=2, gpu_memory=40), folder)
-    assert recipes.check_folder(folder) == []
+    job_folders.write_job(job_folders.job_files(job, gpus=2, gpu_memory=40), folder)
+    assert job_folders.check_folder(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_check_of_a_folder_reads_every_file(
     folder: Path, name: str, change: Callable[[dict[str, Any]], object], problem: str
 ) -> None:
     _edit(folder / name, change)
-    (found,) = recipes.check_folder(folder)
+    (found,) = job_folders.check_folder(folder)
     assert problem in found
 
 
@@ -229,17 +229,17 @@ def test_check_of_a_folder_refuses_strangers(folder: Path, stranger: str) -> Non
     else:
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
-    (problem, *_) = [found for found in recipes.check_folder(folder) if stranger.rstrip("/") in found]
+    (problem, *_) = [found for found in job_folders.check_folder(folder) if stranger.rstrip("/") in found]
     assert "does not belong" in problem
     (folder / "meta.json").unlink()
-    assert any("meta.json is missing" in found for found in recipes.check_folder(folder))
+    assert any("meta.json is missing" in found for found in job_folders.check_folder(folder))
 
 
 def test_check_of_a_folder_validates_the_job_itself(folder: Path) -> None:
     path = folder / "app/config/config_fed_server.json"
     _edit(path, lambda v: v["workflows"][0]["args"]["method_options"].update(mu_intra=-1))
     with pytest.raises(JobError, match=r"method_options\.mu_intra"):
-        recipes.check_folder(folder)
+        job_folders.check_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_folder_that_is_no_job_of_ours_is_a_named_error(folder: Path, text: st
     content = text if isinstance(text, bytes) else text.encode()
     (folder / "app/config/config_fed_server.json").write_bytes(content)
     with pytest.raises(JobError):
-        recipes.read_job(folder)
+        job_folders.read_job(folder)
 
 
 @pytest.mark.parametrize("name", ["data [old]", "[", ":smile:", "[bold"])
@@ -280,7 +280,7 @@ def test_a_bug_is_not_taken_for_a_mistake(
     def broken(folder: Path) -> None:
         raise kind("a bug")
 
-    monkeypatch.setattr(recipes, "read_job", broken)
+    monkeypatch.setattr(job_folders, "read_job", broken)
     monkeypatch.setattr(sys, "argv", ["tightframe", "simulate", str(tmp_path)])
     with pytest.raises(kind, match="a bug"):
         cli.main()

@@ -27,23 +27,23 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.contribution import Contributor
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.summation import PlainServer
-from tightframe_app import recipes
+from tightframe_app import job_folders, recipes
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
 def test_committed_folders_are_in_sync(recipe: recipes.Recipe, root: Path) -> None:
-    assert recipes.out_of_sync(recipes.job_files(recipe.job()), root / "jobs" / recipe.name) == []
+    assert job_folders.out_of_sync(job_folders.job_files(recipe.job()), root / "jobs" / recipe.name) == []
 
 
 def test_differences_are_found(tmp_path: Path) -> None:
-    files = recipes.job_files(recipes.get("fedmr_isic").job())
-    recipes.write_job(files, tmp_path / "job")
-    assert recipes.out_of_sync(files, tmp_path / "job") == []
+    files = job_folders.job_files(recipes.get("fedmr_isic").job())
+    job_folders.write_job(files, tmp_path / "job")
+    assert job_folders.out_of_sync(files, tmp_path / "job") == []
     server = tmp_path / "job" / "app" / "config" / "config_fed_server.json"
     server.write_text(server.read_text().replace('"rounds": 4', '"rounds": 5'))
     (tmp_path / "job" / "app" / "custom.py").write_text("")
     (tmp_path / "job" / "meta.json").unlink()
-    problems = "\n".join(recipes.out_of_sync(files, tmp_path / "job"))
+    problems = "\n".join(job_folders.out_of_sync(files, tmp_path / "job"))
     for part in ("config_fed_server.json differs", "custom.py does not belong", "meta.json is missing"):
         assert part in problems
 
@@ -53,9 +53,9 @@ def test_differences_are_found(tmp_path: Path) -> None:
 def test_every_preset_is_a_valid_job_of_plain_values(
     recipe: recipes.Recipe, preset: str, tmp_path: Path
 ) -> None:
-    files = recipes.job_files(recipe.job(preset, sites=["a", "b", "c"]), gpus=1)
-    recipes.write_job(files, tmp_path / "job")
-    values = recipes.read_job(tmp_path / "job")
+    files = job_folders.job_files(recipe.job(preset, sites=["a", "b", "c"]), gpus=1)
+    job_folders.write_job(files, tmp_path / "job")
+    values = job_folders.read_job(tmp_path / "job")
     assert parse_job(values).roster == ("a", "b", "c")
     client = json.loads(files["app/config/config_fed_client.json"])["executors"][0]
     assert client["executor"]["args"] == values, "server and silos get the same job"
@@ -316,7 +316,7 @@ def test_export_never_replaces_what_it_did_not_write(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
     with pytest.raises(FileExistsError, match=r"thesis\.txt"):
-        recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job()), folder)
+        job_folders.write_job(job_folders.job_files(recipes.get("fedmr_isic").job()), folder)
     assert (folder / "thesis.txt").read_text() == "years of work"
 
 

@@ -15,7 +15,7 @@ from tightframe.config.job import parse_job
 from tightframe.errors import JobError
 from tightframe.rounds import resume
 from tightframe.rounds.rows import Row
-from tightframe_app import cli, recipes
+from tightframe_app import cli, job_folders, recipes
 
 Typed = Callable[..., tuple[object, str, str]]
 
@@ -77,8 +77,8 @@ def test_it_writes_the_stopped_job_with_its_checkpoint(
     assert meta["deploy_map"] == {"app_server": ["server"], "app": ["a", "b", "c"]}
     assert meta["resource_spec"]["a"]["num_of_gpus"] == 1
     assert typed("jobs", "check", "next")[0] == 0
-    job = parse_job(recipes.read_job(tmp_path / "next"))
-    found, kept = resume.continued(job, tmp_path / "next" / recipes.CHECKPOINT_FILE) or (None, None)
+    job = parse_job(job_folders.read_job(tmp_path / "next"))
+    found, kept = resume.continued(job, tmp_path / "next" / job_folders.CHECKPOINT_FILE) or (None, None)
     assert found is not None and kept is not None and kept.job == job.anew.model_dump(mode="json")
 
 
@@ -98,7 +98,7 @@ def test_a_folder_with_another_checkpoint_or_none_is_not_valid(
     stopped: Path, tmp_path: Path, typed: Typed
 ) -> None:
     typed("jobs", "export", "our_study", "--resume", str(stopped), "-o", "next")
-    path = tmp_path / "next" / recipes.CHECKPOINT_FILE
+    path = tmp_path / "next" / job_folders.CHECKPOINT_FILE
     path.write_bytes(path.read_bytes() + b"\0")
     code, _, err = typed("jobs", "check", "next")
     assert code == 2 and "TF-521" in err
@@ -107,12 +107,12 @@ def test_a_folder_with_another_checkpoint_or_none_is_not_valid(
     assert code == 2 and "TF-521" in err
     plain = recipes.get("fedetf_heart").job()
     with pytest.raises(ValueError, match="checkpoint"):
-        recipes.job_files(plain, checkpoint=b"")
-    recipes.write_job(recipes.job_files(plain), tmp_path / "plain")
-    stranger = tmp_path / "plain" / recipes.CHECKPOINT_FILE
+        job_folders.job_files(plain, checkpoint=b"")
+    job_folders.write_job(job_folders.job_files(plain), tmp_path / "plain")
+    stranger = tmp_path / "plain" / job_folders.CHECKPOINT_FILE
     stranger.parent.mkdir(parents=True)
     stranger.write_bytes(b"")
-    assert any("does not belong" in line for line in recipes.check_folder(tmp_path / "plain"))
+    assert any("does not belong" in line for line in job_folders.check_folder(tmp_path / "plain"))
 
 
 def test_a_workspace_or_a_downloaded_job_will_do(stopped: Path, tmp_path: Path, typed: Typed) -> None:

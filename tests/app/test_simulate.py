@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from tightframe.data.isic_folder import IMAGES, SPLIT
 from tightframe.errors import JobError, SiteConfigError
 from tightframe.flare import simulator
-from tightframe_app import recipes
+from tightframe_app import job_folders, recipes
 from tightframe_app.cli import app
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -42,7 +42,7 @@ def sites(tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     folder = tmp_path / "job"
-    recipes.write_job(recipes.job_files(recipes.get("fedmr_isic").job(sites=NAMES)), folder)
+    job_folders.write_job(job_folders.job_files(recipes.get("fedmr_isic").job(sites=NAMES)), folder)
     return folder
 
 
@@ -192,7 +192,7 @@ def test_files_that_are_looked_into_only_when_asked_are_looked_into(
     """Image sets are opened without reading; three silos with one wrong folder are one problem."""
     changes = {"dataset": "mnist", "dataset_options.silos": 3}
     job = recipes.get("fedavg_isic").job(sites=NAMES, changes=changes)
-    recipes.write_job(recipes.job_files(job), tmp_path / "mnist")
+    job_folders.write_job(job_folders.job_files(job), tmp_path / "mnist")
     entries = {
         site: {"data": {"mnist": {"root": str(tmp_path), "silo": index}}} for index, site in enumerate(NAMES)
     }
@@ -210,7 +210,7 @@ def test_digits_are_announced_as_the_real_records_that_they_are(
 ) -> None:
     changes = {"dataset": "digits", "dataset_options.silos": silos}
     job = recipes.get("fedavg_isic").job(sites=NAMES, changes=changes)
-    recipes.write_job(recipes.job_files(job), tmp_path / "digits")
+    job_folders.write_job(job_folders.job_files(job), tmp_path / "digits")
     done = CliRunner().invoke(app, ["simulate", str(tmp_path / "digits"), "-w", str(tmp_path / "ws")])
     if silos == 3:
         assert "its share of scikit-learn's handwritten digits: real records" in done.output

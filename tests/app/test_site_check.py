@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from tightframe.config.job import parse_job
 from tightframe.data.isic_folder import IMAGES
 from tightframe.securesum.identity import public_key_hash
-from tightframe_app import recipes, site_engine, site_machine
+from tightframe_app import job_folders, site_engine, site_machine
 from tightframe_app.cli import app
 from tightframe_app.site_check import look
 from tightframe_app.site_findings import Asked, Finding
@@ -308,7 +308,7 @@ def job_folder(tmp_path: Path) -> Callable[..., Path]:
             "sites": ["hospital-a", "hospital-b", "hospital-c"],
             **changes,
         }
-        recipes.write_job(recipes.job_files(parse_job(values)), tmp_path / "job")
+        job_folders.write_job(job_folders.job_files(parse_job(values)), tmp_path / "job")
         return tmp_path / "job"
 
     return write
@@ -322,13 +322,13 @@ def test_what_the_policy_refuses_of_a_job(hospital: Path, job_folder: Callable[.
     assert done.exit_code == 1
     for rule in ("require_secure_sum", "clear_metrics", "class_rules_off", "minimum_cohort"):
         assert f"TF-614: {rule}: the job asks for" in done.output
-    job = recipes.read_job(job_folder())
+    job = job_folders.read_job(job_folder())
     assert _problems(hospital, job=job) == []
     assert any(item.area.startswith("job") and item.state == "ok" for item in _found(hospital, job=job))
 
 
 def test_a_job_for_others_of_other_records_or_that_cannot_be(hospital: Path, job_folder: Any) -> None:
-    job = recipes.read_job(job_folder())
+    job = job_folders.read_job(job_folder())
     problems = _problems(hospital, job={**job, "sites": ["x", "y", "z"]})
     assert any("the job is for x, y, z, and not for hospital-a" in text for text in problems)
     other = {
@@ -347,7 +347,7 @@ def test_a_job_for_others_of_other_records_or_that_cannot_be(hospital: Path, job
 
 
 def test_who_may_submit(hospital: Path, job_folder: Any) -> None:
-    job = recipes.read_job(job_folder())
+    job = job_folders.read_job(job_folder())
     _change(hospital, policy__allowed_submitters=["lead@hospital"])
     assert _problems(hospital, job=job, submitter="lead@hospital", records=False) == []
     (problem,) = _problems(hospital, job=job, submitter="mallory@elsewhere", records=False)

@@ -56,12 +56,12 @@ def export_job(
     changes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Export a small job into a folder; ``fault`` puts the faulty executor at every site."""
-    from tightframe_app import recipes
+    from tightframe_app import job_folders, recipes
 
     job = recipes.get(name).job(
         sites=[f"site-{i}" for i in range(1, sites + 1)], changes={**SMALL, **(changes or {})}
     )
-    files = recipes.job_files(job)
+    files = job_folders.job_files(job)
     if fault is not None:
         key = "app/config/config_fed_client.json"
         client = json.loads(files[key])
@@ -69,7 +69,7 @@ def export_job(
         executor["path"] = "faulty.FaultyExecutor"
         executor["args"]["fault"] = dict(fault)
         files[key] = json.dumps(client)
-    recipes.write_job(files, folder / name)
+    job_folders.write_job(files, folder / name)
     return folder / name
 
 
@@ -107,8 +107,8 @@ import sys
 from pathlib import Path
 from tightframe import federation
 from tightframe.config.job import parse_job
-from tightframe_app import recipes
-federation.run_job(parse_job(recipes.read_job(Path(sys.argv[1]))), folder=Path(sys.argv[2]))
+from tightframe_app import job_folders
+federation.run_job(parse_job(job_folders.read_job(Path(sys.argv[1]))), folder=Path(sys.argv[2]))
 """
 
 
