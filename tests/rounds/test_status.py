@@ -40,6 +40,15 @@ def test_what_is_asked_what_came_and_what_was_late() -> None:
     json.dumps(later, allow_nan=False)
 
 
+def test_a_noisy_evaluation_is_called_so() -> None:
+    row = Row(1, "train", ["a"], {}, 1.0, 1, 1, evaluation={"test": {"balanced_accuracy": 0.5}})
+    exact = Status("job", 3).evaluated(row)
+    assert exact.as_json()["noisy"] is False
+    row.evaluation = {"test": {"balanced_accuracy": None, "noisy": True}}
+    told = exact.evaluated(row).as_json()
+    assert told["noisy"] is True and told["balanced_accuracy"] is None and told["evaluated_round"] == 1
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What a watcher would have seen at each task of ``silo-1``."""

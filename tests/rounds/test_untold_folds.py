@@ -21,37 +21,62 @@ from tightframe.rounds import evaluation
 def test_a_silo_with_few_test_records_is_not_counted(
     small: dict[str, Any], tmp_path: Path, summation: str
 ) -> None:
-    """The twin's third silo has the fewest test records; its validation fold is larger than that."""
-    job = parse_job({**small, "summation": summation, "min_sites": 3})
+    """By a rule of the third silo alone; its validation fold is smaller still."""
+    sites = [f"site-{number}" for number in range(1, 5)]
+    job = parse_job({**small, "summation": summation, "sites": sites, "min_sites": 3})
     folds = {
         site: {fold: open_data(job, site, None).labels(fold) for fold in ("validation", "test")}
-        for site in job.sites
+        for site in sites
     }
     least = len(folds["site-3"]["test"]) + 1
-    assert all(len(folds[site]["test"]) >= least for site in ("site-1", "site-2"))
+    others = [site for site in sites if site != "site-3"]
     entries = {
         site: SiteEntry(
             policy=PolicyBlock(profile="research", min_test_count=least if site == "site-3" else 1)
         )
-        for site in job.sites
+        for site in sites
     }
-    data = {site: open_data(job, site, None) for site in job.sites}
+    data = {site: open_data(job, site, None) for site in sites}
     result = federation.run_job(job, entries=entries, data=data, folder=tmp_path)
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None
-    told = np.concatenate([folds[site]["test"] for site in ("site-1", "site-2")])
+    told = np.concatenate([folds[site]["test"] for site in others])
     test = final.evaluation["test"]
     assert list(test["class_records"].values()) == np.bincount(told, minlength=8).tolist()
-    assert final.evaluated_by == ["site-1", "site-2"]
-    # Its validation fold is smaller still, so it is left out, too.
+    assert final.evaluated_by == others
     assert len(folds["site-3"]["validation"]) < least
-    validation = sum(len(folds[site]["validation"]) for site in ("site-1", "site-2"))
+    validation = sum(len(folds[site]["validation"]) for site in others)
     assert final.evaluation["validation"]["records"] == validation
     rules = json.loads((tmp_path / "server" / "outcome.json").read_text())["rules"]
     assert "too few test records to be counted (min_test_count): site-3" in rules
     # The silo itself sees how the model does on them.
     report = json.loads((tmp_path / "site-3" / "local_report.json").read_text())
     assert report["global"]["test"]["records"] == len(folds["site-3"]["test"])
+
+
+@pytest.mark.parametrize("class_rules", ["on", "off"])
+def test_what_others_leave_out_does_not_open_one_silos_own_counts(
+    small: dict[str, Any], tmp_path: Path, class_rules: str
+) -> None:
+    """Where two of three silos leave out a fold, the secure sum's total would be the third's alone."""
+    job = parse_job({**small, "min_sites": 3, "class_rules": class_rules, "personalise": True})
+    data = {site: open_data(job, site, None) for site in job.sites}
+    entries = {
+        site: SiteEntry(
+            policy=PolicyBlock(profile="research", min_test_count=1 if site == "site-1" else 10_000)
+        )
+        for site in job.sites
+    }
+    result = federation.run_job(job, entries=entries, data=data, folder=tmp_path)
+    final, alone = result.outcome.final(), len(data["site-1"].labels("test"))
+    assert final is not None and final.evaluation is not None
+    outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
+    none = "test records of fewer than 3 silos could be counted: none are"
+    assert (none in outcome["rules"]) == (class_rules == "on")
+    assert final.evaluation["test"]["records"] == (0 if class_rules == "on" else alone)
+    assert final.evaluated_by == ([] if class_rules == "on" else ["site-1"])
+    report = json.loads((tmp_path / "site-1" / "local_report.json").read_text())
+    assert report["global"]["test"]["records"] == alone and 0 < report["personal"]["accuracy"] <= 1
 
 
 def test_neither_is_its_personal_model(small: dict[str, Any], tmp_path: Path) -> None:

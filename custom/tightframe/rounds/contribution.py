@@ -50,19 +50,28 @@ class Contributor:
         self._device = choose_device(context.site.device)
         self._store = SiloStateStore(context.state_folder, context.name)
 
-    def contribute(self, message: Message, weights: Mapping[str, float], *, honest: int = 1) -> Encoded:
+    def contribute(
+        self,
+        message: Message,
+        weights: Mapping[str, float],
+        *,
+        honest: int = 1,
+        told: Mapping[str, int] | None = None,
+    ) -> Encoded:
         """Answer one broadcast with a term of its sum.
 
         Args:
             message: of the task ``contribute``.
             weights: the public weights of all silos enrolled.
             honest: honest silos in the smallest sum that can be opened: they share noise among them.
+            told: silos that tell of each fold, in a secure sum; None where the server sees each term anyway.
         """
         sum_id = SumId.of(message["kind"], message["round"], message["phase"], message["attempt"])
         self._check_place(message)
         self._store.settle(message["opened"])
         received = safetensors.torch.load(message["broadcast"])
         ended = message["kind"] == personal.KIND
+        left_out = (*self._context.untold_folds(), *evaluation.told_by_few(self._context.job, told))
         silo = self._silo(message, sum_id.round + ended, sorted(weights), honest)
         if self._context.job.local_baseline_epochs and sum_id.phase == "train-0" and sum_id.round == 1:
             save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
@@ -78,13 +87,16 @@ class Contributor:
             if message["evaluate"] and self._setup.evaluates:
                 counted = self._evaluate(silo, received)
                 try:
-                    tensors |= self._told(counted, message, sorted(weights), honest)
+                    exact = evaluation.without(counted, left_out)
+                    tensors |= self._told(exact, message, sorted(weights), honest)
                 finally:
                     # Whatever the budget says, a silo keeps the model and its own, exact report.
                     if message["kind"] == "closing":
                         self._close(silo, received, counted)
             if ended:
-                tensors |= self._personalise(silo, received)
+                own = self._personalise(silo, received)
+                # Its accuracy is an exact count of the very records that are not to be told of.
+                tensors |= personal.untold(own) if "test" in left_out else own
             elif phase is not None:
                 tensors |= self._contribution(silo, phase, received, sum_id)
             elif not self._setup.evaluates:
@@ -99,13 +111,10 @@ class Contributor:
     def _told(
         self, counted: dict[str, torch.Tensor], message: Message, cohort: Sequence[str], honest: int
     ) -> dict[str, torch.Tensor]:
-        """What leaves of an evaluation: under privacy it is noisy, and charged before the noise is drawn.
-
-        Without privacy, folds with too few records are left out.
-        """
+        """What leaves of an evaluation: under privacy it is noisy, and charged before the noise is drawn."""
         plan = self._setup.privacy
         if plan is None:
-            return evaluation.without(counted, self._context.untold_folds())
+            return counted
         from tightframe.rounds.private.evaluation import released
 
         purpose = evaluation_purpose(message["kind"], message["round"])
@@ -257,8 +266,7 @@ class Contributor:
             report["personal"] = {"model_sha256": sha256, "confusion": confusion.tolist()} | results
             self._keep(report)
         self._context.log.info("%s: personal model (this silo's own): %s", silo.name, run_dir / PERSONAL)
-        # Its accuracy is an exact count of the very records that are too few to be told of.
-        return personal.untold(tensors) if "test" in self._context.untold_folds() else tensors
+        return tensors
 
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""

@@ -6,6 +6,7 @@ same one of every other and a server cannot give silos different weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -54,6 +55,12 @@ class Declaration(BaseModel):
                 f"Expected {site} to declare its weight and rules, but got something else: it runs another "
                 "package version."
             ) from None
+
+
+def tellers(declared: Iterable[Declaration]) -> dict[str, int]:
+    """Of how many silos each fold is in an exact evaluation."""
+    found = list(declared)
+    return {fold: sum(fold not in item.untold for item in found) for fold in ("validation", "test")}
 
 
 def public_weight(records: int, how: str) -> float:

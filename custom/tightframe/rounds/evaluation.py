@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe import metrics
+from tightframe.config.job import JobConfig
 from tightframe.phases import Field, Fold, Schema, Tensors, Totals
+from tightframe.rounds.classes import MIN_HOLDERS
 
 FOLDS: tuple[Fold, ...] = ("validation", "test")
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -42,6 +44,20 @@ def without(tensors: Tensors, folds: Sequence[str]) -> dict[str, torch.Tensor]:
         name: torch.zeros_like(value) if left_out and name.startswith(left_out) else value
         for name, value in tensors.items()
     }
+
+
+def told_by_few(job: JobConfig, told: Mapping[str, int] | None) -> tuple[Fold, ...]:
+    """The folds that a secure sum of exact counts does not hide: fewer than three silos tell of them.
+
+    What others leave out makes the total that of the rest. With the class rules off it is told nevertheless.
+
+    Args:
+        job: of the run.
+        told: silos that tell of each fold; None in a plain sum.
+    """
+    if job.privacy is not None or job.class_rules == "off" or told is None:
+        return ()
+    return tuple(fold for fold in FOLDS if told[fold] < MIN_HOLDERS)
 
 
 @torch.no_grad()

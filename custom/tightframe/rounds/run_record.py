@@ -19,7 +19,7 @@ from tightframe.report import writing
 from tightframe.rounds import evaluation
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
-from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.declaration import Declaration, tellers
 from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import noisy_metrics
 from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
@@ -114,7 +114,9 @@ class RunRecord:
                 "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
             )
         for fold in ("test", "validation"):
-            if few := sorted(site for site in self.declared if self._untold(site, fold)):
+            if fold in self._told_by_few():
+                lines.append(f"{fold} records of fewer than {MIN_HOLDERS} silos could be counted: none are")
+            if few := sorted(site for site in self.declared if fold in self.declared[site].untold):
                 lines.append(f"too few {fold} records to be counted (min_test_count): {', '.join(few)}")
         if self.privacy is None:
             lines.append("no differential privacy: a total itself is exact")
@@ -154,8 +156,14 @@ class RunRecord:
         return noisy_metrics.summarise(counted, config, names, silos=len(row.silos), honest=honest)
 
     def _untold(self, site: str, fold: str) -> bool:
-        """Whether a silo has said that it leaves a fold out of exact evaluations."""
-        return site in self.declared and fold in self.declared[site].untold
+        """Whether a silo leaves a fold out of exact evaluations, as it has said or as the others do."""
+        left_out = site in self.declared and fold in self.declared[site].untold
+        return left_out or fold in self._told_by_few()
+
+    def _told_by_few(self) -> tuple[str, ...]:
+        """The folds that no silo tells of, because only one or two would."""
+        told = tellers(self.declared.values()) if self.declared and self.job.summation == "secure" else None
+        return evaluation.told_by_few(self.job, told)
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""

@@ -126,7 +126,9 @@ class SiloSession:
             SECURE: self._secure.contribute(
                 message.get(SECURE),
                 message["broadcast"],
-                lambda weights, honest: self._training().contribute(message, weights, honest=honest),
+                lambda weights, honest, told: self._training().contribute(
+                    message, weights, honest=honest, told=told
+                ),
             )
         }
 

@@ -38,6 +38,7 @@ class Status:
         loss: of local training in the last round that told one.
         balanced_accuracy: on the test records, of the last model that was evaluated.
         evaluated_round: the round which made that model.
+        noisy: whether that evaluation was one with differential privacy's noise.
         spent: what silos tell of the epsilon that the job has cost them so far.
         seconds, bytes_down, bytes_up: of all sums so far.
     """
@@ -59,6 +60,7 @@ class Status:
     loss: float | None = None
     balanced_accuracy: float | None = None
     evaluated_round: int | None = None
+    noisy: bool = False
     spent: Spent | None = None
     seconds: float = 0.0
     bytes_down: int = 0
@@ -103,7 +105,12 @@ class Status:
     def evaluated(self, row: Row) -> Status:
         """The model that a row made was evaluated."""
         test = (row.evaluation or {}).get("test", {})
-        return replace(self, balanced_accuracy=test.get("balanced_accuracy"), evaluated_round=row.round)
+        return replace(
+            self,
+            balanced_accuracy=test.get("balanced_accuracy"),
+            evaluated_round=row.round,
+            noisy=bool(test.get("noisy")),
+        )
 
     def ended(self, *, trained: bool, reason: str | None) -> Status:
         """The run is over; of its reason the code alone is kept."""
@@ -131,6 +138,7 @@ class Status:
             "loss": self.loss,
             "balanced_accuracy": self.balanced_accuracy,
             "evaluated_round": self.evaluated_round,
+            "noisy": self.noisy,
             "epsilon": None if found is None else found[1],
             "epsilon_promised": None if self.promised is None else self.promised[0],
             "delta": None if self.promised is None else self.promised[1],

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.declaration import Declaration, tellers
 from tightframe.rounds.secure.common import SECURE, named
 from tightframe.rounds.secure.record import SiteRecord
 from tightframe.rounds.secure.vault import Vault
@@ -91,15 +91,18 @@ class SecureSite:
         return self._once("confirm", raw, b"", make)
 
     def contribute(
-        self, raw: Any, broadcast: bytes, train: Callable[[Mapping[str, float], int], Encoded]
+        self,
+        raw: Any,
+        broadcast: bytes,
+        train: Callable[[Mapping[str, float], int, Mapping[str, int]], Encoded],
     ) -> bytes:
         """Train, mask, sign.
 
         Args:
             raw: ``TermRequest``.
             broadcast: the canonical tensor bytes that were received.
-            train: makes the term from the public weights of all silos, and from t - c, the least number of
-                honest silos in a sum that can be opened.
+            train: makes the term from the public weights of all silos, from t - c, the least number of
+                honest silos in a sum that can be opened, and from how many silos tell of each fold.
         """
         received = hashlib.sha256(broadcast).digest()
 
@@ -108,13 +111,13 @@ class SecureSite:
             with self._vault.locked() as history:  # as `mask` does, but before the training
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
-            weights = {
-                name: Declaration.from_bytes(data, name).weight
-                for name, data in self._ready().applications.items()
+            declared = {
+                name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }
+            weights = {name: item.weight for name, item in declared.items()}
             # The server names the colluders; this silo assumes as many as the job says at least.
             colluders = max(params.colluders, self._context.job.assumed_colluders(len(weights)))
-            encoded = train(weights, max(1, params.threshold - colluders))
+            encoded = train(weights, max(1, params.threshold - colluders), tellers(declared.values()))
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
