@@ -33,7 +33,7 @@ pytestmark = pytest.mark.engine
 
 SIX = [f"site-{number}" for number in range(1, 7)]
 # As long as six silos that import torch on two busy cores may need for their first training.
-PATIENCE = {"site_timeout": 30, "fetch_timeout": 30}
+PATIENCE = {"site_timeout": 40, "fetch_timeout": 40}
 
 
 def verify(transcript: Path, root: Path) -> tuple[int, str]:
