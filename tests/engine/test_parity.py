@@ -38,7 +38,8 @@ def test_nvflare_equals_in_process(
     run, expected = simulate(export(sites=sites), threads=threads), alone(sites)
     assert run.code == 0, run.output
     assert "secure (the server sees totals of at least" in run.outcome["sums"]
-    for name in MODELS:
+    # The checkpoint has the job's id and seconds beside its tensors, which `assert_equal` compares.
+    for name in MODELS[:2]:
         assert (run.server / name).read_bytes() == (expected / name).read_bytes(), name
     assert_equal(run.server, expected)
     for site in ("site-1", f"site-{sites}"):

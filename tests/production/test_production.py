@@ -173,7 +173,8 @@ def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> 
     (job / "app" / "custom").mkdir()
     (job / "app" / "custom" / "mine.py").write_text("value = 1\n")
     with _lead(federation) as session:
-        meta = _ended(session, session.submit_job(str(job)))
+        # The engine writes why after it has written that the job is over.
+        meta = _ended(session, session.submit_job(str(job)), told="job_deploy_detail")
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
     assert meta["job_deploy_detail"] == ["server: BYOC not permitted"]
 
@@ -222,12 +223,12 @@ def _lead(federation: Federation) -> Any:
     return contextlib.closing(new_secure_session(LEAD, str(federation.kit(LEAD))))
 
 
-def _ended(session: Any, job_id: str) -> dict[str, Any]:
-    """A job's metadata once it is over."""
+def _ended(session: Any, job_id: str, *, told: str = "status") -> dict[str, Any]:
+    """A job's metadata once it is over and has a value of that name."""
     until = time.monotonic() + 200
     while time.monotonic() < until:
         meta: dict[str, Any] = session.get_job_meta(job_id)
-        if str(meta["status"]).startswith("FINISHED"):
+        if str(meta["status"]).startswith("FINISHED") and told in meta:
             return meta
         time.sleep(0.5)
     raise AssertionError(f"{job_id} is not over: {meta}")

@@ -211,8 +211,7 @@ def test_what_no_honest_silos_can_have_told_is_not_read(
 def test_a_silo_that_tells_nonsense_costs_the_line_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A logger of its own: to configure the engine's logging in this process disables those that exist.
-    coordinator = Coordinator(prepare(JOB), tmp_path, log=logging.getLogger("tests.told"))
+    coordinator = Coordinator(prepare(JOB), tmp_path)
     row = Row(1, "train", SITES, {}, 0.0, 0, 0)
     assert coordinator._spent(_totals({4: 4}, {}), row) is not None
     assert coordinator._spent({}, row) is None and not caplog.records
