@@ -151,9 +151,8 @@ def ledger_verify(
         facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
     for name, certificate in sorted(whole.certificates.items()):
         signed = sum(entry.signer == name for entry in whole.entries)
-        facts.append(
-            ("signed by", f"{shown(_common_name(certificate))}, certificate {name[:16]}: {signed} entries")
-        )
+        many = "1 entry" if signed == 1 else f"{signed} entries"
+        facts.append(("signed by", f"{shown(_common_name(certificate))}, certificate {name[:16]}: {many}"))
     facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
     _print_facts(out, facts)
     print_list(out, "What this proves", proves(len(heads)))

@@ -90,12 +90,14 @@ class Recipe:
         as_told = all(
             getattr(job, key) == own.get(key, JobConfig.model_fields[key].default) for key in _TITLE_TELLS
         )
-        if as_told:
+        # A title tells whether there is privacy, not how much of it.
+        if as_told and (job.privacy is None) == (own.get("privacy") is None):
             return self.title
         from tightframe import data, methods
 
         title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.model}"
-        return f"{title}, personal models" if job.personalise else title
+        title += ", personal models" if job.personalise else ""
+        return title if job.privacy is None else f"{title}, differential privacy"
 
     def _own(self, preset: str) -> dict[str, Any]:
         """The job values of the recipe itself."""

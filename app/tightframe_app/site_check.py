@@ -157,7 +157,7 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, asked: Asked) -> 
             text = f"{name}: {records.source}: {folds} records, {how} (training: {table})"
             yield Finding(area, "ok", text)
     if not entry.data and not asked.production:
-        yield Finding(area, "note", "no records are configured: the simulator uses the synthetic twin")
+        yield Finding(area, "note", "no records are configured: simulations with this file are refused, too")
 
 
 def _job(

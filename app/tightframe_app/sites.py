@@ -88,7 +88,8 @@ def check(
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     Console(highlight=False, markup=False, emoji=False, width=width).print(table)
     if problems:
-        out.print(f"{problems} problem{'s' if problems > 1 else ''}: mend them before this site takes part")
+        many = "1 problem: mend it" if problems == 1 else f"{problems} problems: mend them"
+        out.print(f"{many} before this site takes part")
         raise typer.Exit(1)
     out.print("no problem was found")
 

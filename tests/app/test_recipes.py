@@ -81,6 +81,18 @@ FEDETF = "FedETF (fixed frame, balanced loss, personal models) on Fed-ISIC2019 d
             "FedILC on eICU with mlp",
         ),
         ("fedmr_isic", {"method_options.intra_form": "official"}, "FedMR on Fed-ISIC2019 with small_cnn"),
+        ("fedmr_isic_dp", {"privacy.epsilon": 4}, recipes.get("fedmr_isic_dp").title),
+        ("fedmr_isic_dp", {"privacy": None}, "FedMR on Fed-ISIC2019 with small_cnn"),
+        (
+            "fedmr_isic_dp",
+            {"method_options.mu_intra": 0},
+            "FedMR on Fed-ISIC2019 with small_cnn, differential privacy",
+        ),
+        (
+            "fedavg_isic",
+            {"privacy": {}, "weights": "uniform"},
+            "FedAvg on Fed-ISIC2019 with small_cnn, differential privacy",
+        ),
     ],
 )
 def test_a_title_is_told_only_where_it_is_true(name: str, changes: dict[str, Any], told: str) -> None:

@@ -368,7 +368,7 @@ def test_the_simulators_file_is_looked_at_site_by_site(hospital: Path, tmp_path:
     assert [item for item in found if item.state == "problem"] == []
     areas = {item.area for item in found}
     assert {"data of site-1", "policy of site-2", "device of site-2"} <= areas
-    assert any(item.area == "data of site-2" and "synthetic twin" in item.text for item in found)
+    assert any(item.area == "data of site-2" and "no records are configured" in item.text for item in found)
 
 
 def test_no_file_is_no_check(tmp_path: Path) -> None:

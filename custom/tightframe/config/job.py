@@ -350,6 +350,9 @@ def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | No
         if item["type"] == "extra_forbidden" and (keys := _keys(model, item["loc"][:-1])) is not None:
             lines.append(f"{where}: {_no_such_key(str(item['loc'][-1]), keys)}")
             continue
+        if item["type"] == "model_type":
+            lines.append(f"{where}: Expected a block of keys, but got {item['input']!r}")
+            continue
         shown = "" if item["type"] in ("missing", "value_error") else f" (got {item['input']!r})"
         lines.append(f"{where}: {item['msg']}{shown}")
     return lines

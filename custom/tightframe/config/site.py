@@ -253,7 +253,7 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
         return spec.twin(job.roster.index(site), options)
     if spec.name not in entry.data:
         raise SiteConfigError(
-            f"{site} is configured for {sorted(entry.data)}, "
+            f"{site} is configured for {', '.join(sorted(entry.data)) or 'no data set'}, "
             f"but the job asks for {spec.name}: add it to `data`.",
             code="TF-201",
         )

@@ -296,13 +296,14 @@ class Contributor:
         plan = self._setup.privacy
         if plan is None:
             return None
+        from tightframe.privacy import accounting
         from tightframe.rounds.private.budget import Budget
 
         spent = Budget(self._context, plan, (self._context.name,)).spent_by_job()
         self._context.log.info(
-            "%s: this job cost epsilon %.3f of the %g that it promised, at delta %g (this silo's own number)",
+            "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number)",
             self._context.name,
-            spent.guaranteed,
+            accounting.rounded_up(spent.guaranteed),
             plan.privacy.epsilon,
             plan.privacy.delta,
         )

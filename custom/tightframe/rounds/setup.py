@@ -213,7 +213,10 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
     if getattr(config, "geometric", False):
         reasons.append("geometric means have no bound for one record: logarithms are unbounded at zero")
     if job.dataset_options.get("oversample_minority"):
-        reasons.append("oversample_minority repeats records, so that noise for one record hides none of them")
+        reasons.append(
+            "oversample_minority repeats records, so that noise for one record hides none of them; "
+            "set dataset_options.oversample_minority to false"
+        )
     if job.privacy is not None and job.privacy.neighbours == "patient" and setup.dataset.no_patients:
         reasons.append(
             f"{setup.dataset.title} cannot hide patients, because {setup.dataset.no_patients}; "

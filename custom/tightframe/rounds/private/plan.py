@@ -15,6 +15,7 @@ from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.report.words import plural
 from tightframe.rounds.private.evaluation_plan import MAX_RECORDS, EvaluationPlan, plan_evaluation
 from tightframe.securesum.rules import threshold
 
@@ -90,7 +91,7 @@ class PrivacyPlan:
 
     def describe(self) -> str:
         """One line for people."""
-        extra = [f"class sums in {len(self.releases)} rounds"] if self.releases else []
+        extra = [f"class sums in {plural(len(self.releases), 'round')}"] if self.releases else []
         extra += ["class counts once"] if self.prior else []
         beside = f", beside it noisy {' and '.join(extra)}" if extra else ""
         told = "evaluation stays at the silos" if self.evaluation is None else self.evaluation.describe()
