@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from tests.report.conftest import SVG, Loads, Page, lines, said, values
+from tests.rounds.secure import runs
 
+from tightframe.errors import RunError
 from tightframe.report.writing import write
 from tightframe.rounds.identity import simulated_anchor
 from tightframe.securesum.transcript import verify
@@ -232,6 +234,15 @@ def test_a_run_that_failed(early: Path) -> None:
     assert page.facts("Hashes and versions")["model.safetensors"] == "missing"
     (table,) = page.tables("Configuration")
     assert {"key": "rounds", "value": "2"} in table, "without a model's card, too"
+
+
+def test_a_run_that_ended_in_enrolment_counts_nobody_as_enrolled(early: Path, tmp_path: Path) -> None:
+    assert "silos enrolled" in Page.of(early / "server").text
+    with pytest.raises(RunError):
+        runs.run(runs.job(), tmp_path, silent=lambda task, site, request: True)
+    page = Page.of(tmp_path / "server")
+    assert "too few silos in enrolment" in page.text and "no silo was enrolled" in page.text
+    assert "silos enrolled" not in page.text
 
 
 def test_a_model_of_an_earlier_run_is_not_called_this_one_s(copied: Copied) -> None:

@@ -163,11 +163,12 @@ def _tiles(found: ServerResults) -> Markup:
             (shown(test.auroc), f"{noisy}AUROC, test"),
             (str(test.records), "test records, with noise" if test.noisy else "test records counted"),
         ]
-    values += [
-        (f"{outcome.rounds_done} of {outcome.rounds}", "rounds"),
-        (f"{len(outcome.roster) - len(outcome.not_enrolled)} of {len(outcome.roster)}", "silos enrolled"),
-        (f"{outcome.seconds:.0f} s", "whole run"),
-    ]
+    values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
+    # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
+    if found.rows:
+        joined = len(outcome.roster) - len(outcome.not_enrolled)
+        values.append((f"{joined} of {len(outcome.roster)}", "silos enrolled"))
+    values.append((f"{outcome.seconds:.0f} s", "whole run"))
     return layout.tiles(values)
 
 
