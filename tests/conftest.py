@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,14 +43,6 @@ settings.load_profile("steady")
 def root() -> Path:
     """The project's root."""
     return ROOT
-
-
-@pytest.fixture(autouse=True)
-def _loggers_on() -> None:
-    """Switch our loggers on: to configure the engine's logging in this process disables those that exist."""
-    for name, logger in logging.root.manager.loggerDict.items():
-        if name.startswith("tightframe") and isinstance(logger, logging.Logger):
-            logger.disabled = False
 
 
 @pytest.fixture(scope="session", autouse=True)

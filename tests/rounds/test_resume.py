@@ -42,7 +42,12 @@ JOB: dict[str, Any] = {
     "seed": 3,
     "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0},
 }
-logging.getLogger("tightframe.run").setLevel(logging.CRITICAL)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """The runs that are stopped here on purpose fill no screen."""
+    caplog.set_level(logging.CRITICAL, logger="tightframe.run")
 
 
 class PulledPlugError(Exception):

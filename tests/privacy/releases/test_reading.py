@@ -77,9 +77,10 @@ def test_a_class_of_nobody_hardly_ever_gets_a_mean() -> None:
 
 
 def test_shortening_long_means_brings_them_closer() -> None:
-    features, labels = _silo((60, 60, 60, 60), 1024)
+    # The noise of a mean has the norm 2.1 sqrt(d) / count: two and more, for any count that is likely.
+    features, labels = _silo((60, 60, 60, 60), 4096)
     true = _means(features, labels)
-    total = class_sums(features, labels, CLASSES, CONFIG) + noise_for((CLASSES, 1025), CONFIG, 1)
+    total = class_sums(features, labels, CLASSES, CONFIG) + noise_for((CLASSES, 4097), CONFIG, 1)
     reading = read_release(total, CONFIG)
     raw = total[:, :-1] / CONFIG.grid / reading.counts[:, None]
     assert (raw.norm(dim=1) > 1)[reading.usable].all(), "not the case that this is about"
