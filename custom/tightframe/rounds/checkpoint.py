@@ -25,6 +25,7 @@ from tightframe.rounds.takeover import COMMITTED, EARLIER, LOST, PROPOSED, place
 from tightframe.securesum.messages import SumId
 
 CHECKPOINT = "checkpoint.safetensors"
+BEST = "best_model.safetensors"
 DESCRIPTION = "tightframe"
 FORMAT = 2
 

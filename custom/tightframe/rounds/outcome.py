@@ -9,13 +9,14 @@ from typing import Any
 
 from tightframe.errors import REASONS
 from tightframe.report.words import plural, shown
+from tightframe.rounds.checkpoint import BEST
 from tightframe.rounds.private import noisy_metrics
 from tightframe.rounds.private.shown import Spent
 from tightframe.rounds.rows import Row, last_spent
 
 _FILES = (
     "model.safetensors",
-    "best_model.safetensors",
+    BEST,
     "model.json",
     "metrics.jsonl",
     "outcome.json",

@@ -23,10 +23,10 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import RunError
 from tightframe.phases import ServerState
 from tightframe.rounds import checkpoint
-from tightframe.rounds.checkpoint import Checkpoint
+from tightframe.rounds.checkpoint import BEST, Checkpoint
 from tightframe.rounds.private.shown import Spent
 from tightframe.rounds.rows import Row, write_rows
-from tightframe.rounds.run_record import BEST, RunRecord
+from tightframe.rounds.run_record import RunRecord
 
 
 class Kept(BaseModel):

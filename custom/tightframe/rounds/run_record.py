@@ -17,7 +17,7 @@ from tightframe.files import write_json
 from tightframe.phases import Method, Tensors, Totals
 from tightframe.report import writing
 from tightframe.rounds import evaluation
-from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.checkpoint import BEST, save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration, tellers
 from tightframe.rounds.outcome import Outcome
@@ -26,8 +26,6 @@ from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
 from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
 from tightframe.rounds.status import Status
 from tightframe.rounds.summation import Enrolled
-
-BEST = "best_model.safetensors"
 
 
 class RunRecord:
