@@ -165,8 +165,8 @@ class Contributor:
                 code="TF-505",
             )
         phases = 1 if kind in ("closing", personal.KIND) else len(self._phases(kind, number))
-        planned = self._context.job.privacy is None or self._setup.evaluates_in(number)
-        may_evaluate = kind == "closing" or (kind == "train" and index == 0 and planned)
+        begins = kind == "train" and index == 0 and self._setup.evaluates_in(number)
+        may_evaluate = kind == "closing" or begins
         if index >= phases or (message["evaluate"] and not may_evaluate):
             raise RunError(
                 f"Expected one of {phases} phases of {kind!r}, and an evaluation with a round's first or the "

@@ -23,14 +23,7 @@ from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, ServerState, Totals
 from tightframe.report.words import plural
-from tightframe.rounds import (
-    checkpoint,
-    classes,
-    evaluation,
-    personal,
-    resume,
-    statistics,
-)
+from tightframe.rounds import checkpoint, classes, evaluation, personal, resume, statistics
 from tightframe.rounds.context import Message
 from tightframe.rounds.exchanges import Exchanges, Place
 from tightframe.rounds.outcome import Outcome

@@ -136,7 +136,7 @@ class Outcome:
         if self.personal is not None:
             lines += self._personal_lines(self.personal)
         if self.best_round is not None:
-            lines.append(f" Best round by validation: {self.best_round} (best_model.safetensors)")
+            lines.append(f" Best round by validation: {self.best_round} ({BEST})")
         return lines
 
     def _counted(self, records: int, silos: Sequence[str]) -> str:

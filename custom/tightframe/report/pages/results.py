@@ -82,17 +82,13 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup
             f"Balanced accuracy (mean recall of the classes{NOISY if noisy else ''}) of each round's "
             f"model.{start}{hollow}",
         ),
-        *(
-            [
-                figure(
-                    plots.lines("Loss by round", xs, loss, x_name="round"),
-                    "Cross-entropy a record of each round's model; the training loss is the "
-                    "method's own, while it trains.",
-                )
-            ]
-            if any(point is not None for series in loss for point in series.values)
-            else []
-        ),
+        figure(
+            plots.lines("Loss by round", xs, loss, x_name="round"),
+            "Cross-entropy a record of each round's model; the training loss is the "
+            "method's own, while it trains.",
+        )
+        if any(point is not None for series in loss for point in series.values)
+        else None,
         kept(len(body), "All rounds in numbers", table(head, body)),
     )
 
