@@ -165,7 +165,7 @@ class Kit:
         for file, kind in ((SITE_FILE, "site"), (SERVER_FILE, "server")):
             if not (startup / file).is_file():
                 continue
-            name = _server_name(startup / file) if kind == "server" else common_name(startup)
+            name = common_name(startup / file)
             if name is None:
                 raise SiteConfigError(
                     f"Expected {startup} to hold a certificate that names whose it is, but it cannot be "
@@ -230,19 +230,6 @@ class Kit:
                 path.replace(path.with_name(name + BEFORE))
             write_json(path, files[name], mode=0o600 if name == "tightframe.json" else 0o644)
         return written, [name for name in there if name not in others]
-
-
-def _server_name(path: Path) -> str | None:
-    """The server's name, by its certificate."""
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    try:
-        server = json.loads(path.read_text(encoding="utf-8"))["servers"][0]
-        certificate = x509.load_pem_x509_certificate((path.parent / server["ssl_cert"]).read_bytes())
-        return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
 
 
 def _values(path: Path) -> Any:

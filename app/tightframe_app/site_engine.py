@@ -18,7 +18,7 @@ RENEW = timedelta(days=30)
 def identity(asked: Asked) -> tuple[str | None, list[Finding]]:
     """The site's name, from its certificate if it is not given, and what is wrong with its kit."""
     from tightframe.errors import SiteConfigError
-    from tightframe.flare.identity import site_identity
+    from tightframe.flare.identity import SITE_FILE, site_identity
     from tightframe.securesum.identity import public_key_hash
 
     area, startup = "identity", asked.startup
@@ -27,7 +27,7 @@ def identity(asked: Asked) -> tuple[str | None, list[Finding]]:
         text = "no startup kit beside the configuration: say with --kit where it lies"
         return asked.site, [Finding(area, state, text)]
     found: list[Finding] = []
-    name = asked.site or common_name(startup)
+    name = asked.site or common_name(startup / SITE_FILE)
     central = _central(asked)
     try:
         signer, anchor = site_identity(startup, name or "", production=asked.production, missing_role=central)
@@ -54,14 +54,19 @@ def _validity(what: str, der: bytes) -> list[Finding]:
     return [Finding("identity", "ok", text)]
 
 
-def common_name(startup: Path) -> str | None:
-    """Whose the kit's certificate is; None if that cannot be read, which ``site_identity`` will say."""
+def common_name(path: Path) -> str | None:
+    """Whose a kit's certificate is; None if that cannot be read, of which ``site_identity`` says why.
+
+    Args:
+        path: the kit's ``fed_client.json`` or ``fed_server.json``, which names the certificate beside it.
+    """
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
     try:
-        client = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))["client"]
-        certificates = x509.load_pem_x509_certificates((startup / client["ssl_cert"]).read_bytes())
+        values = json.loads(path.read_text(encoding="utf-8"))
+        owner = values["client"] if "client" in values else values["servers"][0]
+        certificates = x509.load_pem_x509_certificates((path.parent / owner["ssl_cert"]).read_bytes())
         return str(certificates[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
