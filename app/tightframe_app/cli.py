@@ -76,7 +76,11 @@ def jobs_export(
     ] = "rehearsal",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Job folder to write; exported/NAME by default."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Job folder to write, free or an earlier export of this job; exported/NAME by default.",
+        ),
     ] = None,
     sites: Annotated[str | None, typer.Option(help="Silo names, separated by commas.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Training rounds.")] = None,
