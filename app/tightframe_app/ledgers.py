@@ -354,6 +354,6 @@ def _time(time: datetime) -> str:
 
 
 def _up(value: float) -> str:
-    from tightframe.privacy.accounting import rounded_up
+    from tightframe.rounding import rounded_up
 
     return rounded_up(value)

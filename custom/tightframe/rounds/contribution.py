@@ -19,6 +19,7 @@ from tightframe.files import write_json
 from tightframe.model_update import received_model
 from tightframe.phases import Phase, Tensors
 from tightframe.report import writing
+from tightframe.rounding import rounded_up
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
@@ -296,14 +297,13 @@ class Contributor:
         plan = self._setup.privacy
         if plan is None:
             return None
-        from tightframe.privacy import accounting
         from tightframe.rounds.private.budget import Budget
 
         spent = Budget(self._context, plan, (self._context.name,)).spent_by_job()
         self._context.log.info(
             "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number)",
             self._context.name,
-            accounting.rounded_up(spent.guaranteed),
+            rounded_up(spent.guaranteed),
             plan.privacy.epsilon,
             plan.privacy.delta,
         )

@@ -11,11 +11,10 @@ from tightframe.privacy.accounting import (
     epsilons,
     fitting,
     guaranteed,
-    rounded_down,
-    rounded_up,
 )
 from tightframe.privacy.events import Event, Gaussian, Neighbours, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
+from tightframe.rounding import rounded_down, rounded_up
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6

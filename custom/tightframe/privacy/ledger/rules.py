@@ -10,12 +10,11 @@ from tightframe.privacy.accounting import (
     BudgetError,
     fitting,
     guaranteed,
-    rounded_down,
-    rounded_up,
     solve,
 )
 from tightframe.privacy.events import Event, Gaussian, Neighbours, with_noise
 from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
+from tightframe.rounding import rounded_down, rounded_up
 
 
 def charges_of(entries: Iterable[Entry]) -> list[Charge]:

@@ -10,6 +10,7 @@ from tightframe.report.pages import results
 from tightframe.report.reading import SiloReport, SiloResults
 from tightframe.report.values import FoldMetrics, SiloPersonal
 from tightframe.report.words import plural, shown
+from tightframe.rounding import rounded_up
 
 GLOBAL, LOCAL, PERSONAL = "global", "local-only", "personal"
 
@@ -110,7 +111,7 @@ def _tiles(report: SiloReport) -> Markup:
         values.append((shown(balanced(own.confusion)), "balanced accuracy, personal"))
     values.append((str(report.final.test.records), "test records"))
     if report.privacy is not None:
-        values.append((f"{report.privacy.epsilon:.3f}", f"epsilon spent of {report.privacy.promised:g}"))
+        values.append((rounded_up(report.privacy.epsilon), f"epsilon spent of {report.privacy.promised:g}"))
     return layout.tiles(values)
 
 
@@ -179,26 +180,26 @@ def _privacy(report: SiloReport) -> Markup:
         "Privacy spent",
         tag(
             "p",
-            f"This job has cost this silo's records epsilon {spent.epsilon:.4f} of the "
-            f"{spent.promised:g} that it "
-            f"promised, at delta {spent.delta:g}. This is the silo's own exact number.",
+            f"This job has cost this silo's records epsilon {rounded_up(spent.epsilon)} of the "
+            f"{spent.promised:g} that it promised, at delta {spent.delta:g}. This is the silo's own exact "
+            "number, rounded up.",
         ),
         facts(
             [
-                ("epsilon, guaranteed", f"{spent.epsilon:.4f}"),
+                ("epsilon, guaranteed", rounded_up(spent.epsilon)),
                 ("promised", f"{spent.promised:g}"),
                 ("delta", f"{spent.delta:g}"),
-                ("by the exact Gaussian curve", _number(spent.exact)),
-                ("by RDP (Opacus)", _number(spent.rdp)),
-                ("by PRV (Opacus)", _number(spent.prv)),
+                ("by the exact Gaussian curve", _cost(spent.exact)),
+                ("by RDP (Opacus)", _cost(spent.rdp)),
+                ("by PRV (Opacus)", _cost(spent.prv)),
             ]
         ),
         tag("p", "What is left of the budget over all jobs: tightframe ledger explain."),
     )
 
 
-def _number(value: float | None) -> Part:
-    return None if value is None else f"{value:.4f}"
+def _cost(value: float | None) -> Part:
+    return None if value is None else rounded_up(value)
 
 
 def _records(report: SiloReport) -> Markup:

@@ -19,6 +19,7 @@ from tightframe.privacy.events import Event, Neighbours
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, LedgerError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rules import events_of
+from tightframe.rounding import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.private.plan import PrivacyPlan
 from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
@@ -115,7 +116,7 @@ class Budget:
             "%s: charged %s; epsilon %s of %s at delta %g spent on these records",
             self._context.name,
             purpose,
-            accounting.rounded_up(spent),
+            rounded_up(spent),
             "no cap" if self._context.policy.epsilon_cap is None else f"{self.cap.epsilon:g}",
             self.cap.delta,
         )
@@ -159,7 +160,7 @@ class Budget:
         if total > privacy.epsilon:
             raise BudgetError(
                 f"Expected this job to stay within the epsilon {privacy.epsilon:g} that it promises at delta "
-                f"{privacy.delta:g}, but with {purpose} it comes to {accounting.rounded_up(total)}. What is "
+                f"{privacy.delta:g}, but with {purpose} it comes to {rounded_up(total)}. What is "
                 "repeated is charged again. Nothing was charged; run the job anew with a larger "
                 "`privacy.epsilon`, more `privacy.spare_rounds` or more noise."
             )
