@@ -169,10 +169,10 @@ def solve(
     while not fits(high, _COARSE):
         low, high = high, high * 2
         if high > most:
-            used = rounded_up(guaranteed(before, delta))
+            used = f" beside what costs {rounded_up(guaranteed(before, delta))} already" if before else ""
             raise BudgetError(
                 f"Expected a noise multiplier up to {most:g} to keep the plan under epsilon {epsilon:g} at "
-                f"delta {delta:g}, but got none ({used} is spent already). Allow more epsilon or plan less."
+                f"delta {delta:g}{used}, but got none. Allow more epsilon or plan less."
             )
     high = _bisected(low, high, 1e-2, lambda noise: fits(noise, _COARSE))
     near = _orders_near(_best_order(_compose([*before, *plan(high)]), delta))

@@ -77,7 +77,11 @@ class Budget:
             spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
             if any(key[0] == self._job_id for key in spent):
                 return  # goes on, as a resumed job, too: what it may still charge is checked each time
-            self._keep_promise("what is planned", (), planned)
+            self._keep_promise(
+                "what is planned",
+                planned,
+                advice="Plan less, or give the job a larger `privacy.epsilon` or more noise.",
+            )
             ledger.dry_run(
                 [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
                 # The policy has been asked about the number of releases already.
@@ -104,7 +108,12 @@ class Budget:
                 if entry.charge is not None and entry.charge.key[:2] == (self._job_id, purpose)
             )
             ours = events_of(entries, self._dataset, job_id=self._job_id)
-            self._keep_promise(purpose, ours, events)
+            self._keep_promise(
+                purpose,
+                [*ours, *events],
+                advice="What is repeated is charged again. Nothing was charged; run the job anew with a "
+                "larger `privacy.epsilon`, more `privacy.spare_rounds` or more noise.",
+            )
             charges = [
                 self._charge(purpose, attempt + place, event, alone) for place, event in enumerate(events)
             ]
@@ -153,16 +162,14 @@ class Budget:
             )
         ledger.note_data(self._dataset, fingerprint(context.job.dataset, context.data))
 
-    def _keep_promise(self, purpose: str, before: Sequence[Event], events: Sequence[Event]) -> None:
+    def _keep_promise(self, purpose: str, events: Sequence[Event], *, advice: str) -> None:
         """Refuse a charge with which the job would cost more than it says: its repeats must fit, too."""
         privacy = self._plan.privacy
-        total = accounting.guaranteed([*before, *events], privacy.delta)
+        total = accounting.guaranteed(events, privacy.delta)
         if total > privacy.epsilon:
             raise BudgetError(
                 f"Expected this job to stay within the epsilon {privacy.epsilon:g} that it promises at delta "
-                f"{privacy.delta:g}, but with {purpose} it comes to {rounded_up(total)}. What is "
-                "repeated is charged again. Nothing was charged; run the job anew with a larger "
-                "`privacy.epsilon`, more `privacy.spare_rounds` or more noise."
+                f"{privacy.delta:g}, but with {purpose} it comes to {rounded_up(total)}. {advice}"
             )
 
     @property
