@@ -22,6 +22,7 @@ from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.model_update import broadcast_model
 from tightframe.phases import ServerState
 from tightframe.privacy import accounting
+from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError
@@ -275,6 +276,24 @@ def test_the_same_records_under_another_name_have_no_second_budget(tmp_path: Pat
     with pytest.raises(DatasetError, match="TF-703"):
         Budget(renamed, spending._plan, SITES).check(events)
     assert fingerprint("fed_isic2019", context.data) != fingerprint("eicu", context.data)
+
+
+def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path: Path) -> None:
+    """A noisy evaluation of the last model, and class sums in the first of two rounds."""
+    privacy = {"epsilon": 6.0, "spare_rounds": 3, "evaluation": "noisy"}
+    setup = prepare(parse_job({**JOB, "privacy": privacy}))
+    assert setup.privacy is not None
+    spending = _budget(tmp_path, "site-1", "run")
+
+    def check(most: int) -> None:
+        entry = SiteEntry.model_validate({"policy": {"max_releases": most}})
+        context = replace(spending._context, entry=entry, records=spending._context.data)
+        Budget(context, setup.privacy, SITES).check(setup.privacy.release_events)
+
+    with pytest.raises(BudgetError, match=r"at most 1 releases, .* plans 2: .*class sums in 1 round"):
+        check(1)
+    assert _charges_at(spending.path) == []
+    check(2)  # what may be repeated is no release more
 
 
 def _session(folder: Path, **changes: Any) -> tuple[SiloSession, Any]:

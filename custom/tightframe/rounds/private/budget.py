@@ -82,9 +82,10 @@ class Budget:
                 planned,
                 advice="Plan less, or give the job a larger `privacy.epsilon` or more noise.",
             )
+            self._check_number()
             ledger.dry_run(
                 [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
-                # The policy has been asked about the number of releases already.
+                # Each of these has a purpose of its own, those that may be repeated, too.
                 cap=replace(self.cap, releases=None),
             )
 
@@ -170,6 +171,15 @@ class Budget:
             raise BudgetError(
                 f"Expected this job to stay within the epsilon {privacy.epsilon:g} that it promises at delta "
                 f"{privacy.delta:g}, but with {purpose} it comes to {rounded_up(total)}. {advice}"
+            )
+
+    def _check_number(self) -> None:
+        """Refuse a job that releases more often than this site's policy lets it, before its first release."""
+        most, planned = self._context.policy.max_releases, self._plan.number_of_releases
+        if most is not None and planned > most:
+            raise BudgetError(
+                f"Expected a job of at most {most} releases, as `max_releases` of this site's policy says, "
+                f"but this one plans {planned}: {self._plan.describe()}. Let it release less often."
             )
 
     @property

@@ -66,6 +66,12 @@ class PrivacyPlan:
         return (Gaussian(self.class_noise),) * (len(self.releases) + self.spare + self.prior)
 
     @property
+    def number_of_releases(self) -> int:
+        """Releases other than training, each counted once: class sums, class counts, evaluations."""
+        evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
+        return len(self.releases) + self.prior + evaluations
+
+    @property
     def release_events(self) -> tuple[Event, ...]:
         """What all releases but training are charged as."""
         return (*self.class_events, *(() if self.evaluation is None else self.evaluation.events))
