@@ -129,7 +129,8 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, asked: Asked) -> 
     from tightframe.errors import DataError, TightframeError
 
     area = area_of("data", label)
-    if job is not None and job.dataset not in entry.data:
+    rehearses = entry.rehearses and not asked.production
+    if job is not None and job.dataset not in entry.data and not rehearses:
         yield Finding(area, "problem", f"TF-201: the job asks for {job.dataset}, which `data` does not name")
     for name, values in entry.data.items():
         spec = data.get(name)
@@ -156,7 +157,9 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, asked: Asked) -> 
             table = count_table(dict(zip(spec.class_names, counts.tolist(), strict=True)))
             text = f"{name}: {records.source}: {folds} records, {how} (training: {table})"
             yield Finding(area, "ok", text)
-    if not entry.data and not asked.production:
+    if rehearses:
+        yield Finding(area, "note", "no records are configured: simulations try the policy on generated ones")
+    elif not entry.data and not asked.production:
         yield Finding(area, "note", "no records are configured: simulations with this file are refused, too")
 
 

@@ -2,7 +2,8 @@
 
 Data comes from the site, never from the job. One file serves one site, or, in the simulator,
 maps every site (``{"sites": {"site-1": {...}, ...}}``). Without a file the simulator uses the
-synthetic twin, with a banner; production refuses.
+synthetic twin, with a banner, and for a site whose entry has a policy and no records, too; production
+refuses.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MARKER = FILE_NAME + ".lent"
 process id."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
+_NOT_OF_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))
 
 
 class SiteEntry(BaseModel):
@@ -54,6 +56,14 @@ class SiteEntry(BaseModel):
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
     accepted_options: dict[str, dict[str, Any]] = {}
     policy: PolicyBlock = PolicyBlock()
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether it is a policy to try on generated records: it has one, and says nothing of records.
+
+        Never in production, where an entry must have a ``state_dir``.
+        """
+        return "policy" in self.model_fields_set <= _NOT_OF_RECORDS
 
     def records_id(self, dataset: str) -> str:
         """Under which name the site remembers what was told of its records of a data set."""
@@ -240,21 +250,26 @@ def server_entry(folder: Path) -> ServerEntry:
 
 
 def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
-    """The silo's records: the configured ones, or the synthetic twin of an unconfigured simulation.
+    """The silo's records: the configured ones, or the synthetic twin of a simulation that has none.
+
+    Args:
+        job: validated.
+        site: the silo's name.
+        entry: what the site says; None, or an entry that only ``rehearses`` a policy, means the twin.
 
     Raises:
         SiteConfigError: TF-201 if the site is configured, but not for this data set.
         DataError: if what is configured is not there.
     """
     spec, options = dataset_of(job)
-    if entry is None:
+    if entry is None or entry.rehearses:
         if spec.twin is None:
             raise SiteConfigError(f"{spec.name} has no synthetic twin: configure its records.", code="TF-201")
         return spec.twin(job.roster.index(site), options)
     if spec.name not in entry.data:
         raise SiteConfigError(
             f"{site} is configured for {', '.join(sorted(entry.data)) or 'no data set'}, "
-            f"but the job asks for {spec.name}: add it to `data`.",
+            f"but the job asks for {spec.name}: add it to `data` in the site's {FILE_NAME}.",
             code="TF-201",
         )
     return spec.open(spec.site.model_validate(entry.data[spec.name]), options)
