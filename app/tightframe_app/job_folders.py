@@ -14,11 +14,12 @@ from typing import Any
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, RunError
 from tightframe.rounds.silo import TASKS
+from tightframe.rounds.takeover import CHECKPOINT
 
 CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
 SERVER_FILE = "config/config_fed_server.json"
-CHECKPOINT_FILE = "app_server/config/checkpoint.safetensors"
+CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
 
 
 def prepared(values: dict[str, Any]) -> JobConfig:

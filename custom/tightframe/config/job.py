@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tightframe.config.profiles import Neighbours
 from tightframe.errors import JobError
+from tightframe.privacy.events import Neighbours
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 PlainValue = str | int | float | bool | None

@@ -18,11 +18,11 @@ from tightframe.config.profiles import (
     PROFILES,
     ClearMetric,
     EpsilonShown,
-    Neighbours,
     Profile,
     WeightRule,
 )
 from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.privacy.events import Neighbours
 from tightframe.privacy.releases.plan import release_rounds
 from tightframe.securesum.rules import MAX_SITES, SiteRules, Trust
 

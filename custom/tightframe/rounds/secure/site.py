@@ -117,7 +117,8 @@ class SecureSite:
             weights = {name: item.weight for name, item in declared.items()}
             # The server names the colluders; this silo assumes as many as the job says at least.
             colluders = max(params.colluders, self._context.job.assumed_colluders(len(weights)))
-            encoded = train(weights, max(1, params.threshold - colluders), tellers(declared.values()))
+            honest = rules.honest_sites(params.threshold, colluders)
+            encoded = train(weights, honest, tellers(declared.values()))
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
