@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from nvflare.security.security import FLAuthorizer
 from PIL import Image
 from tests.conftest import ROOT, SMALL
+from tests.privacy.ledgers import SiteKeys, open_ledger
 from tests.securesum.certificates import issue, make_root
 from typer.testing import CliRunner
 
@@ -296,8 +297,34 @@ def test_a_ledger_that_others_can_read(hospital: Path, tmp_path: Path) -> None:
     (problem,) = _problems(hospital, records=False)
     assert problem.startswith("ledger: ") and f"chmod 0600 {path}" in problem
     path.chmod(0o600)
+    (problem,) = _problems(hospital, records=False)
+    assert problem.startswith("ledger: TF-704") and "another file" in problem
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_bytes() == b""
+
+
+def test_a_ledger_of_an_earlier_project_is_whole_once_its_root_is_named(
+    hospital: Path, tmp_path: Path
+) -> None:
+    from tightframe.privacy.ledger.ledger import ledger_path
+
+    earlier = make_root("the project before", **DATES)
+    keys = SiteKeys()
+    keys.root, keys.signer = earlier, issue(earlier, "hospital-a", **DATES).signer()
+    path = ledger_path(tmp_path / "state", "hospital-a")
+    open_ledger(path, keys, create=True, clock=lambda: NOW).close()
+    (problem,) = _problems(hospital, records=False)
+    assert (
+        problem.startswith(f"ledger: {path}: TF-702") and "name that one's root in `ledger_roots`" in problem
+    )
+    root = tmp_path / "earlier.pem"
+    values = json.loads(hospital.read_text()) | {"ledger_roots": [str(root)]}
+    hospital.write_text(json.dumps(values))
+    (problem,) = _problems(hospital, records=False)
+    assert "was not looked at: TF-202" in problem and f"{root} gave No such file" in problem
+    root.write_bytes(earlier.x509.public_bytes(Encoding.PEM))
     assert _problems(hospital, records=False) == []
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = _found(hospital, records=False)
+    assert any(item.area == "ledger" and "0 entries, whole; see" in item.text for item in found)
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ class SiteEntry(BaseModel):
         loader_workers: processes that read records; 0 reads in the training process.
         offer_prototypes: False keeps this site's class prototypes at home.
         state_dir: folder for what must outlive a job; required in production.
+        ledger_roots: root certificates of this site's other projects, earlier ones or at the same time:
+            entries of its privacy ledger may be signed under them, too. They prove nothing else.
         dataset_id: the site's own name for its records, under which it remembers for which silos
             their counts were opened; data set and place by default.
         accepted_options: data set name -> options of a job that choose which of this site's records
@@ -53,6 +55,7 @@ class SiteEntry(BaseModel):
     loader_workers: int = Field(default=0, ge=0, le=64)
     offer_prototypes: bool = True
     state_dir: AbsolutePath | None = None
+    ledger_roots: list[AbsolutePath] = []
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
     accepted_options: dict[str, dict[str, Any]] = {}
     policy: PolicyBlock = PolicyBlock()

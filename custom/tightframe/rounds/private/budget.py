@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from tightframe.data.base import SiloData
@@ -21,8 +20,8 @@ from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_pat
 from tightframe.privacy.ledger.rules import events_of
 from tightframe.rounding import rounded_up
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.private.ledger_keys import signature_check, trusted_roots
 from tightframe.rounds.private.plan import PrivacyPlan
-from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
 
 SOLVED = "privacy.json"
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
@@ -210,7 +209,7 @@ class Budget:
         if self._context.identity is None:
             raise SecureSumError("this silo was given no identity to sign its ledger with.", code="TF-615")
         signer, anchor = self._context.identity()
-        check = _checker(self._context.name, anchor)
+        check = signature_check(trusted_roots(self._context.site, anchor), name=self._context.name)
         if ledger_expected(self.path):
             return Ledger(self.path, signer, check=check)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -235,13 +234,3 @@ def fingerprint(dataset: str, data: SiloData) -> str:
         labels = data.labels(fold)
         found.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
     return found.hexdigest()
-
-
-def _checker(name: str, anchor: Anchor) -> Callable[[bytes, bytes, bytes, datetime], None]:
-    """Holds the ledger's signatures against the site's own certificates, of any time."""
-
-    def check(certificate: bytes, message: bytes, signature: bytes, time: datetime) -> None:
-        verify_certificate(certificate, name, anchor, pins=None, pinned_only=False, at=time)
-        verify_signature(certificate, message, signature, owner=name, what="the ledger")
-
-    return check
