@@ -16,10 +16,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe import data
-from tightframe.config.job import JobConfig, config_hash, listed
+from tightframe.config.job import JobConfig, config_hash
 from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
+from tightframe.problems import listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from tightframe import data, methods, model_update, models
-from tightframe.config.job import JobConfig, check_job, listed
+from tightframe.config.job import JobConfig, check_job
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError
 from tightframe.phases import (
@@ -32,6 +32,7 @@ from tightframe.phases import (
     stream_seed,
 )
 from tightframe.privacy.accounting import BudgetError
+from tightframe.problems import listed
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.private import plan, shown
 from tightframe.rounds.private.plan import PrivacyPlan
