@@ -32,6 +32,8 @@ FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
 Statistic = Literal["class_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
+Neighbours = Literal["record", "patient"]
+"""Between which data sets an observer must not be able to tell: one record more, or one patient."""
 Mechanism = Literal["training", "class_sums", "evaluation", "constant", "charges"]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
 sums, noisy totals of an evaluation, the same whatever the records are, or a function of what the silo's

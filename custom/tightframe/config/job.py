@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightframe.errors import JobError
-from tightframe.privacy.events import Neighbours
+from tightframe.phases import Neighbours
 from tightframe.problems import listed
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 

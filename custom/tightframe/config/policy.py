@@ -22,8 +22,7 @@ from tightframe.config.profiles import (
     WeightRule,
 )
 from tightframe.config.refusals import BelowPolicyError, Refusal
-from tightframe.privacy.events import Neighbours
-from tightframe.privacy.releases.plan import release_rounds
+from tightframe.phases import Neighbours
 from tightframe.securesum.rules import MAX_SITES, SiteRules, Trust
 
 Pin = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -363,6 +362,8 @@ def _releases(rounds: int, asked: Any) -> int | None:
     """
     if asked.releases is None:
         return None
+    from tightframe.privacy.releases.plan import release_rounds  # light tasks of other jobs need none of it
+
     evaluated = 0
     if asked.evaluation == "noisy":
         evaluated = len(release_rounds(rounds, asked.evaluations, predicts=True))

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import (
     Epsilons,
     epsilons,
     fitting,
     guaranteed,
 )
-from tightframe.privacy.events import Event, Gaussian, Neighbours, SubsampledGaussian
+from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
 from tightframe.rounding import rounded_down, rounded_up
 

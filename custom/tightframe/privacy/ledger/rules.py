@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import (
     BudgetError,
     fitting,
     guaranteed,
     solve,
 )
-from tightframe.privacy.events import Event, Gaussian, Neighbours, with_noise
+from tightframe.privacy.events import Event, Gaussian, with_noise
 from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
 from tightframe.rounding import rounded_down, rounded_up
 

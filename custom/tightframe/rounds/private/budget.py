@@ -11,10 +11,10 @@ from pathlib import Path
 from tightframe.data.base import SiloData
 from tightframe.errors import SecureSumError, SiteConfigError
 from tightframe.files import write_atomically
-from tightframe.phases import Fold
+from tightframe.phases import Fold, Neighbours
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
-from tightframe.privacy.events import Event, Neighbours
+from tightframe.privacy.events import Event
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, LedgerError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rules import events_of
