@@ -14,9 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# gRPC writes to the terminal by itself, past Python, unless this is set before it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -114,7 +111,7 @@ class Server:
             meta = session.get_job_meta(job_id)
         engine = str(meta.get("status"))
         told: list[str] = []
-        if engine in ("SUBMITTED", "APPROVED"):
+        if engine in ("SUBMITTED", "APPROVED", "FINISHED:CAN_NOT_SCHEDULE"):
             told = [str(item) for item in meta.get("schedule_history") or []][-1:]
         elif engine not in ("DISPATCHED", "RUNNING"):
             told = [
