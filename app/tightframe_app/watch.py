@@ -95,7 +95,7 @@ def standing(view: View) -> str:
     if view.seen.over:
         return "over"
     if view.seen.engine != LIVE or view.last is None:
-        return WAITING.get(view.seen.engine, view.seen.engine)
+        return WAITING.get(view.seen.engine, shown(view.seen.engine))
     status = view.last
     if status.state != "summing":
         return "silos are being enrolled" if status.state == "enrolling" else shown(status.state)
@@ -106,7 +106,7 @@ def screen(view: View) -> RenderableType:
     """The live view: a pure function of what is known."""
     seen, status = view.seen, view.last
     name = seen.name if seen is not None else view.job_id if status is None else status.job_name
-    engine = "" if seen is None else seen.engine
+    engine = "" if seen is None else shown(seen.engine)
     title = Text.assemble((shown(name), "bold"), (f"  {engine}  {_clock(view.elapsed)}", "cyan"))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -284,8 +284,8 @@ def follow(
             view = View(job_id, seen, seen.status or view.last, answered - began)
         show(view)
         if view.lost is None and view.seen is not None and view.seen.over:
-            began = view.seen.engine not in NEVER_BEGAN
-            found = _outcome(server, job_id, sleep, every) if began else NoOutcomeError("it never began")
+            ran = view.seen.engine not in NEVER_BEGAN
+            found = _outcome(server, job_id, sleep, every) if ran else NoOutcomeError("it never began")
             return judge(job_id, view.seen, view.last, found)
         sleep(every)
 
