@@ -198,8 +198,12 @@ def test_ends_and_exit_codes(
     [
         (Session(api_spec.JobNotFound("no such job")), "TF-813", f"does not know {JOB}"),
         (Session(api_spec.AuthorizationError("no view")), "TF-814", "lead@example.org to have the right"),
-        (api_spec.AuthenticationError("certificate unknown"), "TF-812", "it says: certificate unknown"),
-        (api_spec.NoConnection("cannot connect"), "TF-812", "but: cannot connect"),
+        (
+            api_spec.AuthenticationError("certificate\x1b[2J unknown"),
+            "TF-812",
+            "it says: certificate\\x1b[2J unk",
+        ),
+        (api_spec.NoConnection("cannot connect\x07"), "TF-812", "but: cannot connect\\x07."),
         (RuntimeError("runtime error encountered"), "TF-812", "runtime error encountered"),
         (Session(GOING, stats={"server": {"tightframe": {"state": 1}}}), "TF-815", "cannot read: job_name"),
     ],
