@@ -21,6 +21,7 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
+from tests.flare.boards import Daemon, expected_points, listening, read_events
 from tests.production.federation import (
     EXPIRED,
     LEAD,
@@ -69,7 +70,16 @@ def export(federation: Federation) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def done(federation: Federation, export: Callable[..., Path]) -> Path:
+def daemon(federation: Federation) -> Iterator[Daemon]:
+    """Gets what the server tells StatsD; its operator asks for that, and for TensorBoard events."""
+    with listening() as made:
+        asked = {"server": {"tensorboard": True, "statsd": {"port": made.port}}}
+        (federation.kit(SERVER) / "local" / "tightframe.json").write_text(json.dumps(asked))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def done(federation: Federation, export: Callable[..., Path], daemon: Daemon) -> Path:
     """The result of a job that the lead submitted by the engine's own command, as downloaded."""
     config = federation.kit("hospital-1") / "local" / "tightframe.json"
     values = json.loads(config.read_text())
@@ -105,6 +115,17 @@ def test_a_job_trains_with_provisioned_identities_and_is_verified(federation: Fe
     assert "valid: " in told and "complete    NO" in told
     verify = ["tightframe", "transcript", "verify", str(done / "workspace" / "transcript.jsonl"), "--root"]
     assert "TF-616" in federation.run(*verify, str(federation.folder / "other" / "rootCA.pem"), code=1)
+
+
+def test_boards_were_told_and_the_events_came_along(done: Path, daemon: Daemon) -> None:
+    rows = [json.loads(line) for line in (done / "workspace" / "metrics.jsonl").read_text().splitlines()]
+    found, expected = read_events(done / "workspace" / "tb_events"), expected_points(rows)
+    assert found.keys() == expected.keys() and ("tightframe/balanced_accuracy", 2) in expected
+    assert found == pytest.approx(expected, rel=1e-6, abs=6e-4)  # seconds are rounded in the file
+    of_job = [value for name, _, value, tags in daemon.own() if tags["job_id"] == done.name]
+    assert of_job and daemon.gauges()["tightframe_trained", None] == 1
+    assert daemon.gauges()["tightframe_run_bytes_up", None] == sum(row["bytes_up"] for row in rows)
+    assert not [name for name in SITES if name in "".join(daemon.lines)]
 
 
 def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done: Path) -> None:

@@ -76,6 +76,15 @@ class SiteEntry(BaseModel):
         return f"{dataset}:{config_hash(self.data.get(dataset, {}))[:16]}"
 
 
+class StatsD(BaseModel):
+    """Where a StatsD daemon listens, by UDP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    port: int = Field(default=9125, ge=1, le=65535)
+
+
 class ServerEntry(BaseModel):
     """What the server's site says.
 
@@ -83,12 +92,16 @@ class ServerEntry(BaseModel):
         initial_model: safetensors file of a pretrained start; its hash is recorded.
         central_provisioning: accept certificates without the role attribute, which only central
             provisioning makes; for tests.
+        tensorboard: write the run's measures as TensorBoard events beside its results.
+        statsd: the daemon that gets the run's measures while it runs; None sends nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     initial_model: AbsolutePath | None = None
     central_provisioning: bool = False
+    tensorboard: bool = False
+    statsd: StatsD | None = None
 
 
 class SiteFile(BaseModel):

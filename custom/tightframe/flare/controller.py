@@ -31,16 +31,23 @@ class FederationController(Controller):
         super().__init__(task_check_period=0.1)
         self._values = job
         self._setup: Any = None
+        self._entry: Any = None
+        self._telemetry: Any = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Validate the job; a wrong one ends the run before any task is sent."""
+        """Validate the job and the server's own file; what is wrong ends the run before any task is sent."""
+        from tightframe.config.site import server_entry
+        from tightframe.flare.telemetry import Telemetry
         from tightframe.rounds.setup import prepare, set_threads
 
         if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
             os.environ.setdefault(*WARM)  # the simulator's processes, which it starts from this one
         try:
-            self._setup = prepare(self._values)
-            set_threads(self._setup.job.threads)
+            setup = prepare(self._values)
+            set_threads(setup.job.threads)
+            self._entry = server_entry(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()))
+            self._telemetry = Telemetry(self, self._entry, setup.job.job_name, fl_ctx)
+            self._setup = setup
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
 
@@ -48,13 +55,12 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
-        from tightframe.config.site import server_entry
         from tightframe.rounds.checkpoint import CHECKPOINT
         from tightframe.rounds.coordinator import Coordinator
 
         workspace = fl_ctx.get_engine().get_workspace()
         run_dir = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
-        job = self._setup.job
+        job, entry = self._setup.job, self._entry
         transport = FlareTransport(
             self,
             fl_ctx,
@@ -64,7 +70,6 @@ class FederationController(Controller):
             log=self.logger,
         )
         try:
-            entry = server_entry(Path(workspace.get_site_config_dir()))
             coordinator = Coordinator(
                 self._setup,
                 run_dir,
@@ -75,6 +80,7 @@ class FederationController(Controller):
                 log=self.logger,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
+            self._telemetry.watch(coordinator.record)
             coordinator.run(transport)
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
@@ -100,10 +106,14 @@ class FederationController(Controller):
         return ServerIdentity(job_id, anchor, simulated=not production)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell a console that asks for statistics where the run stands."""
+        """Tell a console that asks for statistics, and boards, where the run stands."""
         super().handle_event(event_type, fl_ctx)
         monitor.add_stats(event_type, fl_ctx)
+        if self._telemetry is not None:
+            self._telemetry.handle_event(event_type, fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nobody answers for the run any more."""
         monitor.forget(fl_ctx.get_job_id())
+        if self._telemetry is not None:
+            self._telemetry.end()

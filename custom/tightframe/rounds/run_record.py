@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class RunRecord:
         self.privacy: PrivacyPlan | None = None
         self.personal: dict[str, Any] | None = None  # means over silos of their personal models
         promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
+        self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
         self.status = Status(job.job_name, job.rounds, promised)
         self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
@@ -65,6 +66,17 @@ class RunRecord:
         self._dataset = dataset
         self._log = log
         self._started = time.monotonic()
+
+    @property
+    def status(self) -> Status:
+        """Where the run stands."""
+        return self._status
+
+    @status.setter
+    def status(self, now: Status) -> None:
+        self._status = now
+        if self.watcher is not None:
+            self.watcher()
 
     @property
     def data_line(self) -> str:
