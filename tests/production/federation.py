@@ -167,7 +167,7 @@ class Federation:
         if name == SERVER:
             (line,) = self.operations.commands("6. Server", {r"flare\.example\.org": SERVER}, slice(1, None))
         else:
-            (line,) = self.site_guide.commands("7. Start", {r"hospital-1": name})
+            (line,) = self.site_guide.commands("7. Start", {r"hospital-1": name}, slice(1))
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 ["bash", "-c", f"exec {line}"],
