@@ -63,7 +63,7 @@ def check(
 ) -> None:
     """Look at everything that this site needs, and tell all problems at once; nothing is changed.
 
-    Configuration, policy, records, identity, the engine's files, disk, ledger, device and clock. For
+    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock. For
     whoever leads a job: `--job` tells what the policy refuses of it. Exit code 1 if there is a problem,
     2 if there is nothing to look at.
     """
