@@ -1,7 +1,7 @@
 """Whether the package that runs is the one that was installed, file by file.
 
-The list of hashes that ``pip`` keeps of an installed wheel lies beside the files: it shows what was changed by
-accident, by an update or by somebody who did not think of it. Who can write there can also change the list,
+The list of hashes that ``pip`` keeps of an installed wheel lies beside the files: it shows what was changed
+by accident, an update, or somebody who did not think of it. Who can write there can also change the list,
 and this code; ``docs/release.md`` compares the files with the signed list, without any of it.
 """
 
