@@ -1,0 +1,68 @@
+"""What the hospitals of a federation keep to themselves, and all that its server and its lead can reach."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import psutil
+from tests.production.federation import LEAD, SERVER, SITES, Federation
+from tests.production.private import Search, every_file
+from tests.production.spy.sitecustomize import noted
+
+from tightframe import data
+from tightframe.data.base import class_counts
+from tightframe.rounds.context import SALT
+
+DATASET = "fed_isic2019"
+
+
+def private_values(federation: Federation) -> Search:
+    """Vectors and secrets as the hospitals' processes had them, keys, counts, names and places of records."""
+    search = Search()
+    search.text("name of a record", "ISIC_")
+    for name in SITES:
+        kit, state = federation.kit(name), federation.state(name)
+        search.key(f"{name}: key", kit / "startup" / "client.key")
+        search.text(f"{name}: place", str(federation.records(name)), str(state), f"prod_00/{name}")
+        salts = [path.read_text() for path in state.rglob(SALT)]
+        assert salts, f"{name}: its random streams have a key in production"
+        search.text(f"{name}: salt", *salts, *(bytes.fromhex(salt) for salt in salts))
+        search.counts(f"{name}: counts", *_counts(kit / "local" / "tightframe.json"))
+        windows: dict[str, int] = {}
+        for what, value in noted(federation.spied(name)):
+            kind = what.split()[0]
+            windows[kind] = windows.get(kind, 0) + search.bytes(f"{name}: {what}", value)
+            if kind == "tensor" and len(value) > 4000:
+                windows["decimal"] = search.decimals(f"{name}: {what}", np.frombuffer(value, np.float32))
+        assert min(windows[kind] for kind in ("tensor", "term", "secret", "decimal")) > 20, windows
+    return search
+
+
+def _counts(config: Path) -> tuple[list[int], list[str]]:
+    """Training records of each class at a site, and the classes' names."""
+    spec = data.get(DATASET)
+    site = spec.site.model_validate(json.loads(config.read_text())["data"][DATASET])
+    labels = spec.open(site, spec.options()).labels("train")
+    return class_counts(labels, spec.num_classes).tolist(), list(spec.class_names)
+
+
+def reachable(federation: Federation) -> list[Path]:
+    """Every file of server and lead: kits, storage, downloads, what the server said or has open."""
+    folder = federation.folder
+    folders = [federation.kit(SERVER), federation.state(SERVER), federation.temporary(SERVER)]
+    folders += [federation.kit(LEAD), folder / "results", folder / "job"]
+    server = psutil.Process(federation.processes[SERVER].pid)
+    opened = [
+        Path(item.path) for one in (server, *server.children(recursive=True)) for item in one.open_files()
+    ]
+    files = {*every_file(*folders), *(path for path in opened if path.is_file()), folder / f"{SERVER}.log"}
+    return sorted(files)
+
+
+def told_to_the_lead(federation: Federation, job: str) -> str:
+    """What the engine's commands answer the lead about a job: logs of every site, metadata, the list."""
+    asked = [["job", "logs", job], ["job", "meta", job], ["job", "list"]]
+    asked += [["job", "logs", job, "--site", name] for name in ("all", *SITES)]
+    return "\n".join(federation.run("nvflare", *command, code=None) for command in asked)
