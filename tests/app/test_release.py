@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -21,13 +20,14 @@ import pytest
 from tests.conftest import ROOT
 from tests.production.guides import Guide
 
-DIGEST = "ab" * 32
+DIGEST, OTHER = "ab" * 32, "cd" * 32
 FOUND = {
     "install": [
         {
-            "metadata": {"name": "Flask_JWT", "version": "4.6"},
-            "download_info": {"archive_info": {"hashes": {"sha256": DIGEST}}},
+            "metadata": {"name": name, "version": version},
+            "download_info": {"archive_info": {"hashes": {"sha256": digest}}},
         }
+        for name, version, digest in (("tightframe", "0.1", DIGEST), ("Flask_JWT", "4.6", OTHER))
     ]
 }
 
@@ -160,15 +160,21 @@ def test_an_installed_file_that_was_changed_is_found(made: Path, tmp_path: Path)
 
 def test_the_sbom_names_what_pip_installed_with_its_hash(release: Any) -> None:
     packages = release.resolved(FOUND)
-    assert release.requirements(packages) == f"flask-jwt==4.6 --hash=sha256:{DIGEST}\n"
-    bom = {"components": [{"name": "Flask-JWT", "version": "4.6"}]}
-    (item,) = release.with_hashes(json.loads(json.dumps(bom)), packages)["components"]
-    assert item["hashes"] == [{"alg": "SHA-256", "content": DIGEST}]
-    for other in ({"name": "Flask-JWT", "version": "4.7"}, {"name": "flask", "version": "4.6"}):
-        with pytest.raises(SystemExit, match="an SBOM of what was installed"):
-            release.with_hashes({"components": [other]}, packages)
-    with pytest.raises(SystemExit, match="an SBOM of what was installed"):
-        release.with_hashes({"components": []}, packages)
+    assert release.requirements(packages) == (
+        f"tightframe==0.1 --hash=sha256:{DIGEST}\nflask-jwt==4.6 --hash=sha256:{OTHER}\n"
+    )
+
+    def bom(*components: dict[str, str]) -> Any:
+        root = {"name": "tightframe", "version": "0.1"}
+        return {"metadata": {"component": root}, "components": [dict(one) for one in components]}
+
+    flask = {"name": "Flask-JWT", "version": "4.6"}
+    made = release.with_hashes(bom(flask), packages)
+    assert made["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": DIGEST}]
+    assert made["components"] == [{**flask, "hashes": [{"alg": "SHA-256", "content": OTHER}]}]
+    for wrong in ([], [{**flask, "version": "4.7"}], [flask, {"name": "stranger", "version": "1"}]):
+        with pytest.raises(SystemExit, match="an SBOM of what was installed, but they differ"):
+            release.with_hashes(bom(*wrong), packages)
 
 
 def test_a_release_is_not_written_over_another(release: Any, key: Path, tmp_path: Path) -> None:
