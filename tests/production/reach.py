@@ -63,7 +63,7 @@ def reachable(federation: Federation) -> list[Path]:
 
 
 def told_to_the_lead(federation: Federation, job: str) -> str:
-    """What the engine's commands answer the lead about a job: logs of every site, metadata, the list."""
+    """What the engine's commands answer the lead about a job: logs of everybody, metadata, the list."""
     asked = [["job", "logs", job], ["job", "meta", job], ["job", "list"]]
     asked += [["job", "logs", job, "--site", name] for name in ("all", *SITES)]
     return "\n".join(federation.run("nvflare", *command, code=None) for command in asked)
