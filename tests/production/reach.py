@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from tests.production.federation import LEAD, SERVER, SITES, Federation
 from tests.production.private import Search, every_file
 from tests.production.spy.sitecustomize import noted
@@ -62,8 +64,21 @@ def reachable(federation: Federation) -> list[Path]:
     return sorted(files)
 
 
-def told_to_the_lead(federation: Federation, job: str) -> str:
-    """What the engine's commands answer the lead about a job: logs of everybody, metadata, the list."""
-    asked = [["job", "logs", job], ["job", "meta", job], ["job", "list"]]
-    asked += [["job", "logs", job, "--site", name] for name in ("all", *SITES)]
-    return "\n".join(federation.run("nvflare", *command, code=None) for command in asked)
+def told_to_the_lead(session: Any, job: str) -> tuple[list[str], set[str]]:
+    """What the server answers the lead about a job and the hospitals, refusals too; what it refuses."""
+    asked: list[tuple[Any, ...]] = [("get_job_meta", job), ("list_jobs", True), ("list_job_components", job)]
+    asked += [("show_errors", job, "client"), ("show_stats", job, "all"), ("get_client_env",)]
+    asked += [("report_resources", "client"), ("report_version", "client"), ("check_status", "client")]
+    asked += [("get_job_logs", job, target) for target in ("server", "all", *SITES)]
+    for name in SITES:
+        asked += [("get_working_directory", name), ("ls_target", name), ("tail_target_log", name)]
+        asked.append(("cat_target", name, None, "log.txt"))
+    told, refused = [], set()
+    for method, *arguments in asked:
+        try:
+            told.append(f"{method}: {getattr(session, method)(*arguments)}")
+        except Exception as error:
+            told.append(f"{method}: {type(error).__name__}: {error}")
+            if isinstance(error, AuthorizationError):
+                refused.add(method)
+    return told, refused

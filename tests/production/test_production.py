@@ -215,10 +215,13 @@ def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     search.text("reason", reason)
     jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
     assert done.name in jobs and len(jobs) == 2
-    for job in jobs:
-        told = told_to_the_lead(federation, job)
-        assert told.count(f"user not authorized for the action 'get_job_log {job}") >= 2 + len(SITES)
-        assert search.within(told.encode()) == set()
+    with _lead(federation) as session:
+        for job in jobs:
+            told, refused = told_to_the_lead(session, job)
+            assert search.within("\n".join(told).encode()) == set(), told
+            shell = {"get_working_directory", "ls_target", "tail_target_log", "cat_target"}
+            assert {"get_job_logs", *shell} <= refused, told
+            assert job in told[0] and not {"get_job_meta", "list_jobs"} & refused, told
     files = reachable(federation)
     found, searched = search.files(files)
     assert found == {} and searched > 40
