@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tightframe_app import site_engine, site_ledger, site_machine
+from tightframe_app import site_engine, site_ledger, site_machine, site_package
 from tightframe_app.site_findings import Asked, Finding, area_of
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def look(asked: Asked) -> Iterator[Finding]:
         yield from site_ledger.look(single, name, asked)
     guarded = single is not None and single.policy.resolve(production=asked.production).egress_guard
     yield from site_engine.files(asked, guarded=guarded)
+    yield from site_package.package()
     yield from site_machine.clock()
 
 

@@ -28,6 +28,10 @@ is opened too, whoever has both can subtract them and so learns, exactly,
   {difference}
 Secure sums do not prevent it; only noise (differential privacy) would."""
 
+CUT_OFF = """\
+Job {jobs} runs here. Stopping ends this site's part in it for good, and without this site
+the job may have to end. What it has charged to this site's ledger stays charged."""
+
 Config = Annotated[
     Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
 ]
@@ -59,7 +63,7 @@ def check(
 ) -> None:
     """Look at everything that this site needs, and tell all problems at once; nothing is changed.
 
-    Configuration, policy, records, identity, the engine's files, disk, ledger, device and clock. For
+    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock. For
     whoever leads a job: `--job` tells what the policy refuses of it. Exit code 1 if there is a problem,
     2 if there is nothing to look at.
     """
@@ -92,6 +96,56 @@ def check(
         out.print(f"{many} before this site takes part")
         raise typer.Exit(1)
     out.print("no problem was found")
+
+
+@app.command("stop")
+def stop(
+    kit: Annotated[
+        Path,
+        typer.Option(
+            "--kit", exists=True, file_okay=False, help="The startup kit whose processes shall end."
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, also if a job runs.")] = False,
+    when_idle: Annotated[
+        bool, typer.Option("--when-idle", help="Wait until no job runs here; ask nothing.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds from asking the processes to end to killing them.")
+    ] = 30.0,
+) -> None:
+    """End this site's part of the engine: its processes of this kit, and no others.
+
+    Says which job runs, and asks before it is cut off. Exit code 0 if no process of the kit is left, also if
+    none was there; 1 if you said no, or one is left; 2 if it cannot be done from here.
+    """
+    from tightframe_app import kits, site_stop
+
+    opened = kits.Kit.open(kit)
+    if opened.kind != "site":
+        raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
+    found = site_stop.running(opened.folder)
+    site_stop.check_owner(found)
+    if when_idle:
+        found = site_stop.wait_idle(opened.folder, lambda text: out.print(_shown(text)))
+    if not found:
+        out.print(f"{opened.name}: no process of this kit runs")
+        return
+    for one in found:
+        out.print(_shown(f"{opened.name}: {one.described()}"))
+    if names := site_stop.jobs(found):
+        out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
+        if not yes and not typer.confirm("Stop it?"):
+            out.print("nothing was stopped; --when-idle waits for the job's end")
+            raise typer.Exit(1)
+    ended = site_stop.stop(opened.folder, found, timeout=timeout)
+    for one in ended.killed:
+        out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
+    for one in ended.left:
+        out.print(_shown(f"still there: {one.described()}; does a service manager start it anew?"))
+    if ended.left:
+        raise typer.Exit(1)
+    out.print("stopped: no process of this kit is left")
 
 
 @cohort.command("show")

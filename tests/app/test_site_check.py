@@ -116,6 +116,7 @@ def test_a_site_made_from_the_templates_has_no_problem(hospital: Path, tmp_path:
         "disk",
         "ledger",
         "engine",
+        "package",
         "clock",
     ):
         assert any(row.split()[1:2] == [part] for row in done.output.splitlines()[:-1]), part

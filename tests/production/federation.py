@@ -38,6 +38,7 @@ SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
 MEMBERS = f"--member {MEMBER}=university"
+SPY = Path(__file__).parent / "spy"
 ALL = slice(None)
 START = 180
 """Seconds for server and sites to be up; each imports the engine on a shared core."""
@@ -72,6 +73,14 @@ class Federation:
             for path in sorted((self.kit(name) / "startup").iterdir())
         }
 
+    def spied(self, name: str) -> Path:
+        """Where a hospital's processes note what must not leave them."""
+        return self.folder / "spied" / name
+
+    def temporary(self, name: str) -> Path:
+        """A kit's own folder for what its processes keep for a while."""
+        return self.folder / "tmp" / name
+
     def said(self, name: str) -> str:
         """What a process has printed until now."""
         path = self.folder / f"{name}.log"
@@ -102,6 +111,16 @@ class Federation:
             "PYTHONPATH": path.rstrip(os.pathsep),
             "COLUMNS": "200",
         }
+
+    def environment_of(self, name: str) -> dict[str, str]:
+        """A kit's processes have a temporary folder of their own; a hospital's are spied on, by itself."""
+        for folder in (self.temporary(name), self.spied(name)):
+            folder.mkdir(parents=True, exist_ok=True)
+        own = self.environment | {"TMPDIR": str(self.temporary(name))}
+        if name == SERVER:
+            return own
+        path = os.pathsep.join([str(SPY), own["PYTHONPATH"]])
+        return own | {"PYTHONPATH": path, "TIGHTFRAME_SPY": str(self.spied(name))}
 
     def follow(
         self,
@@ -167,12 +186,12 @@ class Federation:
         if name == SERVER:
             (line,) = self.operations.commands("6. Server", {r"flare\.example\.org": SERVER}, slice(1, None))
         else:
-            (line,) = self.site_guide.commands("7. Start", {r"hospital-1": name})
+            (line,) = self.site_guide.commands("7. Start", {r"hospital-1": name}, slice(1))
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 ["bash", "-c", f"exec {line}"],
                 cwd=self.folder,
-                env=self.environment,
+                env=self.environment_of(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -214,7 +233,10 @@ class Federation:
 
 
 def make_records(folder: Path, centre: int) -> None:
-    """Sixty made images of one centre, three classes, in the layout of Fed-ISIC2019."""
+    """Sixty made images of one centre, three classes, in the layout of Fed-ISIC2019.
+
+    Each centre has class counts of its own: so many of the first class are of the second.
+    """
     (folder / IMAGES).mkdir(parents=True)
     draw = np.random.default_rng(centre)
     with (folder / "train_test_split").open("w", newline="") as stream:
@@ -222,9 +244,10 @@ def make_records(folder: Path, centre: int) -> None:
         writer.writerow(["image", "target", "center", "fold", "fold2"])
         for index in range(60):
             name, fold = f"ISIC_{centre}{index:03d}", "train" if index < 48 else "test"
-            writer.writerow([name, index % 3, centre, fold, f"{fold}_{centre}"])
+            target = 1 if index % 3 == 0 and index < 3 * centre else index % 3
+            writer.writerow([name, target, centre, fold, f"{fold}_{centre}"])
             pixels = draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)
-            pixels[..., index % 3] //= 2
+            pixels[..., target] //= 2
             Image.fromarray(pixels).save(folder / IMAGES / f"{name}.jpg")
 
 

@@ -29,6 +29,7 @@ from tests.production.federation import (
     NEWCOMER,
     SERVER,
     SITES,
+    START,
     STRANGER,
     Federation,
     add_site,
@@ -36,6 +37,9 @@ from tests.production.federation import (
     greet,
     running,
 )
+from tests.production.private import every_file
+from tests.production.reach import private_values, reachable, told_to_the_lead
+from tests.production.spy.sitecustomize import noted
 from tests.production.watching import held, look_and_leave, process_of, watched
 
 from tightframe.flare.monitor import COMMAND, GROUP
@@ -135,25 +139,6 @@ def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done:
         mine, theirs = load_file(model), load_file(done / "workspace" / "model.safetensors")
         assert mine.keys() == theirs.keys() and final
         assert all((mine[key] == theirs[key]).all() for key in mine)
-
-
-def test_nothing_of_a_hospital_lies_at_the_server(federation: Federation, done: Path) -> None:
-    """Neither names of records, nor where they lie, nor a site's key."""
-    private = [
-        b"ISIC_",
-        str(federation.folder / "records").encode(),
-        str(federation.state("hospital")).encode(),
-    ]
-    private += [(federation.kit(name) / "startup" / "client.key").read_bytes()[100:200] for name in SITES]
-    searched = 0
-    for folder in (done, federation.kit(SERVER), federation.state(SERVER)):
-        for path in folder.rglob("*"):
-            if path.is_file():
-                content = path.read_bytes()
-                searched += 1
-                assert [item for item in private if item in content] == [], path
-    assert searched > 20
-    assert list((federation.state(SERVER) / "jobs").iterdir()), "in the server's own storage"
 
 
 def test_the_server_listens_on_loopback_only(federation: Federation) -> None:
@@ -288,6 +273,51 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     reason = f"Expected the key of {NEWCOMER} to be pinned at this site, but found no pin"
     assert reason in (first / job_id / "log.txt").read_text()
     assert federation.kit_hashes() == federation.packaged and len(federation.packaged) > 6 * 4
+
+
+def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
+    federation: Federation, done: Path, tmp_path: Path
+) -> None:
+    """Vectors, secrets, keys, counts, records, their places: after a job that trained and one that failed."""
+    search = private_values(federation)
+    first = federation.kit("hospital-1")
+    reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
+    search.text("reason", reason)
+    jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
+    assert done.name in jobs and len(jobs) == 2
+    with _lead(federation) as session:
+        for job in jobs:
+            told, refused = told_to_the_lead(session, job)
+            assert search.within("\n".join(told).encode()) == set(), told
+            shell = {"get_working_directory", "ls_target", "tail_target_log", "cat_target"}
+            assert {"get_job_logs", *shell} <= refused, told
+            assert job in told[0] and not {"get_job_meta", "list_jobs"} & refused, told
+    files = reachable(federation)
+    found, searched = search.files(files)
+    assert found == {} and searched > 40
+    for part in (done, federation.state(SERVER) / "jobs", federation.temporary(SERVER).parent):
+        assert [path for path in files if path.is_relative_to(part)] or part.name == "tmp", part
+    # And the search does find them, where they belong.
+    at_home, _ = search.files(every_file(first, federation.state("hospital-1")))
+    kinds = {name.removeprefix("hospital-1: ") for name in at_home}
+    assert {"key", "place", "salt", "counts", "reason"} <= kinds
+    planted = tmp_path / "planted"
+    what, value = max(noted(federation.spied("hospital-1")), key=lambda item: len(item[1]))
+    planted.write_bytes(b"log " + value[200:300].hex().encode())
+    assert search.files([planted])[0] == {f"hospital-1: {what}": {str(planted)}}
+
+
+def test_a_site_is_stopped_by_its_own_command_and_comes_back(federation: Federation) -> None:
+    name = "hospital-3"
+    told = federation.follow(federation.site_guide, "7. Start", {"hospital-1": name}, only=slice(1, None))
+    assert "the engine's client" in told and "stopped: no process of this kit is left" in told
+    assert federation.processes[name].wait(timeout=10) == -signal.SIGTERM
+    assert all(federation.processes[other].poll() is None for other in (SERVER, "hospital-1", "hospital-2"))
+    federation.start(name)
+    until = time.monotonic() + START
+    while federation.said(SERVER).count(f"New client {name}@") < 2:
+        assert time.monotonic() < until, federation.said(name)[-2000:]
+        time.sleep(0.5)
 
 
 def _session(federation: Federation, name: str) -> Any:

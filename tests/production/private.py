@@ -1,0 +1,131 @@
+"""What must stay in a hospital, and a search for it, also in archives, hexadecimal digits and base64."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from numpy.typing import NDArray
+
+WINDOW = 32
+"""Bytes: so much of a long value in a row is found, wherever it begins, if 31 more of it follow."""
+VARIETY = 12
+"""Different bytes of a window that can be told from zeros and small counts."""
+_HEX = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_-]{40,}")
+_BREAKS = re.compile(rb"\\[rn]|[\r\n\s]")
+
+
+class Search:
+    """Private values, each with a name for people."""
+
+    def __init__(self) -> None:
+        self._windows: dict[bytes, str] = {}
+        self._texts: dict[bytes, str] = {}
+
+    def bytes(self, name: str, value: bytes, *, step: int = WINDOW) -> int:
+        """Look for any part of a long value; returns how many windows of it are like nothing else."""
+        found = 0
+        for start in range(0, len(value) - WINDOW + 1, step):
+            window = value[start : start + WINDOW]
+            if len(set(window)) >= VARIETY:
+                self._windows.setdefault(window, name)
+                found += 1
+        return found
+
+    def text(self, name: str, *values: str | bytes) -> None:
+        """Look for whole values."""
+        for value in values:
+            self._texts.setdefault(value if isinstance(value, bytes) else value.encode(), name)
+
+    def key(self, name: str, path: Path) -> None:
+        """Look for 32 bytes of a private key's numbers, which PEM and DER hold as they are, and for digits.
+
+        Not for its modulus, which is public.
+        """
+        key = load_pem_private_key(path.read_bytes(), None)
+        assert isinstance(key, RSAPrivateKey)
+        numbers = key.private_numbers()
+        for number in (numbers.d, numbers.p, numbers.q, numbers.dmp1, numbers.dmq1, numbers.iqmp):
+            size = (number.bit_length() + 7) // 8
+            self.bytes(name, number.to_bytes(size, "big"), step=1)
+            self.bytes(name, number.to_bytes(size, "little"), step=1)
+            self.text(name, str(number))
+
+    def counts(self, name: str, counts: Iterable[int], classes: Iterable[str]) -> None:
+        """Look for class counts as lists, tables and arrays."""
+        values, names = list(counts), list(classes)
+        for separator in (", ", ",", " ", "\n"):
+            self.text(name, separator.join(map(str, values)))
+        for form in ('"{}": {}', '"{}":{}', "'{}': {}", "{} {}", "{}={}"):
+            for separator in (", ", ",", " "):
+                pairs = zip(names, values, strict=True)
+                self.text(name, separator.join(form.format(*pair) for pair in pairs))
+        for kind in ("<i4", "<i8", "<u4", "<f4", "<f8", ">i4", ">i8"):
+            self.text(name, np.array(values, kind).tobytes())
+
+    def decimals(self, name: str, values: NDArray[np.floating], *, most: int = 40) -> int:
+        """Look for numbers written out, by their first seven digits; returns for how many."""
+        told = [value for value in values.reshape(-1).tolist() if 1e-3 < abs(value) < 1][:most]
+        for value in told:
+            digits = f"{abs(value):.12f}"
+            self.text(name, digits[: len(digits) - len(digits[2:].lstrip("0")) + 7])
+        return len(told)
+
+    def within(self, content: bytes, *, depth: int = 3) -> set[str]:
+        """The names of what is in some bytes, or in what they hold in another form."""
+        found = {name for value, name in self._texts.items() if value in content}
+        found |= self._seen(content)
+        if depth:
+            for inner in _inner(content):
+                found |= self.within(inner, depth=depth - 1)
+        return found
+
+    def _seen(self, content: bytes) -> set[str]:
+        windows = self._windows
+        places = range(len(content) - WINDOW + 1)
+        return {windows[part] for place in places if (part := content[place : place + WINDOW]) in windows}
+
+    def files(self, paths: Iterable[Path]) -> tuple[dict[str, set[str]], int]:
+        """Names of private values -> files that hold them; how many files were searched."""
+        found: dict[str, set[str]] = {}
+        searched = 0
+        for path in paths:
+            searched += 1
+            for name in self.within(path.read_bytes()):
+                found.setdefault(name, set()).add(str(path))
+        return found, searched
+
+
+def _inner(content: bytes) -> Iterator[bytes]:
+    """What is packed or written as text in some bytes."""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            yield "\n".join(archive.namelist()).encode()
+            yield from (archive.read(name) for name in archive.namelist())
+    if content[:2] == b"\x1f\x8b":
+        yield gzip.decompress(content)
+    for run in _HEX.findall(content):
+        yield bytes.fromhex(run.decode())
+        yield bytes.fromhex(run[1:-1].decode())
+    if b"\0" in content:
+        return  # base64 is text
+    for text in (content, _BREAKS.sub(b"", content)):
+        for run in _BASE64.findall(text):
+            plain = run.replace(b"-", b"+").replace(b"_", b"/")
+            for skip in range(4):
+                part = plain[skip : skip + (len(plain) - skip) // 4 * 4]
+                yield base64.b64decode(part)
+
+
+def every_file(*folders: Path) -> Iterator[Path]:
+    for folder in folders:
+        yield from (path for path in sorted(folder.rglob("*")) if path.is_file())
