@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ MEMBERS = f"--member {MEMBER}=university"
 ALL = slice(None)
 START = 180
 """Seconds for server and sites to be up; each imports the engine on a shared core."""
+PACKAGING = threading.Lock()
+"""The engine packages in a working folder beside the kits, which are in one place here only."""
 
 
 @dataclass
@@ -144,10 +147,11 @@ class Federation:
         told = self.follow(self.operations, "4. Keeper", theirs)
         kind = "server" if name == SERVER else "user" if "@" in name else "site"
         assert f"kind: {kind}" in told
-        if kind == "site":
-            self.follow(self.site_guide, "3. Package", mine)
-        else:
-            self.follow(self.operations, "5. Everybody", mine)
+        with PACKAGING:
+            if kind == "site":
+                self.follow(self.site_guide, "3. Package", mine)
+            else:
+                self.follow(self.operations, "5. Everybody", mine)
 
     def provision_by(self, ca: str, name: str) -> None:
         """The same with another root."""
