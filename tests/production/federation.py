@@ -38,6 +38,8 @@ PROJECT = "consortium"
 SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
+FAULTS = "Go on with a stopped job"
+"""What stops jobs is in tests/faults."""
 MEMBERS = f"--member {MEMBER}=university"
 ALL = slice(None)
 START = 180
@@ -55,7 +57,7 @@ class Federation:
     fingerprint: str = ""
     packaged: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    operations: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "operations.md"))
+    operations: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "operations.md", [FAULTS]))
     site_guide: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "site-guide.md"))
 
     def kit(self, name: str) -> Path:
