@@ -26,11 +26,18 @@ def pause(six: Six) -> Undo:
     return lambda: [process.resume() for process in stopped]
 
 
-def fill_disk(six: Six) -> Undo:
-    """No file of a hospital's job process can grow: EFBIG stands for ENOSPC, which takes a disk of its own.
+def fill_state(six: Six) -> Undo:
+    """The disk of what must outlive a job is full, where this machine lets the tests have one of its own."""
+    ballast = six.state(FULL) / "ballast"
+    if six.small_disk:
+        with pytest.raises(OSError, match="No space left"), ballast.open("wb", buffering=0) as stream:
+            while True:
+                stream.write(bytes(4096))
+    return lambda: ballast.unlink(missing_ok=True)
 
-    Nor can one be written at all, so that this is the worst moment of a disk that fills up.
-    """
+
+def fill_machine(six: Six) -> Undo:
+    """No file of a hospital's job process can grow, its logs included: EFBIG stands for ENOSPC everywhere."""
     process = six.job_process(FULL)
     before = process.rlimit(psutil.RLIMIT_FSIZE)
     process.rlimit(psutil.RLIMIT_FSIZE, (0, before[1]))
@@ -61,11 +68,13 @@ class Fault:
 
 FAULTS = (
     Fault(1, PAUSED, pause, "TF-502"),
-    Fault(3, FULL, fill_disk, "TF-512"),
-    Fault(5, RELAYED, corrupt, None),
-    Fault(7, RELAYED, cut, "TF-502"),
+    Fault(3, FULL, fill_state, "TF-512"),
+    # The engine cannot write its own audit log, and does not even begin with the task.
+    Fault(5, FULL, fill_machine, "TF-503"),
+    Fault(7, RELAYED, corrupt, None),
+    Fault(9, RELAYED, cut, "TF-502"),
 )
-ROUNDS = 8
+ROUNDS = 10
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +96,8 @@ def faulted(six: Six) -> Done:
 def test_the_round_goes_on_with_the_others_and_the_silo_is_back_in_the_next(
     six: Six, faulted: Done, fault: Fault
 ) -> None:
+    if fault.happen is fill_state and not six.small_disk:
+        pytest.skip("needs the right to mount a file system of its own (mount -t tmpfs)")
     row, after = faulted.rounds[fault.round], faulted.rounds[fault.round + 1]
     others = [site for site in SITES if site != fault.site]
     assert row["silos"] == (others if fault.code else list(SITES))
@@ -108,13 +119,6 @@ def test_the_job_with_all_these_faults_has_trained_and_is_verified(six: Six, fau
         and "complete    yes" in told
     )
     assert six.network is not None and six.network.corrupted == 1
-
-
-def test_each_silo_says_in_its_own_log_what_happened_to_it(six: Six, faulted: Done) -> None:
-    (error,) = [line for line in faulted.job.log(FULL).splitlines() if line.startswith("OSError: [Errno 27]")]
-    assert str(six.state(FULL)) in error or str(six.kit(FULL)) in error, "with the file"
-    for site in SITES:
-        assert str(six.folder / "records") not in (faulted.results / "log.txt").read_text(), site
 
 
 def test_no_file_is_torn_after_all_these_faults(six: Six, faulted: Done) -> None:

@@ -7,22 +7,25 @@ import datetime
 import os
 import time
 
-_AHEAD = int(os.environ["SECONDS_AHEAD"])
-_time, _time_ns, _datetime = time.time, time.time_ns, datetime.datetime
+
+def _shift(ahead: int) -> None:
+    real_time, real_time_ns, real = time.time, time.time_ns, datetime.datetime
+
+    class Skewed(real):  # type: ignore[misc, valid-type]
+        __slots__ = ()
+
+        @classmethod
+        def now(cls, tz=None):  # type: ignore[no-untyped-def]
+            return real.now(tz) + datetime.timedelta(seconds=ahead)
+
+        @classmethod
+        def utcnow(cls):  # type: ignore[no-untyped-def]
+            return real.utcnow() + datetime.timedelta(seconds=ahead)
+
+    time.time = lambda: real_time() + ahead
+    time.time_ns = lambda: real_time_ns() + ahead * 10**9
+    datetime.datetime = Skewed  # type: ignore[misc]
 
 
-class _Skewed(_datetime):
-    __slots__ = ()
-
-    @classmethod
-    def now(cls, tz=None):
-        return _datetime.now(tz) + datetime.timedelta(seconds=_AHEAD)
-
-    @classmethod
-    def utcnow(cls):
-        return _datetime.utcnow() + datetime.timedelta(seconds=_AHEAD)
-
-
-time.time = lambda: _time() + _AHEAD
-time.time_ns = lambda: _time_ns() + _AHEAD * 10**9
-datetime.datetime = _Skewed
+if _ahead := int(os.environ.get("SECONDS_AHEAD", "0")):
+    _shift(_ahead)
