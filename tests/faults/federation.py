@@ -150,6 +150,10 @@ class Job:
 
         wait(done, f"round {number} is not done", self.log)
 
+    def status(self) -> str:
+        with self.federation.lead() as session:
+            return str(session.get_job_meta(self.job_id)["status"])
+
     def ended(self) -> str:
         """Wait for the end; the engine's word for it."""
         with self.federation.lead() as session:
