@@ -69,8 +69,13 @@ def job_files(
             }
         ],
     }
+    # A message that is lost with its connection is sent again after so long; the engine's own 300 s are
+    # longer than many a silo has for its whole task.
+    again = max(5, job.site_timeout // 3)
     client = {
         "format_version": 2,
+        "get_task_timeout": again,
+        "submit_task_result_timeout": again,
         "executors": [
             {
                 "tasks": list(TASKS),

@@ -19,6 +19,17 @@ WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
 """Where the engine looks for a package that it imports early in a silo's process, and ours."""
 
 
+def stopped_run(workspace: Any, job_id: str) -> Path:
+    """Where the checkpoint of the run lies that a job goes on with, if it brought one.
+
+    That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
+    app's configuration folder is the app itself.
+    """
+    from tightframe.rounds.checkpoint import CHECKPOINT
+
+    return Path(workspace.get_app_dir(job_id)) / "config" / CHECKPOINT
+
+
 class FederationController(Controller):
     """Runs a job's rounds over NVFlare.
 
@@ -55,7 +66,6 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
-        from tightframe.rounds.checkpoint import CHECKPOINT
         from tightframe.rounds.coordinator import Coordinator
 
         workspace = fl_ctx.get_engine().get_workspace()
@@ -76,7 +86,7 @@ class FederationController(Controller):
                 identity=self._identity(fl_ctx, workspace, entry.central_provisioning),
                 initial_model=entry.initial_model,
                 job_id=fl_ctx.get_job_id(),
-                stopped=Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / CHECKPOINT,
+                stopped=stopped_run(workspace, fl_ctx.get_job_id()),
                 log=self.logger,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
