@@ -61,7 +61,8 @@ def write_job(folder: Path, args: argparse.Namespace, faults: Sequence[Fault]) -
     """The small job, with the measuring component and executor."""
     from tightframe_app import job_folders, recipes
 
-    patience = {"site_timeout": args.patience, "fetch_timeout": args.patience}
+    # A silo that is busy or stopped has fetched its task; only who starts late needs longer to fetch.
+    patience = {"site_timeout": args.patience, "fetch_timeout": 300}
     job = recipes.get("fedmr_isic").job(
         sites=SITES, changes={**SMALL, **patience, "rounds": args.rounds, "seed": args.seed}
     )
@@ -282,7 +283,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=5, help="the round that memory is held against")
     parser.add_argument("--growth", type=float, default=0.05, help="which part memory may grow by")
     parser.add_argument("--faults", type=float, default=0.6, help="which part of the rounds has a fault")
-    parser.add_argument("--patience", type=int, default=40, help="seconds that a silo may take for a task")
+    parser.add_argument("--patience", type=int, default=60, help="seconds that a silo may take for a task")
     parser.add_argument("--seed", type=int, default=1, help="of the faults and of the job")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which the run is ended")
     parser.add_argument(
