@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tightframe.methods import (
     combine,
+    ditto,
     fedavg,
     fedavg_etf,
     fedetf,
@@ -39,6 +40,7 @@ METHODS: list[Method] = [
     fedopt.METHOD,
     scaffold.METHOD,
     moon.METHOD,
+    ditto.METHOD,
     combine.METHOD,
 ]
 
