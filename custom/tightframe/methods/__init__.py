@@ -17,6 +17,7 @@ from tightframe.methods import (
     fednh,
     fednova,
     fedopt,
+    fedper,
     fedprox,
     fedrod,
     moon,
@@ -41,6 +42,7 @@ METHODS: list[Method] = [
     scaffold.METHOD,
     moon.METHOD,
     ditto.METHOD,
+    fedper.METHOD,
     combine.METHOD,
 ]
 
