@@ -19,6 +19,7 @@ from tightframe.methods import (
     fedopt,
     fedper,
     fedprox,
+    fedrep,
     fedrod,
     moon,
     scaffold,
@@ -43,6 +44,7 @@ METHODS: list[Method] = [
     moon.METHOD,
     ditto.METHOD,
     fedper.METHOD,
+    fedrep.METHOD,
     combine.METHOD,
 ]
 
