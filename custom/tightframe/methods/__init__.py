@@ -11,6 +11,7 @@ from tightframe.methods import (
     ditto,
     fedavg,
     fedavg_etf,
+    fedbabu,
     fedetf,
     fedilc,
     fedmr,
@@ -45,6 +46,7 @@ METHODS: list[Method] = [
     ditto.METHOD,
     fedper.METHOD,
     fedrep.METHOD,
+    fedbabu.METHOD,
     combine.METHOD,
 ]
 
