@@ -7,6 +7,7 @@ object is a ``Method``; only the one that a job names is imported.
 from __future__ import annotations
 
 from tightframe.methods import (
+    ccvr,
     combine,
     ditto,
     fedavg,
@@ -47,6 +48,7 @@ METHODS: list[Method] = [
     fedper.METHOD,
     fedrep.METHOD,
     fedbabu.METHOD,
+    ccvr.METHOD,
     combine.METHOD,
 ]
 
