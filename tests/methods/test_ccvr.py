@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from tightframe import federation
 from tightframe.errors import TrainingError
@@ -18,7 +17,6 @@ from tightframe.methods.ccvr import (
     PRODUCTS,
     SUMS,
     CcvrConfig,
-    calibrate,
     class_moments,
     draw_features,
     pooled_moments,
@@ -61,22 +59,6 @@ def test_draws_have_the_mean_and_the_covariance() -> None:
     assert np.abs(np.cov(drawn.T) - covariance.numpy()).max() < spread
     same = draw_features(mean, torch.zeros(3, 3, dtype=torch.float64), 5, torch.Generator().manual_seed(4))
     assert torch.equal(same, mean.expand(5, 3)), "a class of one record"
-
-
-def test_calibration_is_sgd_on_the_draws_in_a_drawn_order() -> None:
-    features, labels = _features(5, [0] * 9 + [1] * 4)
-    config = CcvrConfig(epochs=3, batch_size=5, learning_rate=0.1)
-    head, other = nn.Linear(4, 2), nn.Linear(4, 2)
-    other.load_state_dict(head.state_dict())
-    calibrate(head, features, labels, config, torch.Generator().manual_seed(9))
-    stream = torch.Generator().manual_seed(9)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
-        for chosen in torch.randperm(13, generator=stream).split(5):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(other(features[chosen]), labels[chosen]).backward()
-            optimizer.step()
-    torch.testing.assert_close(dict(head.state_dict()), dict(other.state_dict()))
 
 
 def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: Any) -> None:

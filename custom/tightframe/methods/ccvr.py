@@ -25,13 +25,12 @@ from dataclasses import replace
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
 
 from tightframe import model_update, phases
 from tightframe.errors import TrainingError
+from tightframe.head_training import fit_head
 from tightframe.local_training import LocalRule, ServerRule, averaging, composed_method, plain_training
 from tightframe.models import feature_width
-from tightframe.optimizers import OptimizerSettings
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -137,30 +136,6 @@ def draw_features(
     return mean + noise * values.clamp_min(0).sqrt() @ vectors.T
 
 
-def calibrate(
-    head: nn.Module, features: torch.Tensor, labels: torch.Tensor, config: CcvrConfig, stream: torch.Generator
-) -> None:
-    """Train the head in place by cross-entropy on drawn features.
-
-    Args:
-        head: (B, d) -> (B, C); in evaluation mode throughout.
-        features: (N, d) float32.
-        labels: (N,) int64.
-        config: epochs, batches and SGD.
-        stream: of the batches' order.
-    """
-    parameters = [item for item in head.parameters() if item.requires_grad]
-    settings = OptimizerSettings("sgd", config.learning_rate, config.momentum)
-    optimizer = settings.build(parameters)
-    head.eval()
-    for _ in range(config.epochs):
-        order = torch.randperm(len(labels), generator=stream)
-        for chosen in order.split(config.batch_size):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(head(features[chosen]), labels[chosen]).backward()
-            optimizer.step()
-
-
 def init_server(setting: Setting, seed: int) -> ServerState:
     """The model that ``seed`` gives, and the seed of the draws."""
     return ServerState(
@@ -227,7 +202,16 @@ def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
     labels = torch.tensor(known).repeat_interleave(config.virtual_features)
     model = model_update.build_template(setting)
     model.load_state_dict(dict(state.model))
-    calibrate(model.get_submodule("head"), torch.cat(drawn).float(), labels, config, stream)
+    fit_head(
+        model.get_submodule("head"),
+        torch.cat(drawn).float(),
+        labels,
+        epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        batch_size=config.batch_size,
+        stream=stream,
+    )
     return state.evolve(model={name: item.detach().clone() for name, item in model.state_dict().items()})
 
 
