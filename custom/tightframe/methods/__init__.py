@@ -9,6 +9,7 @@ from __future__ import annotations
 from tightframe.methods import (
     ccvr,
     combine,
+    creff,
     ditto,
     fedavg,
     fedavg_etf,
@@ -49,6 +50,7 @@ METHODS: list[Method] = [
     fedrep.METHOD,
     fedbabu.METHOD,
     ccvr.METHOD,
+    creff.METHOD,
     combine.METHOD,
 ]
 
