@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, federations, ledgers, reports, sites, transcripts
+from tightframe_app import data, federations, ledgers, method_table, reports, sites, transcripts
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -34,6 +34,7 @@ app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
 app.command("report")(reports.report)
+app.command("methods")(method_table.methods)
 # What is printed holds paths and values of users: "[x]" and ":x:" in them are no markup.
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
