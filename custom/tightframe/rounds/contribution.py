@@ -232,7 +232,12 @@ class Contributor:
         }[kind]()
 
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
-        return self._count(silo, silo.load(received_model(received)))
+        return self._count(silo, silo.load(self._final(silo, received)))
+
+    def _final(self, silo: LocalSilo, received: Tensors) -> Tensors:
+        """The model received; or the silo's own, where the method has no global one."""
+        own = self._setup.method.own_model
+        return received_model(received) if own is None else own(silo, self._store.committed())
 
     def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         settings = self._context.job.evaluation
@@ -271,7 +276,7 @@ class Contributor:
     def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
         """Keep the final model and write the silo's own report, which stays here."""
         run_dir, names = self._context.run_dir, self._setup.dataset.class_names
-        sha256 = save_tensors(run_dir / "model.safetensors", received_model(received), mode=0o600)
+        sha256 = save_tensors(run_dir / "model.safetensors", self._final(silo, received), mode=0o600)
         report: dict[str, Any] = {
             "silo": silo.name,
             "data": self._context.data.source,
@@ -282,6 +287,7 @@ class Contributor:
             },
             "model_sha256": sha256,
             "global": evaluation.local_metrics(counted, names),
+            "own_model": self._setup.method.own_model is not None,
             "local_only": None,
             "personal": None,
             "privacy": self._privacy_report(),

@@ -158,7 +158,9 @@ class Coordinator:
             )
         for place, phase in _places("after", job.rounds, self.setup.after_phases()):
             state, _ = self._phase(transport, state, phase, place)
-        sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
+        sha256 = None
+        if self.setup.method.own_model is None:
+            sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
         self.record.write_card(sha256)
         self.record.trained = True
         self._close(transport, state)
@@ -207,6 +209,12 @@ class Coordinator:
     def _initial_state(self) -> ServerState:
         state = self.setup.initial_state()
         if self._initial_model is not None:
+            if self.setup.method.own_model is not None:
+                raise RunError(
+                    f"Expected no pretrained start with {self.setup.method.name}, which has no global model: "
+                    "take `initial_model` out of the server's site configuration.",
+                    code="TF-505",
+                )
             model = self.setup.setting.build_model()
             model.load_state_dict(dict(state.model))
             loaded = load_initial(model, Path(self._initial_model))
