@@ -21,9 +21,11 @@ from tightframe.methods import (
     fednova,
     fedopt,
     fedper,
+    fedproto,
     fedprox,
     fedrep,
     fedrod,
+    local_only,
     moon,
     scaffold,
 )
@@ -51,6 +53,8 @@ METHODS: list[Method] = [
     fedbabu.METHOD,
     ccvr.METHOD,
     creff.METHOD,
+    fedproto.METHOD,
+    local_only.METHOD,
     combine.METHOD,
 ]
 
