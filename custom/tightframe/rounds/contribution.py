@@ -87,7 +87,9 @@ class Contributor:
                 finally:
                     # Whatever the budget says, a silo keeps the model and its own, exact report.
                     if message["kind"] == "closing":
-                        own_report.close(self._context, self._setup, silo, received, counted)
+                        own_report.close(
+                            self._context, self._setup, silo, self._final(silo, received), counted
+                        )
             if ended:
                 own = self._personalise(silo, received)
                 # Its accuracy is an exact count of the very records that are not to be told of.
@@ -96,7 +98,7 @@ class Contributor:
                 tensors |= self._contribution(silo, phase, received, sum_id)
             elif not self._setup.evaluates:
                 counted = self._evaluate(silo, received)
-                own_report.close(self._context, self._setup, silo, received, counted)
+                own_report.close(self._context, self._setup, silo, self._final(silo, received), counted)
                 tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
         parties = len(weights)
         term = codec.encode(
@@ -228,7 +230,12 @@ class Contributor:
         }[kind]()
 
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
-        return self._count(silo, silo.load(received_model(received)))
+        return self._count(silo, silo.load(self._final(silo, received)))
+
+    def _final(self, silo: LocalSilo, received: Tensors) -> Tensors:
+        """The model received; or the silo's own, where the method has no global one."""
+        own = self._setup.method.own_model
+        return received_model(received) if own is None else own(silo, self._store.committed())
 
     def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         settings = self._context.job.evaluation

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from tightframe.files import write_json
-from tightframe.model_update import received_model
 from tightframe.phases import Tensors
 from tightframe.report import writing
 from tightframe.report.reading import LOCAL
@@ -19,20 +18,18 @@ from tightframe.rounds.private.plan import PrivacyPlan
 from tightframe.rounds.setup import JobSetup
 
 
-def close(
-    context: SiloContext, setup: JobSetup, silo: LocalSilo, received: Tensors, counted: Tensors
-) -> None:
+def close(context: SiloContext, setup: JobSetup, silo: LocalSilo, final: Tensors, counted: Tensors) -> None:
     """Keep the final model and begin the report.
 
     Args:
         context: of the silo.
         setup: of the job.
         silo: this silo's view.
-        received: the closing's broadcast, with the final model in it.
+        final: the last model: the global one, or the silo's own where there is none.
         counted: its evaluation on this silo's records, as ``evaluation.count`` has it.
     """
     run_dir, names = context.run_dir, setup.dataset.class_names
-    sha256 = save_tensors(run_dir / "model.safetensors", received_model(received), mode=0o600)
+    sha256 = save_tensors(run_dir / "model.safetensors", final, mode=0o600)
     _keep(
         context,
         {
@@ -45,6 +42,7 @@ def close(
             },
             "model_sha256": sha256,
             "global": evaluation.local_metrics(counted, names),
+            "own_model": setup.method.own_model is not None,
             "local_only": None,
             "personal": None,
             "privacy": None if setup.privacy is None else _spent(context, setup.privacy),

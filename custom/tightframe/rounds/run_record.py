@@ -181,8 +181,12 @@ class RunRecord:
         self.status = self.status.summed(self.rows[-1])
         write_rows(self.folder, self.rows)
 
-    def write_card(self, sha256: str) -> None:
-        """``model.json``: what the model is, from what, its metrics, and the versions used."""
+    def write_card(self, sha256: str | None) -> None:
+        """``model.json``: what the model is, from what, its metrics, and the versions used.
+
+        Args:
+            sha256: of the model's file; None where each silo has a model of its own and the server none.
+        """
         last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
         spent = last_spent(self.rows)
         card = {
@@ -226,6 +230,7 @@ class RunRecord:
             personal=self.personal,
             seconds=time.monotonic() - self._started,
             test_shared=getattr(self._asked, "test", None) == "global",
+            own_models=self._method.own_model is not None,
             private=self.privacy is not None,
             temporary=self.temporary,
         )
@@ -255,6 +260,7 @@ class RunRecord:
             "evaluation": final.evaluation if final else None,
             "evaluated_by": final.evaluated_by if final else [],
             "test_shared": result.test_shared,
+            "own_models": result.own_models,
             "personal": self.personal,
             "seconds": round(result.seconds, 1),
             # Also in the model's card, which a run that failed has not.
@@ -274,6 +280,8 @@ class RunRecord:
         looks better. After two models in a row counted by other silos (one is gone for good, or is
         back) the comparison starts anew with those.
         """
+        if not received:
+            return  # each silo has a model of its own
         if row.round == 0 or row.evaluation is None or noisy_metrics.is_noisy(row.evaluation):
             return  # of a few noisy models the best one is the luckiest
         judges = frozenset(row.evaluated_by)
