@@ -17,6 +17,7 @@ from tests.rounds.secure.runs import FOUR, twin
 from torch import nn
 
 from tightframe import federation
+from tightframe.methods import fedavg
 from tightframe.models import Classifier
 from tightframe.phases import Method, ServerState, Setting, Tensors, stream_seed
 
@@ -107,6 +108,15 @@ def assert_models_agree(found: Tensors, expected: Tensors, *, atol: float = 2e-6
     """Every tensor of the model, and no other."""
     assert list(found) == list(expected)
     torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=atol)
+
+
+def assert_is_fedavg(method: Method, config: Any, open_sum: Callable[..., Any], **local: Any) -> None:
+    """Two rounds of a method with options that leave nothing of it are FedAvg's, bit for bit."""
+    found, _ = federate(method, setting_of(method, config, **local), 2, open_sum)
+    plain = setting_of(fedavg.METHOD, fedavg.FedAvgConfig(), **local)
+    expected, _ = federate(fedavg.METHOD, plain, 2, open_sum)
+    assert list(found.model) == list(expected.model)
+    assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
 
 
 def assert_plain_is_secure(method: str, options: Mapping[str, Any], **training: Any) -> None:
@@ -296,6 +306,23 @@ class Moon(ByHand):
         return objective
 
 
+class FedRS(ByHand):
+    alpha, form = 0.3, "binary"
+
+    def loss(self, name: str, received: nn.Module) -> Loss:
+        counts = [LABELS[name].count(label) for label in range(3)]
+        if self.form == "binary":
+            scales = [1.0 if count else self.alpha for count in counts]
+        else:
+            scales = [(1 - self.alpha) * count / max(counts) + self.alpha for count in counts]
+
+        def objective(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            likelihood = torch.exp(model(inputs) * torch.tensor(scales))
+            return -torch.log(likelihood / likelihood.sum(1, keepdim=True))[range(len(labels)), labels].mean()
+
+        return objective
+
+
 class Scaffold(ByHand):
     """With c = (1 / K) sum of c_k kept as the paper has it."""
 
@@ -334,6 +361,10 @@ class Scaffold(ByHand):
         self.changes = []
         step = super().step(moves, steps, weights)
         return {key: self.global_learning_rate * value for key, value in step.items()}
+
+
+class ScaffoldRS(Scaffold, FedRS):
+    """SCAFFOLD with FedRS's loss."""
 
 
 def weight_of_gradients(steps: int, learning_rate: float, momentum: float, mu: float) -> float:

@@ -18,6 +18,7 @@ from tightframe.methods import (
     fedopt,
     fedprox,
     fedrod,
+    fedrs,
     moon,
     scaffold,
 )
@@ -39,6 +40,7 @@ METHODS: list[Method] = [
     fedopt.METHOD,
     scaffold.METHOD,
     moon.METHOD,
+    fedrs.METHOD,
     combine.METHOD,
 ]
 
