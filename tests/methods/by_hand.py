@@ -80,13 +80,16 @@ def federate(
     open_sum: Callable[..., Any],
     *,
     lost: Collection[tuple[int, str]] = (),
+    silos: Mapping[str, FakeSilo] | None = None,
 ) -> tuple[ServerState, dict[str, Tensors]]:
     """Run a method's phases; a silo of ``lost`` contributes in that round, but its term never arrives.
+
+    Without ``silos`` they are those of ``silos_of``.
 
     Returns:
         The server's state, and every silo's committed state.
     """
-    silos = silos_of(setting)
+    silos = silos_of(setting) if silos is None else silos
     state = method.init_server(setting, SEED)
     kept: dict[str, Tensors] = {name: {} for name in silos}
     for number in range(1, rounds + 1):
