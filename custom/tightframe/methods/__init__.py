@@ -10,6 +10,7 @@ from tightframe.methods import (
     combine,
     fedavg,
     fedavg_etf,
+    feddyn,
     fedetf,
     fedilc,
     fedmr,
@@ -41,6 +42,7 @@ METHODS: list[Method] = [
     scaffold.METHOD,
     moon.METHOD,
     fedrs.METHOD,
+    feddyn.METHOD,
     combine.METHOD,
 ]
 
