@@ -10,6 +10,7 @@ from tightframe.methods import (
     combine,
     fedavg,
     fedavg_etf,
+    feddc,
     feddyn,
     fedetf,
     fedilc,
@@ -43,6 +44,7 @@ METHODS: list[Method] = [
     moon.METHOD,
     fedrs.METHOD,
     feddyn.METHOD,
+    feddc.METHOD,
     combine.METHOD,
 ]
 
