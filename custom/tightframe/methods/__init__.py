@@ -18,6 +18,7 @@ from tightframe.methods import (
     fednh,
     fednova,
     fedopt,
+    fedproc,
     fedprox,
     fedrod,
     fedrs,
@@ -45,6 +46,7 @@ METHODS: list[Method] = [
     fedrs.METHOD,
     feddyn.METHOD,
     feddc.METHOD,
+    fedproc.METHOD,
     combine.METHOD,
 ]
 
