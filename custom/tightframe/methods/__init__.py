@@ -14,6 +14,7 @@ from tightframe.methods import (
     feddyn,
     fedetf,
     fedilc,
+    fedmmd,
     fedmr,
     fednh,
     fednova,
@@ -47,6 +48,7 @@ METHODS: list[Method] = [
     feddyn.METHOD,
     feddc.METHOD,
     fedproc.METHOD,
+    fedmmd.METHOD,
     combine.METHOD,
 ]
 
