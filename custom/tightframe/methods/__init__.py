@@ -10,6 +10,7 @@ from tightframe.methods import (
     combine,
     fedavg,
     fedavg_etf,
+    fedaws,
     feddc,
     feddyn,
     fedetf,
@@ -49,6 +50,7 @@ METHODS: list[Method] = [
     feddc.METHOD,
     fedproc.METHOD,
     fedmmd.METHOD,
+    fedaws.METHOD,
     combine.METHOD,
 ]
 
