@@ -11,6 +11,7 @@ from tightframe.methods import (
     fedavg,
     fedavg_etf,
     fedaws,
+    fedcurv,
     feddc,
     feddyn,
     fedetf,
@@ -51,6 +52,7 @@ METHODS: list[Method] = [
     fedproc.METHOD,
     fedmmd.METHOD,
     fedaws.METHOD,
+    fedcurv.METHOD,
     combine.METHOD,
 ]
 
