@@ -415,6 +415,8 @@ class FedOpt(ByHand):
             self.first[key] = self.beta1 * first + (1 - self.beta1) * mean_move
             if self.variant == "adam":
                 self.second[key] = self.beta2 * second + (1 - self.beta2) * square
+            elif self.variant == "adagrad":
+                self.second[key] = second + square
             else:
                 self.second[key] = second - (1 - self.beta2) * square * torch.sign(second - square)
             change[key] = self.learning_rate * self.first[key] / (torch.sqrt(self.second[key]) + self.tau)
