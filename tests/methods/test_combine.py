@@ -29,6 +29,11 @@ ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "fednova": (fednova.METHOD, fednova.FedNovaConfig(), {"server": "fednova"}),
     "fedadam": (fedopt.METHOD, fedopt.FedOptConfig(tau=0.01), {"server": "fedadam", "fedopt_tau": 0.01}),
     "fedyogi": (fedopt.METHOD, fedopt.FedOptConfig(variant="yogi"), {"server": "fedyogi"}),
+    "fedadagrad": (
+        fedopt.METHOD,
+        fedopt.FedOptConfig(variant="adagrad", beta1=0.0),
+        {"server": "fedadagrad", "fedopt_beta1": 0.0},
+    ),
     "scaffold": (
         scaffold.METHOD,
         scaffold.ScaffoldConfig(momentum="normalise"),

@@ -80,7 +80,7 @@ OPTIONS: dict[str, type[BaseModel]] = {
 REPLACED = "cross_entropy"
 """The term that ``loss`` stands for."""
 
-ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi"}
+ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
 class Choices(_Options):
@@ -97,7 +97,7 @@ class Choices(_Options):
     head: Literal["linear", "etf", "normalised"] = "linear"
     local: Literal["cross_entropy", "balanced_softmax", "fedprox", "moon", "scaffold"] = "cross_entropy"
     loss: Literal["cross_entropy", "fedrs"] = "cross_entropy"
-    server: Literal["fedavg", "fednova", "fedadam", "fedyogi", "scaffold"] = "fedavg"
+    server: Literal["fedavg", "fednova", "fedadam", "fedyogi", "fedadagrad", "scaffold"] = "fedavg"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Choices:
