@@ -100,7 +100,7 @@ def test_sgd_equals_torch(dtype: torch.dtype, momentum: float, weight_decay: flo
     assert set(moments) == ({f"momentum/{name}" for name in SHAPES} if momentum else set())
 
 
-@pytest.mark.parametrize("variant", ["adam", "yogi"])
+@pytest.mark.parametrize("variant", ["adam", "yogi", "adagrad"])
 def test_fedopt_equals_the_papers_formula(variant: Any) -> None:
     """Algorithm 2 of Reddi et al., coordinate by coordinate in plain floats."""
     learning_rate, (b1, b2), tau = 0.1, (0.9, 0.99), 1e-3
@@ -120,6 +120,8 @@ def test_fedopt_equals_the_papers_formula(variant: Any) -> None:
                 old = float(second[name][place])
                 if variant == "adam":
                     second[name][place] = b2 * old + (1 - b2) * change**2
+                elif variant == "adagrad":
+                    second[name][place] = old + change**2
                 elif old > change**2:
                     second[name][place] = old - (1 - b2) * change**2
                 elif old < change**2:
@@ -129,6 +131,23 @@ def test_fedopt_equals_the_papers_formula(variant: Any) -> None:
                 )
             np.testing.assert_allclose(parameters[name].numpy(), weights[name], rtol=1e-12, atol=1e-14)
             np.testing.assert_allclose(moments[f"second/{name}"].numpy(), second[name], rtol=1e-12)
+
+
+def test_fedadagrad_without_momentum_is_torchs_adagrad() -> None:
+    """Torch's Adagrad on -D, from the accumulator tau^2 and with ``eps`` tau."""
+    tau = 1e-3
+    expected, _ = _oracle(
+        lambda items: torch.optim.Adagrad(items, lr=0.1, eps=tau, initial_accumulator_value=tau**2),
+        torch.float64,
+        lambda step, dtype: {name: -item for name, item in _gradients(step, dtype).items()},
+    )
+    parameters, moments = _tensors(0), {}
+    for step in range(1, STEPS + 1):
+        updates = _gradients(step, torch.float64)
+        parameters, moments = fedopt_step(
+            parameters, updates, moments, variant="adagrad", learning_rate=0.1, betas=(0.0, 0.0), tau=tau
+        )
+        _close(parameters, expected[step - 1], torch.float64)
 
 
 def test_fedopt_is_adam_without_correction_of_its_moments() -> None:
@@ -171,5 +190,5 @@ def test_what_does_not_fit_is_refused() -> None:
         adam_step(parameters, parameters, {}, step=0, learning_rate=0.1)
     with pytest.raises(ValueError, match="moments of step 2, but got none"):
         adam_step(parameters, parameters, {}, step=3, learning_rate=0.1)
-    with pytest.raises(ValueError, match="'adam' or 'yogi', but got 'sgd'"):
+    with pytest.raises(ValueError, match="'adam', 'yogi' or 'adagrad', but got 'sgd'"):
         fedopt_step(parameters, parameters, {}, variant="sgd", learning_rate=0.1)  # type: ignore[arg-type]

@@ -126,12 +126,12 @@ def fedopt_step(
     mean_updates: Tensors,
     moments: Tensors,
     *,
-    variant: Literal["adam", "yogi"] = "adam",
+    variant: Literal["adam", "yogi", "adagrad"] = "adam",
     learning_rate: float,
     betas: tuple[float, float] = (0.9, 0.99),
     tau: float = 1e-3,
 ) -> Stepped:
-    """One step of FedAdam or FedYogi in the paper's form.
+    """One step of FedAdam, FedYogi or FedAdagrad in the paper's form.
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, Adaptive Federated
     Optimization, ICLR 2021, algorithm 2. With D the mean of the silos' updates::
@@ -139,6 +139,7 @@ def fedopt_step(
         m <- b1 m + (1 - b1) D
         adam:  v <- b2 v + (1 - b2) D^2
         yogi:  v <- v - (1 - b2) D^2 sign(v - D^2)
+        adagrad:  v <- v + D^2
         w <- w + learning_rate * m / (sqrt(v) + tau)
 
     from m = 0 and v = tau^2. There is no bias correction, unlike in Adam, and D points downhill.
@@ -149,17 +150,17 @@ def fedopt_step(
         moments: ``first/<name>`` and ``second/<name>``; empty before the first step.
         variant: see above.
         learning_rate: the server's step size.
-        betas: b1 and b2.
+        betas: b1 and b2, which ``adagrad`` has not.
         tau: adaptivity; smaller is more adaptive.
 
     Returns:
         New parameters and moments, each in its parameter's type.
 
     Raises:
-        ValueError: if names or shapes differ, or if ``variant`` is neither.
+        ValueError: if names or shapes differ, or if ``variant`` is none of these.
     """
-    if variant not in ("adam", "yogi"):
-        raise ValueError(f"Expected `variant` to be 'adam' or 'yogi', but got {variant!r}.")
+    if variant not in ("adam", "yogi", "adagrad"):
+        raise ValueError(f"Expected `variant` to be 'adam', 'yogi' or 'adagrad', but got {variant!r}.")
     start = {FIRST: 0.0, SECOND: tau**2}
     mean_updates, moments = _prepared(parameters, mean_updates, moments, start)
     new_parameters, new_moments = {}, {}
@@ -169,6 +170,8 @@ def fedopt_step(
         first = betas[0] * moments[FIRST + name] + (1 - betas[0]) * update
         if variant == "adam":
             second = betas[1] * second + (1 - betas[1]) * square
+        elif variant == "adagrad":
+            second = second + square
         else:
             second = second - (1 - betas[1]) * square * torch.sign(second - square)
         new_parameters[name] = weight + learning_rate * first / (second.sqrt() + tau)

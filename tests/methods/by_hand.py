@@ -17,6 +17,7 @@ from tests.rounds.secure.runs import FOUR, twin
 from torch import nn
 
 from tightframe import federation
+from tightframe.methods import fedavg
 from tightframe.models import Classifier
 from tightframe.phases import Method, ServerState, Setting, Tensors, stream_seed
 
@@ -79,13 +80,16 @@ def federate(
     open_sum: Callable[..., Any],
     *,
     lost: Collection[tuple[int, str]] = (),
+    silos: Mapping[str, FakeSilo] | None = None,
 ) -> tuple[ServerState, dict[str, Tensors]]:
     """Run a method's phases; a silo of ``lost`` contributes in that round, but its term never arrives.
+
+    Without ``silos`` they are those of ``silos_of``.
 
     Returns:
         The server's state, and every silo's committed state.
     """
-    silos = silos_of(setting)
+    silos = silos_of(setting) if silos is None else silos
     state = method.init_server(setting, SEED)
     kept: dict[str, Tensors] = {name: {} for name in silos}
     for number in range(1, rounds + 1):
@@ -107,6 +111,15 @@ def assert_models_agree(found: Tensors, expected: Tensors, *, atol: float = 2e-6
     """Every tensor of the model, and no other."""
     assert list(found) == list(expected)
     torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=atol)
+
+
+def assert_is_fedavg(method: Method, config: Any, open_sum: Callable[..., Any], **local: Any) -> None:
+    """Two rounds of a method with options that leave nothing of it are FedAvg's, bit for bit."""
+    found, _ = federate(method, setting_of(method, config, **local), 2, open_sum)
+    plain = setting_of(fedavg.METHOD, fedavg.FedAvgConfig(), **local)
+    expected, _ = federate(fedavg.METHOD, plain, 2, open_sum)
+    assert list(found.model) == list(expected.model)
+    assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
 
 
 def assert_plain_is_secure(method: str, options: Mapping[str, Any], **training: Any) -> None:
@@ -327,6 +340,23 @@ class Moon(ByHand):
         return objective
 
 
+class FedRS(ByHand):
+    alpha, form = 0.3, "binary"
+
+    def loss(self, name: str, received: nn.Module) -> Loss:
+        counts = [LABELS[name].count(label) for label in range(3)]
+        if self.form == "binary":
+            scales = [1.0 if count else self.alpha for count in counts]
+        else:
+            scales = [(1 - self.alpha) * count / max(counts) + self.alpha for count in counts]
+
+        def objective(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            likelihood = torch.exp(model(inputs) * torch.tensor(scales))
+            return -torch.log(likelihood / likelihood.sum(1, keepdim=True))[range(len(labels)), labels].mean()
+
+        return objective
+
+
 class Scaffold(ByHand):
     """With c = (1 / K) sum of c_k kept as the paper has it."""
 
@@ -365,6 +395,10 @@ class Scaffold(ByHand):
         self.changes = []
         step = super().step(moves, steps, weights)
         return {key: self.global_learning_rate * value for key, value in step.items()}
+
+
+class ScaffoldRS(Scaffold, FedRS):
+    """SCAFFOLD with FedRS's loss."""
 
 
 def weight_of_gradients(steps: int, learning_rate: float, momentum: float, mu: float) -> float:
@@ -412,6 +446,8 @@ class FedOpt(ByHand):
             self.first[key] = self.beta1 * first + (1 - self.beta1) * mean_move
             if self.variant == "adam":
                 self.second[key] = self.beta2 * second + (1 - self.beta2) * square
+            elif self.variant == "adagrad":
+                self.second[key] = second + square
             else:
                 self.second[key] = second - (1 - self.beta2) * square * torch.sign(second - square)
             change[key] = self.learning_rate * self.first[key] / (torch.sqrt(self.second[key]) + self.tau)

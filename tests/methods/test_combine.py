@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,18 +15,25 @@ from torch import nn
 from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
-from tightframe.methods import combine, fedavg, fednova, fedopt, fedprox, moon, scaffold
+from tightframe.methods import combine, fedavg, fednova, fedopt, fedprox, fedrs, moon, scaffold
 from tightframe.methods.combine import METHOD, OPTIONS, CombineConfig, options_of
+from tightframe.models import Classifier
 from tightframe.models.geometry_heads import EtfHead, NormalisedPrototypeHead
 from tightframe.rounds.setup import prepare
 
 ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "fedavg": (fedavg.METHOD, fedavg.FedAvgConfig(), {}),
     "fedprox": (fedprox.METHOD, fedprox.FedProxConfig(mu=0.2), {"local": "fedprox", "fedprox_mu": 0.2}),
+    "fedrs": (fedrs.METHOD, fedrs.FedRSConfig(form="soft"), {"loss": "fedrs", "fedrs_form": "soft"}),
     "moon": (moon.METHOD, moon.MoonConfig(mu=5.0), {"local": "moon", "moon_mu": 5.0}),
     "fednova": (fednova.METHOD, fednova.FedNovaConfig(), {"server": "fednova"}),
     "fedadam": (fedopt.METHOD, fedopt.FedOptConfig(tau=0.01), {"server": "fedadam", "fedopt_tau": 0.01}),
     "fedyogi": (fedopt.METHOD, fedopt.FedOptConfig(variant="yogi"), {"server": "fedyogi"}),
+    "fedadagrad": (
+        fedopt.METHOD,
+        fedopt.FedOptConfig(variant="adagrad", beta1=0.0),
+        {"server": "fedadagrad", "fedopt_beta1": 0.0},
+    ),
     "scaffold": (
         scaffold.METHOD,
         scaffold.ScaffoldConfig(momentum="normalise"),
@@ -75,6 +83,7 @@ ROWS: dict[str, tuple[type[by_hand.ByHand], dict[str, Any]]] = {
         {"head": "etf", "etf_projection": True, "etf_normalise": True, "etf_temperature": 4.0},
     ),
     "normalised-fedprox-fednova": (by_hand.FedProxNova, {"head": "normalised", **PROX, "server": "fednova"}),
+    "scaffold-rs": (by_hand.ScaffoldRS, {**SCAFFOLD, "loss": "fedrs", "fedrs_alpha": by_hand.FedRS.alpha}),
     "balanced-softmax": (Balanced, {"local": "balanced_softmax"}),
 }
 
@@ -82,11 +91,11 @@ ROWS: dict[str, tuple[type[by_hand.ByHand], dict[str, Any]]] = {
 @pytest.mark.parametrize("row", ROWS)
 def test_table_2_and_others_are_loops_by_hand(row: str, open_sum: Callable[..., Any]) -> None:
     loop, options = ROWS[row]
-    momentum = 0.0 if loop is by_hand.Scaffold else 0.9
+    momentum = 0.0 if issubclass(loop, by_hand.Scaffold) else 0.9
     setting = by_hand.setting_of(METHOD, CombineConfig(**options), momentum=momentum)
     lost = {(1, "site-3")}
     state, _ = by_hand.federate(METHOD, setting, 2, open_sum, lost=lost)
-    uniform = loop in (by_hand.FedOpt, by_hand.Scaffold)
+    uniform = issubclass(loop, by_hand.FedOpt | by_hand.Scaffold)
     expected = loop(setting, uniform=uniform, lost=lost)
     start = {name: item.clone() for name, item in expected.model.state_dict().items()}
     by_hand.assert_models_agree(state.model, expected.run(2), atol=1e-5)
@@ -96,6 +105,37 @@ def test_table_2_and_others_are_loops_by_hand(row: str, open_sum: Callable[..., 
             assert torch.equal(state.model[name], start[name])
             assert not any(name in field for field in fields), "what is frozen is never sent up"
     assert not torch.equal(state.model["backbone.0.weight"], start["backbone.0.weight"])
+
+
+class MoonRS(by_hand.Moon):
+    """MOON, with the logits of its cross-entropy scaled."""
+
+    def loss(self, name: str, received: nn.Module) -> by_hand.Loss:
+        held = torch.tensor([float(label in by_hand.LABELS[name]) for label in range(3)])
+        whole, scales = super().loss(name, received), held + 0.5 * (1 - held)
+
+        def objective(model: Any, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            plain = by_hand.cross_entropy(model, inputs, labels)
+            scaled = nn.functional.cross_entropy(model(inputs) * scales, labels)
+            return whole(model, inputs, labels) - plain + scaled
+
+        return objective
+
+
+def test_a_loss_takes_the_place_of_the_cross_entropy_alone(open_sum: Callable[..., Any]) -> None:
+    """MOON's contrast stays; without BatchNorm, because the loop by hand passes its records three times."""
+    options = {**MOON, "loss": "fedrs"}
+
+    def without_norm() -> nn.Module:
+        return Classifier(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), 8, 3)
+
+    setting = dataclasses.replace(
+        by_hand.setting_of(METHOD, CombineConfig(**options)), build_model=without_norm
+    )
+    state, _ = by_hand.federate(METHOD, setting, 2, open_sum)
+    by_hand.assert_models_agree(state.model, MoonRS(setting).run(2), atol=1e-5)
+    names = {item.name for item in METHOD.plan(setting, 1, 2)[0].schema.fields}
+    assert {"training/restricted", "training/contrastive"} < names and "training/cross_entropy" not in names
 
 
 def _job(small: dict[str, Any], **options: Any) -> Any:
@@ -123,6 +163,8 @@ def test_a_job_gets_the_head_that_it_names(small: dict[str, Any], monkeypatch: p
         ({"moon_mu": 1.0}, r"chosen parts.*\['moon_mu'\], which would change nothing"),
         ({"head": "etf", "normalised_scale": 2.0}, "normalised_scale"),
         ({"local": "moon", "moon_mu": -1.0}, "method_options.moon_mu: .*greater than or equal to 0"),
+        ({"local": "moon", "fedrs_alpha": 0.1}, r"chosen parts.*\['fedrs_alpha'\]"),
+        ({"local": "balanced_softmax", "loss": "fedrs"}, "`local` with a cross-entropy.*'balanced_softmax'"),
         ({"local": "ditto"}, "method_options.local: "),
         ({"ditto_mu": 1.0}, "method_options.ditto_mu: no such key"),
         (
@@ -164,7 +206,7 @@ def test_options_are_those_of_the_parts_with_their_defaults_and_bounds() -> None
         assert options_of(CombineConfig(), part) == model()
         for name in model.model_fields:
             assert f"{part}_{name}" in CombineConfig.model_fields
-    assert set(CombineConfig.model_fields) == {"head", "local", "server"} | {
+    assert set(CombineConfig.model_fields) == {"head", "local", "loss", "server"} | {
         f"{part}_{name}" for part, model in OPTIONS.items() for name in model.model_fields
     }
     with pytest.raises(ValidationError, match="fedopt_beta1"):
@@ -175,7 +217,7 @@ def test_options_are_those_of_the_parts_with_their_defaults_and_bounds() -> None
 @pytest.mark.parametrize(
     "options",
     [
-        {"head": "etf", "local": "scaffold", "server": "scaffold"},
+        {"head": "etf", "local": "scaffold", "server": "scaffold", "loss": "fedrs"},
         {"head": "etf", "local": "moon", "server": "fedyogi"},
         {"head": "normalised", "local": "balanced_softmax", "server": "fednova"},
     ],

@@ -1,4 +1,4 @@
-"""FedOpt: both variants against the paper's formulas by hand."""
+"""FedOpt: its variants against the paper's formulas by hand, and where they are FedAvg."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ class FedYogi(by_hand.FedOpt):
     variant = "yogi"
 
 
-@pytest.mark.parametrize("loop", [FedAdam, FedYogi])
+class FedAdagrad(by_hand.FedOpt):
+    variant = "adagrad"
+
+
+@pytest.mark.parametrize("loop", [FedAdam, FedYogi, FedAdagrad])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 def test_rounds_are_those_of_a_loop_by_hand(
     loop: type[by_hand.FedOpt], weighting: Any, open_sum: Callable[..., Any]
@@ -39,6 +43,19 @@ def test_rounds_are_those_of_a_loop_by_hand(
             state.extra[f"first/{name}"].double(), expected.first[name], rtol=0, atol=2e-6
         )
     assert len(state.extra) == 2 * len(expected.second), "the moments are all that the server keeps"
+
+
+@pytest.mark.parametrize(("variant", "times"), [("adam", 1), ("yogi", 2), ("adagrad", 2)])
+def test_where_nothing_adapts_it_is_fedavg(variant: Any, times: int, open_sum: Callable[..., Any]) -> None:
+    """With a tau beside which D is nothing, sqrt(v) is tau, or 0 where v forgets it, and m is D."""
+    tau = 1e6
+    config = FedOptConfig(
+        **{"variant": variant, "weighting": "size", "beta1": 0.0, "beta2": 0.0, "tau": tau},
+        server_learning_rate=times * tau,
+    )
+    setting = by_hand.setting_of(METHOD, config)
+    state, _ = by_hand.federate(METHOD, setting, 2, open_sum)
+    by_hand.assert_models_agree(state.model, by_hand.ByHand(setting).run(2), atol=5e-6)
 
 
 def test_the_paper_is_the_default() -> None:

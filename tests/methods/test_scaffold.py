@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.methods import by_hand
-from tests.rounds.secure.runs import FOUR, Wire, contexts, coordinator, job
+from tests.methods import by_hand, quadratic
+from tests.methods.lossy import LosesAnswers
+from tests.rounds.secure.runs import FOUR, contexts, coordinator, job
 from torch import nn
 
 from tightframe import methods
@@ -23,7 +24,6 @@ from tightframe.methods.scaffold import METHOD, ScaffoldConfig, control_change, 
 from tightframe.models import Classifier
 from tightframe.phases import Cohort, Setting, Tensors
 from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.rounds.context import Message
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import SiloSession
 from tightframe.securesum import encoding
@@ -59,24 +59,6 @@ def test_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> Non
     assert all(torch.equal(state.extra[name], total) for name, total in _summed(kept).items())
     plain = by_hand.ByHand(setting, uniform=True, lost=lost).run(3)
     assert any((plain[name] - state.model[name]).abs().max() > 1e-2 for name in plain), "it is not FedAvg"
-
-
-@dataclass
-class LosesAnswers(Wire):
-    """A silo contributes, but its answer never arrives: (round, silo)."""
-
-    lost: Collection[tuple[int, str]] = ()
-
-    def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
-        number = next(iter(requests.values())).get("round") if task == "contribute" else None
-        kind = next(iter(requests.values())).get("kind") if task == "contribute" else None
-        gone = {site for site in requests if kind == "train" and (number, site) in self.lost}
-
-        def maybe(site: str, answer: Message) -> None:
-            if site not in gone:
-                accept(site, answer)
-
-        return {**super().exchange(task, requests, maybe), **dict.fromkeys(gone, "TF-502")}
 
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -166,6 +148,10 @@ def test_it_ends_at_the_optimum_of_the_mean_objective_and_averaging_does_not(
     averaged, _ = by_hand.federate(fedavg.METHOD, theirs, 40, equal_sizes)
     assert _slope(ours, state.model) < 1e-4
     assert _slope(theirs, averaged.model) > 1e-2
+
+
+def test_on_quadratic_silos_it_ends_at_the_optimum_in_closed_form(open_sum: Callable[..., Any]) -> None:
+    assert quadratic.distance_to_optimum(METHOD, ScaffoldConfig(), open_sum) < 1e-4
 
 
 @pytest.mark.parametrize(("momentum", "times"), [("normalise", 1.0), ("ignore", None)])

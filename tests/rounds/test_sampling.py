@@ -73,7 +73,11 @@ def test_a_round_is_the_mean_over_the_silos_drawn() -> None:
     )
 
 
-@pytest.mark.parametrize("method", ["scaffold", "fednova", "moon", "fedetf", "fednh", "fedavg_etf", "fedrod"])
+METHODS = ["scaffold", "fednova", "moon", "fedetf", "fednh", "fedavg_etf", "fedrod"]
+METHODS += ["feddyn", "feddc", "fedproc", "fedcurv"]
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_with_silos_that_come_and_go(method: str) -> None:
     training = {**SMALL["training"], "momentum": 0.0}
     result, rows = _run(method, sites_per_round=3, class_rules="off", rounds=3, training=training)

@@ -8,6 +8,7 @@ gathers what the methods' own files define; it has no formula of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
@@ -22,7 +23,7 @@ from tightframe.local_training import (
     plain_training,
 )
 from tightframe.losses import ZeroCounts, balanced_softmax_loss
-from tightframe.methods import fednova, fedopt, fedprox, moon, scaffold
+from tightframe.methods import fednova, fedopt, fedprox, fedrs, moon, scaffold
 from tightframe.models.geometry_heads import (
     LOWEST_TEMPERATURE,
     EtfHead,
@@ -69,13 +70,17 @@ OPTIONS: dict[str, type[BaseModel]] = {
     "normalised": NormalisedOptions,
     "balanced_softmax": BalancedSoftmaxOptions,
     "fedprox": fedprox.FedProxConfig,
+    "fedrs": fedrs.FedRSConfig,
     "moon": moon.MoonConfig,
     "scaffold": scaffold.ScaffoldConfig,
     "fedopt": fedopt.AdaptiveServer,
 }
 """The options of each part; a job writes those of ``moon`` as ``moon_mu`` and ``moon_tau``."""
 
-ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi"}
+REPLACED = "cross_entropy"
+"""The term that ``loss`` stands for."""
+
+ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
 class Choices(_Options):
@@ -85,12 +90,14 @@ class Choices(_Options):
         head: ``linear`` is the backbone's own, ``etf`` a frozen frame, ``normalised`` cosines with frozen
             prototypes.
         local: what a silo minimises.
+        loss: what stands for the cross-entropy in it; ``fedrs`` with ``local: scaffold`` is SCAFFOLD/RS.
         server: what the server does with the updates.
     """
 
     head: Literal["linear", "etf", "normalised"] = "linear"
     local: Literal["cross_entropy", "balanced_softmax", "fedprox", "moon", "scaffold"] = "cross_entropy"
-    server: Literal["fedavg", "fednova", "fedadam", "fedyogi", "scaffold"] = "fedavg"
+    loss: Literal["cross_entropy", "fedrs"] = "cross_entropy"
+    server: Literal["fedavg", "fednova", "fedadam", "fedyogi", "fedadagrad", "scaffold"] = "fedavg"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Choices:
@@ -100,7 +107,12 @@ class Choices(_Options):
                 "variates are what its server sums and what its local steps are corrected by, but got "
                 f"`local` {self.local!r} and `server` {self.server!r}"
             )
-        chosen = {self.head, self.local, "fedopt" if self.server in ADAPTIVE else self.server}
+        if self.local == "balanced_softmax" and self.loss != "cross_entropy":
+            raise ValueError(
+                f"Expected `local` with a cross-entropy, which `loss` {self.loss!r} can stand for, but got "
+                "'balanced_softmax', which has none"
+            )
+        chosen = {self.head, self.local, self.loss, "fedopt" if self.server in ADAPTIVE else self.server}
         unused = [name for name in sorted(self.model_fields_set) if _owner(name) not in {None, *chosen}]
         if unused:
             raise ValueError(
@@ -169,6 +181,32 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 def local_rule(setting: Setting) -> LocalRule:
     """What a silo minimises."""
+    rule = _local_rule(setting)
+    if setting.config.loss == "fedrs":
+        return with_loss(rule, fedrs.local_rule(options_of(setting.config, "fedrs")))
+    return rule
+
+
+def with_loss(rule: LocalRule, loss: LocalRule) -> LocalRule:
+    """The same rule with another loss in the place of its cross-entropy.
+
+    Args:
+        rule: one of whose terms is named ``cross_entropy``.
+        loss: whose only term is put in its place, with that one's weight.
+    """
+    (name,) = loss.names
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        made = rule.objective(silo, broadcast, state)
+        (term,) = loss.objective(silo, broadcast, {}).terms
+        terms = [replace(term, weight=old.weight) if old.name == REPLACED else old for old in made.terms]
+        return replace(made, terms=tuple(terms))
+
+    names = tuple(name if old == REPLACED else old for old in rule.names)
+    return replace(rule, names=names, objective=objective)
+
+
+def _local_rule(setting: Setting) -> LocalRule:
     config: Choices = setting.config
     if config.local == "balanced_softmax":
         return balanced_training(options_of(config, "balanced_softmax"))

@@ -6,10 +6,12 @@ Optimization, ICLR 2021, algorithm 2. With D the mean of the silos' w_k - w::
     m <- b1 m + (1 - b1) D
     FedAdam:  v <- b2 v + (1 - b2) D^2
     FedYogi:  v <- v - (1 - b2) D^2 sign(v - D^2)
+    FedAdagrad:  v <- v + D^2
     w <- w + eta_s m / (sqrt(v) + tau)
 
-from m = 0 and v = tau^2, without bias correction. The moments are part of the server's state and are
-checkpointed with it. Silos train as in FedAvg; running statistics (BatchNorm) are averaged.
+from m = 0 and v = tau^2, without bias correction; the paper runs FedAdagrad with b1 = 0. The moments are
+part of the server's state and are checkpointed with it. Silos train as in FedAvg; running statistics
+(BatchNorm) are averaged.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tightframe.local_training import (
 from tightframe.phases import Cohort, ServerState, Setting, Totals
 from tightframe.server_optimizers import fedopt_step, kept_moments
 
-Variant = Literal["adam", "yogi"]
+Variant = Literal["adam", "yogi", "adagrad"]
 Weighting = Literal["uniform", "size"]
 
 
@@ -40,7 +42,7 @@ class AdaptiveServer(BaseModel):
     Attributes:
         server_learning_rate: eta_s. The paper's best ones are between 0.001 and 0.1 for its tasks;
             each coordinate moves by at most about this much a round.
-        beta1, beta2: decay of the moments.
+        beta1, beta2: decay of the moments; FedAdagrad's second moment has none.
         tau: adaptivity: smaller is more adaptive.
         weighting: D is the mean over silos as in the paper (``uniform``), or weighted by their public
             weights as in FedAvg (``size``).
@@ -59,7 +61,8 @@ class FedOptConfig(AdaptiveServer):
     """FedOpt's options.
 
     Attributes:
-        variant: ``adam`` is FedAdam, ``yogi`` FedYogi.
+        variant: ``adam`` is FedAdam, ``yogi`` FedYogi, ``adagrad`` FedAdagrad, which the paper runs with
+            ``beta1`` 0.
         server_learning_rate, beta1, beta2, tau, weighting: see ``AdaptiveServer``.
     """
 
@@ -67,7 +70,7 @@ class FedOptConfig(AdaptiveServer):
 
 
 def server_rule(config: AdaptiveServer, variant: Variant) -> ServerRule:
-    """FedAdam's or FedYogi's step on the mean update."""
+    """FedAdam's, FedYogi's or FedAdagrad's step on the mean update."""
     weighted = config.weighting == "size"
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:

@@ -1,0 +1,210 @@
+"""FedDC: each silo learns how far it drifts from the global model, and the server takes the drift out.
+
+Source: Gao, Fu, Li, Chen, Xu and Xu, FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
+and Correction, CVPR 2022, algorithm 1. With a = alpha, S the round's silos and K those enrolled::
+
+    w_k = argmin over v of  f_k(v) + (a / 2) |v - (w - h_k)|^2 + <v, g - g_k>
+    h_k <- h_k + (w_k - w)
+    g_k' = g_k - g + (w - w_k) / (eta tau_k)
+    g <- g + (1 / K) sum over S of (g_k' - g_k)
+    w <- mean over S of w_k + mean over all K of h_k
+
+The change of h_k is the silo's update itself, so that beside it only ``g_k' - g_k`` is sent. h_k and g_k
+are the silo's own and become the new ones only if its term is in the opened sum; the silo takes both
+changes up as they are summed (``exact_sums``), so that the server has the sum over all silos whoever drops
+out.
+
+g_k' takes every step to be the learning rate times one gradient, which momentum breaks; see
+``FedDCConfig.momentum``. A personal model is trained without ``<v, g - g_k>``, for which it would need g.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import phases
+from tightframe.exact_sums import as_summed, exact_update_fields, on_grid, silos_ever
+from tightframe.local_training import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    composed_method,
+    gradient_weight,
+    mean_updates,
+    next_model,
+    plus,
+    require_sgd,
+    trained_parameters,
+)
+from tightframe.model_update import BROADCAST, UPDATE
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
+from tightframe.stages import ParameterTerm, cross_entropy
+
+Momentum = Literal["refuse", "normalise", "ignore"]
+
+DRIFT, GRADIENT = "drift/", "gradient/"
+SILOS = "drift_silos"
+GRADIENT_BOUND = 1e6
+
+
+class FedDCConfig(BaseModel):
+    """FedDC's options.
+
+    Attributes:
+        alpha: weight of the quadratic term.
+        momentum: what to do where the job's SGD has momentum (the job's default has). ``refuse`` the
+            job; ``normalise``: divide by FedNova's sum of gradient weights in place of tau_k, so
+            that g_k' is still a mean of gradients; ``ignore``: divide by tau_k all the same.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    alpha: float = Field(default=0.01, ge=0)
+    momentum: Momentum = "refuse"
+
+
+def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
+    """``|v - (w - h_k)|^2 / 2``: a scalar attached to the parameters.
+
+    Args:
+        model: v.
+        anchors: w - h_k by parameter name, on the model's device, constant.
+    """
+    found = [
+        (item - anchors[name]).square().sum() for name, item in model.named_parameters() if name in anchors
+    ]
+    return 0.5 * torch.stack(found).sum()
+
+
+def inner_product(model: nn.Module, directions: Tensors) -> torch.Tensor:
+    """``<v, g - g_k>``: a scalar attached to the parameters.
+
+    Args:
+        model: v.
+        directions: g - g_k by parameter name, on the model's device, constant.
+    """
+    found = [(item * directions[name]).sum() for name, item in model.named_parameters() if name in directions]
+    return torch.stack(found).sum()
+
+
+def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
+    """Cross-entropy and both of the paper's terms; sends the change of g_k, and keeps h_k and g_k.
+
+    Raises:
+        ValueError: if the job's optimiser is not SGD, or has momentum that the options refuse.
+    """
+    require_sgd(setting, "FedDC's gradient state")
+    if setting.local.momentum and config.momentum == "refuse":
+        raise ValueError(
+            "Expected `training.momentum` to be 0, because FedDC's gradient states assume plain SGD, but "
+            f"got {setting.local.momentum:g}: set it to 0, or the method's option `momentum` to 'normalise'."
+        )
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        drifts, gradients = _named(state, DRIFT), _named(state, GRADIENT)
+        anchors, directions = {}, {}
+        for name in trained_parameters(silo.setting):
+            received = broadcast[BROADCAST + name].to(silo.device)
+            anchors[name] = received - drifts[name].to(received) if name in drifts else received
+            if GRADIENT + name in broadcast:
+                common = broadcast[GRADIENT + name].to(received)
+                directions[name] = common - gradients[name].to(received) if name in gradients else common
+        terms = [ParameterTerm("drift", config.alpha, lambda model: half_squared_distance(model, anchors))]
+        if directions:
+            terms.append(ParameterTerm("gradient", 1.0, lambda model: inner_product(model, directions)))
+        return Objective((cross_entropy(),), tuple(terms))
+
+    def finish(trained: Trained) -> Contribution:
+        rho = setting.local.momentum if config.momentum == "normalise" else 0.0
+        weight = max(gradient_weight(trained.report.steps, momentum=rho), 1.0)  # no step: a zero update
+        reach = setting.local.learning_rate * weight
+        changes, kept = {}, {}
+        for name, common in _named(trained.broadcast, GRADIENT).items():
+            slope = -trained.terms[UPDATE + name].double() / reach
+            changes[GRADIENT + name] = on_grid(slope - common.cpu().double())
+        added = {DRIFT + name: item for name, item in _named(summed_terms(trained), UPDATE).items()} | changes
+        for name, item in added.items():
+            kept[name] = trained.state.get(name, torch.zeros_like(item)) + item
+        return Contribution(changes, kept)
+
+    return LocalRule(("cross_entropy", "drift", "gradient"), objective, fields=gradient_fields, finish=finish)
+
+
+def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
+    """The silo's update and buffers, the update as the sum will hold it."""
+    return as_summed(trained.terms, norm=trained.silo.setting.update_norm)
+
+
+def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
+    """``gradient/<parameter>``: the change of g_k, not weighted."""
+    return tuple(
+        phases.Field(GRADIENT + name, tuple(item.shape), ring=64, bound=GRADIENT_BOUND)
+        for name, item in trained_parameters(setting).items()
+    )
+
+
+def server_rule() -> ServerRule:
+    """The server's formulas. In its state: the sums over all silos of h_k and of g_k, and their number K."""
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        size = float(cohort.size)
+        silos = silos_ever(state.extra[SILOS], cohort)
+        sums, steps = {}, {}
+        for name, mean in mean_updates(totals, size).items():
+            for kind, sent in ((DRIFT, UPDATE), (GRADIENT, GRADIENT)):
+                sums[kind + name] = state.extra[kind + name] + torch.as_tensor(totals[sent + name])
+            steps[name] = mean + sums[DRIFT + name] / int(silos)
+        return state.evolve(
+            model=next_model(state.model, plus(state.model, steps), totals, size),
+            extra={**state.extra, **sums, SILOS: silos},
+        )
+
+    return ServerRule(
+        fields=exact_update_fields,
+        update=update,
+        terms=summed_terms,
+        initial=_nothing_yet,
+        broadcast=mean_gradient,
+    )
+
+
+def mean_gradient(state: ServerState) -> dict[str, torch.Tensor]:
+    """g, the mean over all silos of g_k, as ``gradient/<parameter>`` in float32."""
+    silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
+    return {GRADIENT + name: (item / silos).float() for name, item in _named(state.extra, GRADIENT).items()}
+
+
+def _nothing_yet(setting: Setting) -> dict[str, torch.Tensor]:
+    zeros = {
+        kind + name: torch.zeros(item.shape, dtype=torch.float64)
+        for kind in (DRIFT, GRADIENT)
+        for name, item in trained_parameters(setting).items()
+    }
+    return {**zeros, SILOS: torch.zeros((), dtype=torch.int64)}
+
+
+def _named(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+    """Those with this prefix, by parameter name."""
+    return {name.removeprefix(prefix): item for name, item in tensors.items() if name.startswith(prefix)}
+
+
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """FedDC's training and FedDC's server: neither makes sense without the other."""
+    return local_rule(setting.config, setting), server_rule()
+
+
+METHOD = composed_method(
+    name="feddc",
+    title="FedDC",
+    paper=(
+        "Gao et al., FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction, "
+        "CVPR 2022"
+    ),
+    config=FedDCConfig,
+    parts=parts,
+)

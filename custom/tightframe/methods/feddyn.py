@@ -1,0 +1,147 @@
+"""FedDyn: a linear term that makes silos' stationary points those of the mean objective.
+
+Source: Acar, Zhao, Matas, Mattina, Whatmough and Saligrama, Federated Learning Based on Dynamic
+Regularization, ICLR 2021, algorithm 1. With a = alpha, S the round's silos and K those enrolled::
+
+    w_k = argmin over v of  f_k(v) - <h_k, v> + (a / 2) |v - w|^2
+    h_k <- h_k - a (w_k - w)
+    h <- h - a (1 / K) sum over S of (w_k - w)
+    w <- mean over S of w_k - h / a
+
+h_k and h only ever occur divided by a, so what is kept is ``d_k = -h_k / a``, the sum of all updates of
+silo k that were summed, and at the server ``K d = sum_k d_k``. h is the mean of all h_k whoever drops out,
+because a silo takes up its update as it is summed, and only where its term is in an opened sum
+(``exact_sums``).
+
+As alpha goes to zero the silos' training becomes FedAvg's, but the server's step does not: it goes on adding
+the mean of all earlier updates, ``w <- mean w_k + d``, in which alpha does not occur. So alpha is above zero.
+
+Everything that a silo keeps and sends is a function of its own updates, so that it is as private as they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe.exact_sums import as_summed, exact_update_fields, silos_ever
+from tightframe.local_training import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    composed_method,
+    mean_updates,
+    next_model,
+    plus,
+    trained_parameters,
+)
+from tightframe.model_update import BROADCAST, UPDATE
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
+from tightframe.stages import ParameterTerm, cross_entropy
+
+DRIFT = "drift/"
+SILOS = "drift_silos"
+
+
+class FedDynConfig(BaseModel):
+    """FedDyn's option.
+
+    Attributes:
+        alpha: weight of the regulariser; the paper tries 0.001, 0.01 and 0.1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    alpha: float = Field(default=0.01, gt=0)
+
+
+def regulariser(model: nn.Module, anchors: Tensors, drifts: Tensors) -> torch.Tensor:
+    """``(-<h_k, v - w> + (a / 2) |v - w|^2) / a``: a scalar attached to the parameters.
+
+    The gradient is that of the paper's term, from which it differs by the constant ``<h_k, w>``.
+
+    Args:
+        model: v.
+        anchors: w by parameter name, on the model's device, constant.
+        drifts: d_k = -h_k / a, likewise; none counts as zero.
+    """
+    parts = []
+    for name, parameter in model.named_parameters():
+        if name in anchors:
+            away = parameter - anchors[name]
+            parts.append(0.5 * away.square().sum())
+            if name in drifts:
+                parts.append((drifts[name] * away).sum())
+    return torch.stack(parts).sum()
+
+
+def local_rule(config: FedDynConfig) -> LocalRule:
+    """Cross-entropy and the dynamic regulariser; keeps the sum of the silo's updates."""
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        names = trained_parameters(silo.setting)
+        anchors = {name: broadcast[BROADCAST + name].to(silo.device) for name in names}
+        drifts = {
+            name.removeprefix(DRIFT): item.to(anchors[name.removeprefix(DRIFT)])
+            for name, item in state.items()
+        }
+        term = ParameterTerm("dynamic", config.alpha, lambda model: regulariser(model, anchors, drifts))
+        return Objective((cross_entropy(),), (term,))
+
+    def finish(trained: Trained) -> Contribution:
+        kept = {}
+        for name, item in summed_terms(trained).items():
+            if name.startswith(UPDATE):
+                key = DRIFT + name.removeprefix(UPDATE)
+                kept[key] = trained.state.get(key, torch.zeros_like(item)) + item
+        return Contribution({}, kept)
+
+    return LocalRule(("cross_entropy", "dynamic"), objective, finish=finish)
+
+
+def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
+    """The silo's update and buffers, the update as the sum will hold it."""
+    return as_summed(trained.terms, norm=trained.silo.setting.update_norm)
+
+
+def server_rule() -> ServerRule:
+    """Both of the server's formulas. In its state: the sum of all silos' updates ever, and K."""
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        size = float(cohort.size)
+        silos = silos_ever(state.extra[SILOS], cohort)
+        sums, steps = {}, {}
+        for name, mean in mean_updates(totals, size).items():
+            sums[DRIFT + name] = state.extra[DRIFT + name] + torch.as_tensor(totals[UPDATE + name])
+            steps[name] = mean + sums[DRIFT + name] / int(silos)
+        return state.evolve(
+            model=next_model(state.model, plus(state.model, steps), totals, size),
+            extra={**state.extra, **sums, SILOS: silos},
+        )
+
+    return ServerRule(fields=exact_update_fields, update=update, terms=summed_terms, initial=_no_drift)
+
+
+def _no_drift(setting: Setting) -> dict[str, torch.Tensor]:
+    zeros = {
+        DRIFT + name: torch.zeros(item.shape, dtype=torch.float64)
+        for name, item in trained_parameters(setting).items()
+    }
+    return {**zeros, SILOS: torch.zeros((), dtype=torch.int64)}
+
+
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """FedDyn's training and FedDyn's server: neither makes sense without the other."""
+    return local_rule(setting.config), server_rule()
+
+
+METHOD = composed_method(
+    name="feddyn",
+    title="FedDyn",
+    paper="Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021",
+    config=FedDynConfig,
+    parts=parts,
+    private=lambda config: None,
+)

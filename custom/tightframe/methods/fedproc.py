@@ -1,0 +1,276 @@
+"""FedProc: features are drawn to prototypes of their class that all silos share.
+
+Source: Mu, Shen, Cheng, Geng, Fu, Zhang and Zhang, FedProc: Prototypical Contrastive Federated Learning on
+Non-IID Data, Future Generation Computer Systems 143, 2023 (arXiv 2109.12273). Between backbone and classifier
+there is a projection z = proj(h). In round t of T, with unit vectors z and c_j::
+
+    L = alpha_t L_gpc + (1 - alpha_t) L_ce,      alpha_t = 1 - t / T
+    L_gpc = -log( exp(z . c_y / tau) / sum_j exp(z . c_j / tau) )
+    c_j = mean over the silos that hold class j of (mean over the silo's records of j of z)
+
+so that training begins with the features and ends with the classifier. The prototypes are the ratio of two
+sums, of class means and of holders. A class that nobody tells of keeps its last prototype. Records of a
+class without a prototype have the plain cross-entropy in place of L, and such classes are in no denominator.
+
+Given the prototypes the loss is a mean of single records' losses; the prototypes themselves are exact.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update, phases
+from tightframe.errors import TrainingError
+from tightframe.local_training import LocalRule, Objective, ServerRule, Trained, predict, train_phase
+from tightframe.models import feature_width
+from tightframe.models.geometry_heads import unit_features
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.stages import BatchView, Term, at_least_float32, cross_entropy
+
+TERMS = ("cross_entropy", "prototypical")
+MEANS, HOLDERS = "prototypes/means", "prototypes/holders"
+PROTOTYPES, VALID = "prototypes", "prototypes_valid"
+FEATURE_BOUND = 2.0**14
+
+
+class FedProcConfig(BaseModel):
+    """FedProc's options.
+
+    Attributes:
+        tau: temperature of the cosines; the paper takes 0.5.
+        projection_width: outputs of the projection, two layers with a ReLU between them, that is put before
+            the classifier; the paper takes 256. None adds none: the features are then compared as they
+            are, and the network is that of the other methods.
+        min_class_count: with fewer local records of a class a silo adds nothing to its prototype, because
+            the mean of a few is close to one record's features; 0 is the paper. Choose it no larger
+            than the sites' own rule, which counts holders without it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    tau: float = Field(default=0.5, gt=0)
+    projection_width: int | None = Field(default=256, ge=1, le=65_536)
+    min_class_count: int = Field(default=5, ge=0)
+
+
+class ProjectedHead(nn.Module):
+    """A projection, and a linear classifier of what it gives.
+
+    Args:
+        feature_width: width d of the features.
+        width: of the projection's outputs.
+        num_classes: number of classes C.
+    """
+
+    def __init__(self, feature_width: int, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.feature_width = feature_width
+        self.projection = nn.Sequential(
+            nn.Linear(feature_width, feature_width), nn.ReLU(), nn.Linear(feature_width, width)
+        )
+        self.output = nn.Linear(width, num_classes)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits (B, C) of features (B, d)."""
+        logits: torch.Tensor = self.output(self.projection(features))
+        return logits
+
+
+def head(config: FedProcConfig, width: int, classes: int) -> nn.Module | None:
+    """The projection and the classifier; None keeps the backbone's head."""
+    if config.projection_width is None:
+        return None
+    return ProjectedHead(width, config.projection_width, classes)
+
+
+def projected(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """Z of features (B, d): what the prototypes are means of."""
+    if not isinstance(model.head, ProjectedHead):
+        return features
+    found: torch.Tensor = model.head.projection(features)
+    return at_least_float32(found)
+
+
+def prototypical_losses(
+    vectors: torch.Tensor,
+    labels: torch.Tensor,
+    prototypes: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    tau: float = 0.5,
+) -> torch.Tensor:
+    """L_gpc of each record, (B,); zero for records of a class without a prototype.
+
+    Vectors shorter than 1e-6 count as cosines of zero and have no gradient.
+
+    Args:
+        vectors: z, (B, w).
+        labels: (B,) int64.
+        prototypes: c, (C, w), constant.
+        valid: which classes have one, (C,) bool; at least one has.
+        tau: temperature.
+
+    >>> rows = torch.eye(2)
+    >>> losses = prototypical_losses(rows[:1], torch.tensor([0]), rows, torch.tensor([True, True]), tau=1.0)
+    >>> round(float(losses), 4)  # log(1 + exp(-1))
+    0.3133
+    """
+    anchors = unit_features(torch.where(valid[:, None], prototypes, 0).to(vectors))
+    cosines = unit_features(vectors) @ anchors.T
+    logits = (cosines / tau).masked_fill(~valid, -torch.inf)
+    known = valid[labels]
+    # A class without a prototype is in no denominator; its records take any other and then count as zero.
+    stand_in = torch.where(known, labels, valid.long().argmax())
+    return nn.functional.cross_entropy(logits, stand_in, reduction="none") * known
+
+
+def next_prototypes(previous: torch.Tensor, means: torch.Tensor, holders: torch.Tensor) -> torch.Tensor:
+    """The ratio of two sums, ``c_j = sum_k m_kj / sum_k has_kj``; without holders the previous one.
+
+    Args:
+        previous: (C, w).
+        means: class means summed over silos, (C, w).
+        holders: silos that have the class, (C,); below 1/2 counts as none.
+
+    >>> next_prototypes(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2.0, 0.0])).tolist()
+    [[3.0], [1.0]]
+    """
+    ratio = means.double() / holders.double().clamp_min(1)[:, None]
+    return torch.where((holders >= 0.5)[:, None], ratio.to(previous.dtype), previous)
+
+
+def local_rule(config: FedProcConfig, *, alpha: float) -> LocalRule:
+    """Both losses, and the class means of the trained model.
+
+    Args:
+        config: the method's options.
+        alpha: alpha_t of the round.
+    """
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        valid = broadcast[VALID].to(torch.bool).to(silo.device)
+        if not bool(valid.any()):
+            return Objective((cross_entropy(),))
+        prototypes = broadcast[PROTOTYPES].to(silo.device)
+
+        def classified(view: BatchView) -> torch.Tensor:
+            losses = nn.functional.cross_entropy(view.logits, view.labels, reduction="none")
+            return (losses * (1 - alpha * valid[view.labels].float())).mean()
+
+        def drawn(view: BatchView) -> torch.Tensor:
+            vectors = projected(view.model, view.features)
+            return prototypical_losses(vectors, view.labels, prototypes, valid, tau=config.tau).mean()
+
+        return Objective(
+            (Term(TERMS[0], 1.0, classified, per_record=True), Term(TERMS[1], alpha, drawn, per_record=True))
+        )
+
+    def fields(setting: Setting) -> tuple[phases.Field, ...]:
+        shared = partial(phases.Field, static=True, per_class=True)
+        shape = (setting.num_classes, _width(setting))
+        return (
+            shared(MEANS, shape, bound=FEATURE_BOUND),
+            shared(HOLDERS, (setting.num_classes,), bound=1.0),
+        )
+
+    def finish(trained: Trained) -> Contribution:
+        return Contribution(class_means(trained.silo, trained.model, least=config.min_class_count))
+
+    return LocalRule(TERMS, objective, fields=fields, finish=finish)
+
+
+@torch.no_grad()
+def class_means(silo: SiloView, model: nn.Module, *, least: int) -> dict[str, torch.Tensor]:
+    """A silo's class means of z and which classes it tells of, float64; zero where it does not.
+
+    Args:
+        silo: whose training records are passed through the model once, without augmentation.
+        model: trained, in evaluation mode.
+        least: records that a class must have.
+
+    Raises:
+        TrainingError: TF-301 if a feature is not finite.
+    """
+    sums = torch.zeros(silo.setting.num_classes, _width(silo.setting), dtype=torch.float64)
+    counts = torch.zeros(len(sums), dtype=torch.float64)
+    passes = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+    for inputs, labels in passes:
+        vectors = projected(model, at_least_float32(model.features(inputs)))  # type: ignore[operator]
+        # A product, because adding by index has no fixed order on a GPU.
+        member = nn.functional.one_hot(labels, len(counts)).double()
+        sums += (member.T @ vectors.double()).cpu()
+        counts += member.sum(0).cpu()
+    if not bool(sums.isfinite().all()):
+        raise TrainingError("Expected finite features of local training, but some are NaN or infinite.")
+    held = counts >= max(least, 1)
+    means = torch.where(held[:, None], sums / counts.clamp_min(1)[:, None], 0)
+    return {MEANS: means, HOLDERS: held.double()}
+
+
+def server_rule() -> ServerRule:
+    """FedAvg's mean, and the prototypes where class means were opened; else they stay as they are."""
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        state = state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
+        if MEANS not in totals:
+            return state
+        means, holders = torch.as_tensor(totals[MEANS]), torch.as_tensor(totals[HOLDERS])
+        prototypes = next_prototypes(state.extra[PROTOTYPES], means, holders)
+        valid = (state.extra[VALID].to(torch.bool) | (holders >= 0.5)).to(torch.uint8)
+        return state.evolve(extra={**state.extra, PROTOTYPES: prototypes, VALID: valid})
+
+    return ServerRule(
+        fields=model_update.model_fields,
+        update=update,
+        initial=_no_prototypes,
+        broadcast=lambda state: {name: state.extra[name] for name in (PROTOTYPES, VALID)},
+    )
+
+
+def _width(setting: Setting) -> int:
+    width: int | None = setting.config.projection_width
+    return feature_width(model_update.shared_template(setting)) if width is None else width
+
+
+def _no_prototypes(setting: Setting) -> dict[str, torch.Tensor]:
+    return {
+        PROTOTYPES: torch.zeros(setting.num_classes, _width(setting)),
+        VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+    }
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, and no prototypes yet."""
+    return ServerState(model_update.initial_model(setting, seed), _no_prototypes(setting))
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase, with the round's alpha_t."""
+    local = local_rule(setting.config, alpha=1 - round / rounds)
+    return (train_phase(setting, local, server_rule()),)
+
+
+METHOD = Method(
+    name="fedproc",
+    title="FedProc",
+    paper="Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023",
+    config=FedProcConfig,
+    head=head,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+)

@@ -1,0 +1,192 @@
+"""FedCurv: penalty and Fisher information by autograd, rounds by hand, the own part when terms are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.methods import by_hand, lossy
+from torch import nn
+
+from tightframe import methods
+from tightframe.errors import TrainingError
+from tightframe.methods.fedcurv import (
+    METHOD,
+    SCALE,
+    FedCurvConfig,
+    curvature_penalty,
+    diagonal_fisher,
+    others_curvature,
+)
+from tightframe.phases import Tensors
+
+
+def fisher_by_vmap(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Mean over records of squared gradients of the log-likelihood, all records at once."""
+    parameters = {name: item.detach() for name, item in model.named_parameters()}
+    buffers = dict(model.named_buffers())
+
+    def likelihood(values: Any, record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        logits = torch.func.functional_call(model, (values, buffers), (record[None],))
+        return torch.log_softmax(logits, 1)[0].gather(0, label[None])[0]
+
+    each = torch.func.vmap(torch.func.grad(likelihood), (None, 0, 0))(parameters, inputs, labels)
+    return {name: item.double().square().mean(0) for name, item in each.items()}
+
+
+class FedCurv(by_hand.ByHand):
+    """Every silo is given the others' w_j and F_j of the last round, as the paper has it."""
+
+    weight = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.others: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+        self.arrived: dict[str, tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = {}
+
+    def loss(self, name: str, received: nn.Module) -> by_hand.Loss:
+        others = [item for site, item in self.others.items() if site != name]
+
+        def objective(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            loss = by_hand.cross_entropy(model, inputs, labels)
+            for places, bends in others:
+                for key, parameter in model.named_parameters():
+                    loss = loss + self.weight * (bends[key] * (parameter - places[key]) ** 2).sum().float()
+            return loss
+
+        return objective
+
+    def seen(self, name: str, trained: nn.Module, moved: Any, steps: int) -> None:
+        trained.eval()
+        silo = self.silos[name]
+        places = {key: item.detach().clone().double() for key, item in trained.named_parameters()}
+        self.arrived[name] = (places, fisher_by_vmap(trained, silo.inputs, silo.labels))
+
+    def step(self, moves: list[dict[str, torch.Tensor]], steps: list[int], weights: list[float]) -> Any:
+        self.others, self.arrived = self.arrived, {}
+        return super().step(moves, steps, weights)
+
+
+def test_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> None:
+    """Site-2's term of round 2 is lost: in round 3 it has nothing of its own to subtract."""
+    setting = by_hand.setting_of(METHOD, FedCurvConfig(weight=FedCurv.weight), momentum=0.0)
+    lost = {(2, "site-2")}
+    state, kept = by_hand.federate(METHOD, setting, 3, open_sum, lost=lost)
+    loop = FedCurv(setting, lost=lost)
+    by_hand.assert_models_agree(state.model, loop.run(3), atol=1e-5)
+    for name, (_, bends) in loop.others.items():
+        for key, item in bends.items():
+            found = kept[name]["fisher/" + key] / SCALE
+            torch.testing.assert_close(found, item, rtol=2e-3, atol=1e-6)
+    plain = by_hand.ByHand(setting, lost=lost).run(3)
+    assert any((plain[name] - state.model[name]).abs().max() > 1e-3 for name in plain), "the penalty matters"
+
+
+def test_without_a_weight_it_is_fedavg(open_sum: Callable[..., Any]) -> None:
+    by_hand.assert_is_fedavg(METHOD, FedCurvConfig(weight=0.0), open_sum)
+
+
+def test_the_penalty_is_the_written_formula_by_autograd() -> None:
+    """``sum over j of (v - w_j)^T diag(F_j) (v - w_j)``, up to a constant."""
+    stream = torch.Generator().manual_seed(8)
+    model = nn.Linear(5, 3).double()
+
+    def drawn() -> dict[str, torch.Tensor]:
+        return {
+            name: torch.randn(item.shape, generator=stream).double()
+            for name, item in model.named_parameters()
+        }
+
+    anchors, places = drawn(), [drawn() for _ in range(4)]
+    bends = [{name: item.square() for name, item in drawn().items()} for _ in places]
+    total = {name: torch.stack([bend[name] for bend in bends]).sum(0) for name in anchors}
+    products = {
+        name: torch.stack([bend[name] * place[name] for bend, place in zip(bends, places, strict=True)]).sum(
+            0
+        )
+        for name in anchors
+    }
+    slopes = {name: total[name] * anchors[name] - products[name] for name in anchors}
+
+    def formula() -> torch.Tensor:
+        return torch.stack(
+            [
+                (bend[name] * (item - place[name]) ** 2).sum()
+                for bend, place in zip(bends, places, strict=True)
+                for name, item in model.named_parameters()
+            ]
+        ).sum()
+
+    for _ in range(2):
+        found = torch.autograd.grad(
+            curvature_penalty(model, anchors, total, slopes), list(model.parameters())
+        )
+        expected = torch.autograd.grad(formula(), list(model.parameters()))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        with torch.no_grad():
+            for item in model.parameters():
+                item.add_(1.0)
+
+
+def test_the_fisher_information_is_that_of_single_records() -> None:
+    """Not of batches: squares of mean gradients would be others. With BatchNorm, by running statistics."""
+    setting = by_hand.setting_of(METHOD, FedCurvConfig())
+    silo, model = by_hand.silos_of(setting)["site-1"], by_hand.start(setting).eval()
+    expected = fisher_by_vmap(model, silo.inputs, silo.labels)
+    found = diagonal_fisher(silo, model)
+    assert list(found) == list(expected)
+    for name, item in found.items():
+        torch.testing.assert_close(item, expected[name], rtol=1e-4, atol=1e-9)
+        assert bool((item >= 0).all())
+    assert {(asked["augment"], asked["shuffle"]) for asked in silo.asked} == {(False, False)}
+    with torch.no_grad():
+        model.head.weight.fill_(torch.inf)  # type: ignore[union-attr, operator]
+    with pytest.raises(TrainingError, match="gradients of single records"):
+        diagonal_fisher(silo, model)
+
+
+def _summed(states: list[Tensors], name: str) -> torch.Tensor:
+    return torch.stack([state[name] for state in states]).sum(0)
+
+
+def test_nothing_of_the_own_part_is_left_whoever_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, through codec and masks: the sums less a silo's own part are the others' parts."""
+    monkeypatch.setattr(methods, "METHODS", [METHOD])
+    lost = {(2, "site-1"), (3, "site-4")}
+    state, kept = lossy.run("fedcurv", tmp_path, lost, update_norm=0.05)
+    assert int(state.extra["fisher_sums"]) == 3
+    there = [site for site in kept if site != "site-4"]
+    for site in kept:
+        bends, products = others_curvature(state.extra, kept[site])
+        others = [kept[other] for other in there if other != site]
+        assert len(others) == (3 if site == "site-4" else 2)
+        for name, bend in bends.items():
+            assert torch.equal(bend * SCALE, _summed(others, "fisher/" + name))
+            assert torch.equal(products[name] * SCALE, _summed(others, "fisher_times_model/" + name))
+            assert bool((bend >= 0).all())
+    assert int(kept["site-4"]["fisher_sums"]) == 2, "it keeps the part of the sum that it was in last"
+    assert max(float(item.abs().max()) for item in bends.values()) > 1e-6
+
+
+def test_the_first_round_and_a_personal_model_have_no_penalty(open_sum: Callable[..., Any]) -> None:
+    setting = by_hand.setting_of(METHOD, FedCurvConfig(weight=10.0))
+    state, kept = by_hand.federate(METHOD, setting, 1, open_sum)
+    by_hand.assert_models_agree(state.model, by_hand.ByHand(setting).run(1))
+    silo = by_hand.silos_of(setting)["site-1"]
+    assert METHOD.personalise is not None
+    personal = METHOD.personalise(silo, state.model, kept["site-1"])
+    expected = setting.build_model()
+    expected.load_state_dict(dict(state.model))
+    by_hand.train(expected, silo, 1)
+    by_hand.assert_models_agree(personal.state_dict(), expected.state_dict())
+
+
+def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods, "METHODS", [METHOD])
+    by_hand.assert_plain_is_secure("fedcurv", {"weight": 0.1}, momentum=0.9)
