@@ -23,6 +23,7 @@ BASES: Mapping[str, str] = {
 
 NEEDS: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {"momentum": 0.0},
+    "feddc": {"momentum": 0.0},
     "fedilc": {"epochs": 1},
 }
 """Of ``training``: what a method refuses to be without."""

@@ -14,8 +14,9 @@ from tightframe_app.cli import app
 
 # What does not go together, and the reason.
 REFUSED = {
-    (method, "fed_heart_disease"): f"standardise: {method} has no global model"
-    for method in ("fedproto", "local_only")
+    ("fedproto", "fed_heart_disease"): "standardise: fedproto has no global model",
+    ("local_only", "fed_heart_disease"): "standardise: local_only has no global model",
+    ("fedaws", "eicu"): "whose head has a weight vector for each of the 2 classes",
 }
 
 
