@@ -304,7 +304,9 @@ def exact(mu: float) -> float:
 
 
 def test_solve_refuses_what_no_noise_can_do() -> None:
-    with pytest.raises(BudgetError, match=r"TF-701: Expected a noise multiplier up to .*costs 8\.00[45] already"):
+    with pytest.raises(
+        BudgetError, match=r"TF-701: Expected a noise multiplier up to .*costs 8\.00[45] already"
+    ):
         solve(lambda z: [Gaussian(z)], epsilon=8.0, delta=DELTA, spent=[Gaussian(6.0)] * 100)
     assert solve(lambda z: [], epsilon=8.0, delta=DELTA) <= 0.0102, "the least there is"
 
