@@ -120,7 +120,10 @@ def test_what_is_not_committed_is_no_release(release: Any, tmp_path: Path) -> No
 
 def test_a_hospital_verifies_it_by_the_pages_commands(made: Path, key: Path, tmp_path: Path) -> None:
     signature, sums = _commands("For a hospital: verify", slice(None))
-    assert 'Good "tightframe-release" signature' in _bash(signature, made)
+    told = _bash(_commands("For the maintainer", slice(1, 2))[0], key.parent).split()[1]
+    assert f'Good "tightframe-release" signature for tightframe-release with ED25519 key {told}\n' in _bash(
+        signature, made
+    )
     assert _bash(sums, made).count(": OK\n") == 3
     wrong = tmp_path / "wrong"
     shutil.copytree(made, wrong)
