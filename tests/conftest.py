@@ -91,8 +91,22 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that run the engine are spread among the others, the first of them at the start.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """An option instead of a marker's expression, so that ``-m`` stays free for others."""
+    parser.addoption("--faults", action="store_true", help="Also kill, pause and cut a federation of six.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave fault tests out unless asked for; spread files that run the engine among the others."""
+    if not config.getoption("--faults", False):
+        left_out = [item for item in items if item.get_closest_marker("faults")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    items[:] = _spread(items)
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files that run the engine among the others, the first of them at the start.
 
     Each is handed to one process as a whole, in this order; they take minutes and mostly wait. At the end,
     or all at once, they would leave the cores idle.
@@ -110,4 +124,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if place % every == 0 and waiting:
             ordered.append(waiting.pop(0))
         ordered.append(found)
-    items[:] = [item for found in [*ordered, *waiting] for item in found]
+    return [item for found in [*ordered, *waiting] for item in found]

@@ -1,4 +1,4 @@
-"""The balanced softmax against golden values and gradients, and against its formula."""
+"""The balanced softmax against golden values and gradients, and against its formula; distances of models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from tightframe.losses import balanced_softmax_loss
+from tightframe.losses import balanced_softmax_loss, half_squared_distance
 
 GOLDEN = np.load(Path(__file__).resolve().parent / "golden" / "fedetf.npz")
 CASES = range(int(GOLDEN["n_cases"]))
@@ -106,3 +107,15 @@ def test_wrong_arguments_are_refused() -> None:
         balanced_softmax_loss(logits, labels, counts, reduction="max")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape \(2,\), but got \(3,\)"):
         balanced_softmax_loss(logits, labels, torch.ones(3))
+
+
+def test_the_distance_is_to_the_anchors_that_exist() -> None:
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 0.0]]))
+        model.bias.fill_(7.0)
+    distance = half_squared_distance(model, {"weight": torch.tensor([[0.0, 4.0]])})
+    assert float(distance.detach()) == 12.5
+    distance.backward()
+    assert model.weight.grad is not None and model.weight.grad.tolist() == [[3.0, -4.0]]
+    assert model.bias.grad is None

@@ -16,7 +16,17 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, federations, ledgers, reports, sites, transcripts
+from tightframe_app import (
+    data,
+    federations,
+    ledgers,
+    method_table,
+    pairs,
+    reports,
+    sites,
+    transcripts,
+    watch,
+)
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -34,6 +44,8 @@ app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
 app.command("report")(reports.report)
+app.command("watch")(watch.watch)
+app.command("methods")(method_table.methods)
 # What is printed holds paths and values of users: "[x]" and ":x:" in them are no markup.
 out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
@@ -70,13 +82,25 @@ def jobs_list() -> None:
 
 @jobs.command("export")
 def jobs_export(
-    name: Annotated[str, typer.Argument(help="A job of `tightframe jobs list`.")],
+    name: Annotated[
+        str | None, typer.Argument(help="A job of `tightframe jobs list`; or --method and --data.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="In place of NAME: a method of `tightframe methods` ...")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--data", help="... on fed_isic2019, eicu or fed_heart_disease.")
+    ] = None,
     preset: Annotated[
         str, typer.Option(help="rehearsal (minutes on a CPU) or full (GPU, paper scale).")
     ] = "rehearsal",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Job folder to write; exported/NAME by default."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Job folder to write, free or an earlier export of this job; exported/NAME by default.",
+        ),
     ] = None,
     sites: Annotated[str | None, typer.Option(help="Silo names, separated by commas.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Training rounds.")] = None,
@@ -111,7 +135,11 @@ def jobs_export(
     from tightframe.report.words import plural
     from tightframe_app import job_folders
 
-    if resume is not None:
+    if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
+        raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
+    if resume is not None and name is None:
+        raise typer.BadParameter("goes with the stopped job's NAME", param_hint="--resume")
+    if resume is not None and name is not None:
         others: dict[str, Any] = {
             "--sites": sites,
             "--rounds": rounds,
@@ -122,7 +150,8 @@ def jobs_export(
         others |= {"--preset": None if preset == "rehearsal" else preset}
         _resume(name, resume, output, others, gpus=gpus or 0, gpu_memory=gpu_memory)
         return
-    recipe = _recipe(name)
+    recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
+    name = recipe.name
     if preset not in recipe.presets:
         raise typer.BadParameter(
             f"expected one of {list(recipe.presets)}, got {preset!r}", param_hint="--preset"

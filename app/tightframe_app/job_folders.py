@@ -14,11 +14,12 @@ from typing import Any
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, RunError
 from tightframe.rounds.silo import TASKS
+from tightframe.rounds.takeover import CHECKPOINT
 
 CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
 SERVER_FILE = "config/config_fed_server.json"
-CHECKPOINT_FILE = "app_server/config/checkpoint.safetensors"
+CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
 
 
 def prepared(values: dict[str, Any]) -> JobConfig:
@@ -68,8 +69,13 @@ def job_files(
             }
         ],
     }
+    # A message that is lost with its connection is sent again after so long; the engine's own 300 s are
+    # longer than many a silo has for its whole task.
+    again = max(5, job.site_timeout // 3)
     client = {
         "format_version": 2,
+        "get_task_timeout": again,
+        "submit_task_result_timeout": again,
         "executors": [
             {
                 "tasks": list(TASKS),
@@ -89,19 +95,18 @@ def job_files(
 
 
 def write_job(files: Mapping[str, str | bytes], folder: Path) -> None:
-    """Write a job folder, replacing an older export of it, and nothing else.
+    """Write a job folder, replacing an earlier export of the same job, and nothing else.
 
     Raises:
-        FileExistsError: if the folder holds anything but a job export.
+        FileExistsError: if the folder holds anything else, another job's export too.
     """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"Expected a folder to write to, but {folder} is a file.")
     if folder.exists():
-        strangers = _strangers(files, folder)
-        if strangers:
+        if other := _in_the_way(files, folder):
             raise FileExistsError(
-                f"Expected {folder} to be free or an earlier export, but it also holds "
-                f"{strangers[:3]}: choose another folder with --output."
+                f"Expected {folder} to be free or an earlier export of the same job, but it holds {other}: "
+                "choose another folder with --output, or remove this one first."
             )
         shutil.rmtree(folder)
     for name, content in files.items():
@@ -206,6 +211,21 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise JobError([f"Expected {path} to hold a JSON object, but got {type(values).__name__}."])
     return values
+
+
+def _in_the_way(files: Mapping[str, str | bytes], folder: Path) -> str:
+    """What a folder holds that is no earlier export of the job of these files; empty if nothing."""
+    if strangers := _strangers(files, folder):
+        return f"also {strangers[:3]}"
+    if not any(path.is_file() for path in folder.rglob("*")):
+        return ""
+    asked = json.loads(files["meta.json"])["name"]
+    try:
+        read_job(folder)  # any job of the engine's may have files of these names
+        found = _read_object(folder / "meta.json").get("name")
+    except (FileNotFoundError, JobError):
+        return "no whole job export"
+    return "" if found == asked else f"the job {found!r}, not {asked!r}"
 
 
 def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:

@@ -19,7 +19,8 @@ BEFORE = ".before"
 """Added to the name of a file that was replaced by force."""
 
 _NOBODY = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
-_ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job")
+# The engine has `app_command` in no category: a role that does not name it has it not.
+_ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job", "app_command")
 AUTHORIZATION: Mapping[str, Any] = {
     "format_version": "1.0",
     "permissions": {
@@ -29,6 +30,7 @@ AUTHORIZATION: Mapping[str, Any] = {
             "clone_job": "none",
             "manage_job": "o:submitter",
             "download_job": "o:submitter",
+            "app_command": "o:submitter",
             "view": "any",
             "operate": "o:site",
             **_NOBODY,
@@ -38,6 +40,7 @@ AUTHORIZATION: Mapping[str, Any] = {
             "clone_job": "n:submitter",
             "manage_job": "n:submitter",
             "download_job": "n:submitter",
+            "app_command": "n:submitter",
             "view": "any",
             "operate": "o:site",
             **_NOBODY,

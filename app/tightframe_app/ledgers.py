@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.chain import Verified
     from tightframe.privacy.ledger.report import Spending
-    from tightframe.privacy.ledger.rows import Check
     from tightframe.securesum.identity import Anchor
 
 WIDTH = 110
@@ -135,6 +134,7 @@ def ledger_verify(
     """
     from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger.entries import TamperError
+    from tightframe.rounds.private.ledger_keys import signature_check, signer_name
 
     path, out = _path(file, state_dir, site), console(WIDTH)
     heads = [_known(text) for text in known or ()]
@@ -152,7 +152,7 @@ def ledger_verify(
     for name, certificate in sorted(whole.certificates.items()):
         signed = sum(entry.signer == name for entry in whole.entries)
         many = "1 entry" if signed == 1 else f"{signed} entries"
-        facts.append(("signed by", f"{shown(_common_name(certificate))}, certificate {name[:16]}: {many}"))
+        facts.append(("signed by", f"{shown(signer_name(certificate))}, certificate {name[:16]}: {many}"))
     facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
     _print_facts(out, facts)
     print_list(out, "What this proves", proves(len(heads)))
@@ -233,32 +233,12 @@ def ledger_explain(
     _print_checked(out, whole)
 
 
-def signature_check(anchors: Sequence[Anchor]) -> Check:
-    """Holds the ledger's signatures against projects' roots, at the time of each entry."""
-    from tightframe.securesum.errors import IdentityError
-    from tightframe.securesum.identity import verify_certificate, verify_signature
-
-    def check(certificate: bytes, message: bytes, signature: bytes, time: datetime) -> None:
-        name = _common_name(certificate)
-        refused: IdentityError | None = None
-        for anchor in anchors:
-            try:
-                verify_certificate(certificate, name, anchor, pins=None, pinned_only=False, at=time)
-                break
-            except IdentityError as error:
-                refused = error
-        else:
-            raise refused or ValueError("no root was given")
-        verify_signature(certificate, message, signature, owner=name, what="a ledger's line")
-
-    return check
-
-
 def _read(
     path: Path, root: Sequence[Path] | None, missing_role: bool, delta: float, dataset: str | None
 ) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.report import spendings
+    from tightframe.rounds.private.ledger_keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
     whole = read_ledger(path, check=check)
@@ -301,14 +281,6 @@ def _known(text: str) -> tuple[int, str]:
             f"expected COUNT:HASH as verify prints it, got {text!r}", param_hint="--known"
         )
     return int(count), hashed
-
-
-def _common_name(certificate: bytes) -> str:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    subject = x509.load_der_x509_certificate(certificate).subject
-    return " and ".join(str(item.value) for item in subject.get_attributes_for_oid(NameOID.COMMON_NAME))
 
 
 def _charges(spending: Spending) -> Table:
@@ -354,6 +326,6 @@ def _time(time: datetime) -> str:
 
 
 def _up(value: float) -> str:
-    from tightframe.privacy.accounting import rounded_up
+    from tightframe.rounding import rounded_up
 
     return rounded_up(value)

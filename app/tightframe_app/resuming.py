@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
+from tightframe.rounds.takeover import CHECKPOINT
 from tightframe_app import job_folders, recipes
 
-CHECKPOINT = "checkpoint.safetensors"
 PLACES = (
     ".",
     "workspace",

@@ -25,7 +25,7 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
             records that cannot be opened; all sites' problems together.
     """
     if used is None:
-        return f"site configuration: none, {unconfigured(job)}"
+        return f"site configuration: none, every silo {unconfigured(job)}"
     entries: dict[str, SiteEntry] = {}
     problems: dict[str, list[str]] = {}
     for site in job.roster:
@@ -38,15 +38,17 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
         else:
             entries |= {} if entry is None else {site: entry}
     if not entries and not problems:
-        return f"site configuration: {used}, for the server only; {unconfigured(job)}"
+        return f"site configuration: {used}, for the server only; every silo {unconfigured(job)}"
     if problems := problems | unreadable(job, entries):
         lines = "\n".join(f"  - {', '.join(sites)}: {problem}" for problem, sites in problems.items())
         raise SiteConfigError(f"{used} names records that cannot be opened:\n{lines}")
-    return f"site configuration: {used}"
+    twins = [site for site, entry in entries.items() if entry.rehearses]
+    said = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
+    return f"site configuration: {used}{said}"
 
 
 def unconfigured(job: JobConfig) -> str:
-    """What silos without a configuration train on: generated records, or real ones that need no files.
+    """What a silo without a configuration does: generated records, or real ones that need no files.
 
     Raises:
         TightframeError: if the data set has neither, or not for so many sites.
@@ -56,10 +58,10 @@ def unconfigured(job: JobConfig) -> str:
     title = data.get(job.dataset).title
     if stand_in.synthetic:
         return (
-            f"every silo trains on the synthetic twin of {title}, generated records; for real ones, say "
+            f"trains on the synthetic twin of {title}, generated records; for real ones, say "
             "where they lie with --site-config"
         )
-    return f"every silo trains on its share of {title}: real records, which need no configuration"
+    return f"trains on its share of {title}: real records, which need no configuration"
 
 
 def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, list[str]]:
@@ -71,6 +73,8 @@ def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, li
     problems: dict[str, list[str]] = {}
     folders: dict[tuple[Path, ...], str | None] = {}
     for site, entry in entries.items():
+        if entry.rehearses:
+            continue  # nothing is configured that could be looked into
         problem = None
         try:
             opened = open_data(job, site, entry)

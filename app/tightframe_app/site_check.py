@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from tightframe_app import site_engine, site_machine, site_package
+from tightframe_app import site_engine, site_ledger, site_machine, site_package
 from tightframe_app.site_findings import Asked, Finding, area_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def look(asked: Asked) -> Iterator[Finding]:
     yield from identity
     single = entries.get("")
     if single is not None:
-        yield from site_machine.disk(single, name)
+        yield from site_machine.disk(single)
+        yield from site_ledger.look(single, name, asked)
     guarded = single is not None and single.policy.resolve(production=asked.production).egress_guard
     yield from site_engine.files(asked, guarded=guarded)
     yield from site_package.package()
@@ -130,7 +131,8 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, asked: Asked) -> 
     from tightframe.errors import DataError, TightframeError
 
     area = area_of("data", label)
-    if job is not None and job.dataset not in entry.data:
+    rehearses = entry.rehearses and not asked.production
+    if job is not None and job.dataset not in entry.data and not rehearses:
         yield Finding(area, "problem", f"TF-201: the job asks for {job.dataset}, which `data` does not name")
     for name, values in entry.data.items():
         spec = data.get(name)
@@ -157,7 +159,9 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, asked: Asked) -> 
             table = count_table(dict(zip(spec.class_names, counts.tolist(), strict=True)))
             text = f"{name}: {records.source}: {folds} records, {how} (training: {table})"
             yield Finding(area, "ok", text)
-    if not entry.data and not asked.production:
+    if rehearses:
+        yield Finding(area, "note", "no records are configured: simulations try the policy on generated ones")
+    elif not entry.data and not asked.production:
         yield Finding(area, "note", "no records are configured: simulations with this file are refused, too")
 
 

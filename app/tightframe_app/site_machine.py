@@ -1,4 +1,4 @@
-"""A site's machine: the disk of what must outlive a job, the ledger's file, the device, the clock."""
+"""A site's machine: the disk of what must outlive a job, the device, the clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JUMP_SECONDS = 0.05
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def disk(entry: SiteEntry, name: str | None) -> Iterator[Finding]:
+def disk(entry: SiteEntry) -> Iterator[Finding]:
     """Whether the state folder is there, this account's alone, writable and roomy."""
     area = "disk"
     if entry.state_dir is None:
@@ -51,27 +51,6 @@ def disk(entry: SiteEntry, name: str | None) -> Iterator[Finding]:
         yield Finding(area, "problem" if free < LEAST_FREE else "note", f"{shown}, which is little")
     else:
         yield Finding(area, "ok", f"{shown}, can be written, mode {mode:04o}")
-    yield from _ledger(folder, name)
-
-
-def _ledger(folder: Path, name: str | None) -> Iterator[Finding]:
-    from tightframe.privacy.ledger.ledger import ledger_path
-
-    if name is None:
-        yield Finding("ledger", "note", "not looked at: say with --site whose it is")
-        return
-    path = ledger_path(folder, name)
-    if not path.exists():
-        yield Finding("ledger", "ok", f"{path}: none yet; the first job with differential privacy makes it")
-        return
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & _OTHERS:
-        yield Finding("ledger", "problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {path}")
-    elif not os.access(path, os.R_OK | os.W_OK):
-        text = f"{path} cannot be written by this account: run the check as the client's"
-        yield Finding("ledger", "problem", text)
-    else:
-        yield Finding("ledger", "ok", f"{path}: see `tightframe ledger show`")
 
 
 def device(entry: SiteEntry, label: str) -> Iterator[Finding]:

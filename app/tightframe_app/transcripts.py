@@ -245,17 +245,14 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 def _root_certificate(path: Path) -> bytes:
     """The one certificate in a PEM file, DER; it must be a CA's, lest a site's be taken by mistake."""
-    from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
+    from tightframe.rounds.private.ledger_keys import read_root
+
     try:
-        (certificate,) = x509.load_pem_x509_certificates(path.read_bytes())
-        basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
-    except (ValueError, x509.ExtensionNotFound):
-        basic = None
-    if basic is None or not basic.ca:
+        return read_root(path).public_bytes(Encoding.DER)
+    except ValueError:
         raise typer.BadParameter(
             f"expected one root certificate in PEM, but {shown(str(path))} holds something else",
             param_hint="--root",
-        )
-    return certificate.public_bytes(Encoding.DER)
+        ) from None

@@ -118,6 +118,7 @@ REASONS: Mapping[str, str] = {
     "TF-508": "nothing to compare a baseline with",
     "TF-509": "refused to enrol",
     "TF-511": "was not in the sum of the round's earlier phase",
+    "TF-512": "could not write to its disk",
     "TF-521": "not the run that the job goes on with",
     "TF-522": "its own state of the rounds before is lost",
     "TF-601": "the server's parameters are not accepted",

@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from tightframe.stages import at_least_float32
+from tightframe.stages import BatchView, Term, at_least_float32
 
 
 def clipped(features: torch.Tensor, bound: float) -> torch.Tensor:
@@ -114,3 +114,55 @@ def frozen_inter_loss(
     margin = torch.relu(distance.gather(1, labels[:, None]) - distance) * (valid & ~own)
     others = (valid.sum() - 1).clamp_min(1)
     return (margin.sum(1) * valid[labels] / others).mean()
+
+
+def frozen_terms(
+    prototypes: torch.Tensor,
+    valid: torch.Tensor,
+    means: torch.Tensor | None,
+    *,
+    bound: float,
+    intra: float,
+    inter: float,
+) -> tuple[Term, Term]:
+    """Both terms for local training, each of one record.
+
+    Args:
+        prototypes: (C, d).
+        valid: which classes have any, (C,) bool.
+        means: of the classes' ``moments``, (C, d + d (d + 1) / 2); None leaves the intra-class term out.
+        bound: the L2 norm to which features are clipped.
+        intra: weight of the intra-class term.
+        inter: weight of the inter-class term.
+    """
+
+    def between(view: BatchView) -> torch.Tensor:
+        return frozen_inter_loss(clipped(view.features, bound), view.labels, prototypes, valid)
+
+    def within(view: BatchView) -> torch.Tensor:
+        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid)
+
+    other = Term("inter", inter, between, per_record=True)
+    if means is None:
+        return Term("intra", 0.0, lambda view: view.features.new_zeros(()), per_record=True), other
+    width = prototypes.shape[1]
+    # A tenth of what each feature of a vector of norm ``bound`` has: less would divide by noise.
+    statistics = frozen_statistics(means, width, least=0.1 * bound / math.sqrt(width))
+    return Term("intra", intra, within, per_record=True), other
+
+
+def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tensor:
+    """What is summed of records with privacy, of the norm to which features are clipped at most.
+
+    Args:
+        features: (B, d).
+        bound: that norm.
+        second: whether second moments are summed with the features, all of it over ``moment_scale``.
+    """
+    features = clipped(at_least_float32(features), bound)
+    return moments(features) / moment_scale(bound) if second else features
+
+
+def moment_scale(bound: float) -> float:
+    """What ``moments`` of a vector of norm ``bound`` are divided by: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
+    return math.sqrt(1 + bound**2)

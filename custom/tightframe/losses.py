@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from tightframe.phases import Tensors
 from tightframe.stages import at_least_float32
 
 ZeroCounts = Literal["clamp", "exclude"]
@@ -65,3 +66,22 @@ def balanced_softmax_loss(
         held = counts > 0
         offsets = torch.where(held, gamma * torch.where(held, counts, 1.0).log(), -torch.inf)
     return nn.functional.cross_entropy(logits + offsets, labels, reduction=reduction)
+
+
+def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
+    """``|v - w|^2 / 2`` over the parameters that have an anchor: a scalar attached to them.
+
+    Args:
+        model: v.
+        anchors: w by parameter name, on the model's device, constant.
+    """
+    return (
+        0.5
+        * torch.stack(
+            [
+                (parameter - anchors[name]).square().sum()
+                for name, parameter in model.named_parameters()
+                if name in anchors
+            ]
+        ).sum()
+    )

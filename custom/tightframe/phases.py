@@ -32,6 +32,8 @@ FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
 Statistic = Literal["class_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
+Neighbours = Literal["record", "patient"]
+"""Between which data sets an observer must not be able to tell: one record more, or one patient."""
 Mechanism = Literal["training", "class_sums", "evaluation", "constant", "charges"]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
 sums, noisy totals of an evaluation, the same whatever the records are, or a function of what the silo's
@@ -321,6 +323,9 @@ class Method:
             A method without it cannot.
         private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
+        own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
+            state), where there is no global model: broadcasts have none, the last models are evaluated each
+            at its silo, and no model is left at the server. None where there is a global model.
         personalise: makes a silo's personal model from (silo, the final model's tensors, the silo's
             committed state); ``predict`` is asked of it, and it stays at the silo. None takes the model
             right after one more round of local training.
@@ -339,6 +344,7 @@ class Method:
     private_prior: Callable[[Any], bool] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
+    own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
 
 

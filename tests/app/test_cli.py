@@ -301,3 +301,22 @@ def test_export_refuses_a_file_and_an_empty_list_of_sites(tmp_path: Path, tightf
     assert (tmp_path / "README.md").read_text() == "mine"
     done = tightframe("jobs", "export", "fedmr_isic", "--sites", "", cwd=tmp_path)
     assert done.returncode == 2 and "silo names" in done.stderr + done.stdout
+
+
+def test_export_replaces_an_earlier_export_of_the_same_job_only(
+    tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
+) -> None:
+    meta = tmp_path / "job" / "meta.json"
+    assert typed("jobs", "export", "fedmr_isic", "-o", "job")[0] == 0
+    before = meta.read_bytes()
+    for other in (["fedetf_isic"], ["fedmr_isic", "--set", "job_name=study"]):
+        code, _, errors = typed("jobs", "export", *other, "-o", "job")
+        assert code == 2 and "the job 'fedmr_isic', not" in errors and "--output" in errors
+        assert meta.read_bytes() == before
+    assert typed("jobs", "export", "fedmr_isic", "--sites", "a,b,c", "-o", "job")[0] == 0
+    assert json.loads(meta.read_text())["deploy_map"] == {"app": ["server", "a", "b", "c"]}
+    # Files of these names need not be an export: somebody else's job, or half of one.
+    server = tmp_path / "job" / "app" / job_folders.SERVER_FILE
+    server.write_text(json.dumps({"workflows": []}))
+    code, _, errors = typed("jobs", "export", "fedmr_isic", "-o", "job")
+    assert code == 2 and "no whole job export" in errors and server.is_file()

@@ -17,6 +17,7 @@ from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Cap, LedgerError, TamperError
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.privacy.ledger.store import head_file
+from tightframe.rounds.private.ledger_keys import signature_check
 from tightframe_app import ledgers
 
 
@@ -156,7 +157,7 @@ def test_verify_makes_a_lost_head_file_anew(state: Path, root: Path) -> None:
 def test_certificates_without_a_role(tmp_path: Path, root: Path, keys: SiteKeys) -> None:
     path = tmp_path / "ledger.sqlite"
     signer = issue(keys.root, "site-1", role=None).signer()
-    check = ledgers.signature_check([keys.root.anchor(missing_role=True)])
+    check = signature_check([keys.root.anchor(missing_role=True)])
     with open_ledger(path, keys, create=True, signer=signer, check=check) as ledger:
         ledger.charge(charge(), cap=CAP)
     done = run("verify", path, "--root", root)

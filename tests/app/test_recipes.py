@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nvflare.apis.fl_constant import ConfigVarName
 from torch.utils.data import Subset
 
 from tightframe import models
@@ -33,6 +34,14 @@ from tightframe_app import job_folders, recipes
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
 def test_committed_folders_are_in_sync(recipe: recipes.Recipe, root: Path) -> None:
     assert job_folders.out_of_sync(job_folders.job_files(recipe.job()), root / "jobs" / recipe.name) == []
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
+def test_a_lost_message_is_sent_again_within_the_time_that_a_silo_has(recipe: recipes.Recipe) -> None:
+    job = recipe.job()
+    client = json.loads(job_folders.job_files(job)["app/config/config_fed_client.json"])
+    for name in (ConfigVarName.GET_TASK_TIMEOUT, ConfigVarName.SUBMIT_TASK_RESULT_TIMEOUT):
+        assert 5 <= client[name] <= job.site_timeout / 2
 
 
 def test_differences_are_found(tmp_path: Path) -> None:

@@ -228,6 +228,17 @@ def test_a_file_for_the_server_alone_says_that_silos_have_the_twin(
     assert "for the server only; every silo trains on the synthetic twin" in done.output
 
 
+def test_policies_alone_are_rehearsed_on_the_twin_and_said_so(
+    started: list[dict[str, Any]], given: Path, sites: dict[str, Any], simulate: Callable[..., Result]
+) -> None:
+    for site in NAMES:
+        sites["sites"][site] = {"policy": {"profile": "strict"}}
+    given.write_text(json.dumps(sites))
+    done = simulate("--site-config", str(given))
+    assert done.exit_code == 0 and len(started) == 1
+    assert "each of site-1, site-2, site-3 trains on the synthetic twin of Fed-ISIC2019" in done.output
+
+
 @pytest.mark.parametrize("text", ["not json", "[]"])
 def test_a_site_configuration_that_is_none_is_a_named_error(
     simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path, text: str

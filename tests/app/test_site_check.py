@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from nvflare.security.security import FLAuthorizer
 from PIL import Image
 from tests.conftest import ROOT, SMALL
+from tests.privacy.ledgers import SiteKeys, open_ledger
 from tests.securesum.certificates import issue, make_root
 from typer.testing import CliRunner
 
@@ -211,16 +212,26 @@ def test_the_permissions_of_the_template_are_what_the_engine_makes_of_them() -> 
 
     authorizer = FLAuthorizer("hospital", json.loads((TEMPLATES / "local/authorization.json").read_text()))
 
-    def allowed(role: str, right: str) -> bool:
+    def allowed(role: str, right: str, submitter: str = "somebody") -> bool:
         user = Person("somebody", "hospital", role)
-        granted, error = authorizer.authorize(AuthzContext(right, user, user))
+        granted, error = authorizer.authorize(
+            AuthzContext(right, user, Person(submitter, "hospital", "lead"))
+        )
         return bool(granted) and not error
 
     roles = ("project_admin", "org_admin", "lead", "member")
     assert [role for role in roles if allowed(role, "shell_commands") or allowed(role, "cat")] == []
     assert [role for role in roles if allowed(role, "byoc")] == []
     assert [role for role in roles if allowed(role, "submit_job")] == ["project_admin", "lead"]
-    assert all(allowed(role, "view") for role in roles)
+    assert all(allowed(role, "view") and allowed(role, "show_stats") for role in roles)
+    # A command to a running job is for whoever may abort it.
+    assert [role for role in roles if allowed(role, "app_command")] == ["project_admin", "org_admin", "lead"]
+    assert all(
+        allowed(role, "app_command", other) == allowed(role, "abort_job", other)
+        for role in roles
+        for other in ("somebody", "somebody else")
+    )
+    assert not allowed("lead", "app_command", "somebody else")
 
 
 def _at(site: Any, tmp_path: Path, hospital: Path) -> list[Finding]:
@@ -297,8 +308,34 @@ def test_a_ledger_that_others_can_read(hospital: Path, tmp_path: Path) -> None:
     (problem,) = _problems(hospital, records=False)
     assert problem.startswith("ledger: ") and f"chmod 0600 {path}" in problem
     path.chmod(0o600)
+    (problem,) = _problems(hospital, records=False)
+    assert problem.startswith("ledger: TF-704") and "another file" in problem
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_bytes() == b""
+
+
+def test_a_ledger_of_an_earlier_project_is_whole_once_its_root_is_named(
+    hospital: Path, tmp_path: Path
+) -> None:
+    from tightframe.privacy.ledger.ledger import ledger_path
+
+    earlier = make_root("the project before", **DATES)
+    keys = SiteKeys()
+    keys.root, keys.signer = earlier, issue(earlier, "hospital-a", **DATES).signer()
+    path = ledger_path(tmp_path / "state", "hospital-a")
+    open_ledger(path, keys, create=True, clock=lambda: NOW).close()
+    (problem,) = _problems(hospital, records=False)
+    assert (
+        problem.startswith(f"ledger: {path}: TF-702") and "name that one's root in `ledger_roots`" in problem
+    )
+    root = tmp_path / "earlier.pem"
+    values = json.loads(hospital.read_text()) | {"ledger_roots": [str(root)]}
+    hospital.write_text(json.dumps(values))
+    (problem,) = _problems(hospital, records=False)
+    assert "was not looked at: TF-202" in problem and f"{root} gave No such file" in problem
+    root.write_bytes(earlier.x509.public_bytes(Encoding.PEM))
     assert _problems(hospital, records=False) == []
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found = _found(hospital, records=False)
+    assert any(item.area == "ledger" and "0 entries, whole; see" in item.text for item in found)
 
 
 @pytest.fixture

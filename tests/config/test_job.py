@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tightframe.config.job import listed, parse_job
+from tightframe.config.job import parse_job
 from tightframe.errors import JobError
+from tightframe.problems import listed
 from tightframe.rounds.setup import prepare
 
 

@@ -249,11 +249,18 @@ FITTING: dict[str, Any] = {
 
 def test_strict_requires_privacy_within_its_caps() -> None:
     policy = _strict()
+    fitting = {**FITTING, "rounds": 50}
     assert _refused(policy, _job(**FITTING)) == [
         ["required_privacy", "no differential privacy", "a job with a privacy block"]
     ]
     policy.check(_Private(_job(**FITTING)))
-    policy.check(_Private(_job(**FITTING), releases=7, evaluation="noisy", evaluations=3))
+    policy.check(_Private(_job(**fitting), releases=7, evaluation="noisy", evaluations=3))
+    # Four rounds can hold three releases of class sums, whatever the job asks.
+    few = _job(**FITTING, rounds=4)
+    policy.check(_Private(few, releases=99, evaluation="noisy", evaluations=3))
+    assert _refused(
+        _strict(max_releases=6), _Private(few, releases=99, evaluation="noisy", evaluations=99)
+    ) == [["max_releases", "7", "at most 6"]]
     for privacy, told in (
         ({"epsilon": 8.5}, ["epsilon_cap", "8.5", "at most 8"]),
         ({"epsilon": None}, ["epsilon_cap", "no limit", "at most 8"]),
@@ -262,8 +269,8 @@ def test_strict_requires_privacy_within_its_caps() -> None:
         ({"evaluation": "noisy", "evaluations": 3}, ["max_releases", "13", "at most 10"]),
         ({"neighbours": "patient"}, ["neighbours", "patient", "record"]),
     ):
-        assert _refused(policy, _Private(_job(**FITTING), **privacy)) == [told]
-    everything = _Private(_job(**FITTING), epsilon=9.0, delta=1e-3, releases=99, neighbours="patient")
+        assert _refused(policy, _Private(_job(**fitting), **privacy)) == [told]
+    everything = _Private(_job(**fitting), epsilon=9.0, delta=1e-3, releases=99, neighbours="patient")
     assert [rule for rule, *_ in _refused(policy, everything)] == [
         "epsilon_cap",
         "delta_cap",

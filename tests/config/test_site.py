@@ -82,6 +82,28 @@ def test_a_configured_site_never_falls_back_to_the_twin(tmp_path: Path, small: d
         open_data(parse_job(small), "site-1", entry)
 
 
+def test_a_policy_alone_is_rehearsed_on_the_twin_and_refused_in_production(
+    tmp_path: Path, small: dict[str, Any]
+) -> None:
+    job, policy = parse_job(small), {"profile": "strict", "epsilon_cap": 2.0}
+    folder = _write(tmp_path, {"sites": {"site-1": {"policy": policy, "device": "cpu"}}})
+    entry = site_entry(folder, "site-1", production=False)
+    assert entry is not None and entry.policy.resolve(production=False).epsilon_cap == 2.0
+    assert open_data(job, "site-1", entry).synthetic
+    alone = _write(tmp_path / "alone", {"policy": policy})
+    found = site_entry(alone, "site-1", production=False, alone=True)
+    assert found is not None and open_data(job, "site-1", found).synthetic
+    with pytest.raises(SiteConfigError, match=r"TF-201.*`state_dir` in .*alone/tightframe\.json"):
+        site_entry(alone, "site-1", production=True)
+    # Whoever says anything of records means records, and never gets generated ones.
+    lasting: dict[str, Any] = {"state_dir": "/var/lib/tightframe"}
+    for of_records in (lasting, {"dataset_id": "skin"}, {"data": {}}, {"accepted_options": {}}):
+        meant = _write(tmp_path / "meant", {"policy": policy, **of_records})
+        entry = site_entry(meant, "site-1", production=of_records is lasting, alone=True)
+        with pytest.raises(SiteConfigError, match=r"TF-201.*no data set.*tightframe\.json"):
+            open_data(job, "site-1", entry)
+
+
 def test_two_sites_never_have_the_same_records() -> None:
     same = {"data": {"fed_isic2019": {"root": "/x", "center": 3}}}
     with pytest.raises(SiteConfigError, match="the very records of site-1"):

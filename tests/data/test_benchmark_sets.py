@@ -146,6 +146,16 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str)
     assert caught.value.code == "TF-101"
 
 
+def test_an_option_that_a_set_does_not_have_is_answered_with_those_it_has() -> None:
+    with pytest.raises(JobError) as caught:
+        open_silos("digits", silo=10, partition="iid")
+    (problem,) = caught.value.problems
+    assert problem.startswith("dataset_options.silo: no such key: did you mean 'silos'? Known are ")
+    assert set(problem.partition("Known are ")[2].split(", ")) == set(PartitionOptions.model_fields)
+    with pytest.raises(JobError, match=r"dataset_options\.silos: .*valid integer \(got 'ten'\)"):
+        open_silos("digits", silos="ten")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

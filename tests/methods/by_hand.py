@@ -153,6 +153,8 @@ def train(
     number: int,
     loss: Loss = cross_entropy,
     correct: Callable[[nn.Module], None] | None = None,
+    *,
+    epochs: int | None = None,
 ) -> int:
     """Local training of one round; returns the steps."""
     local = silo.setting.local
@@ -165,7 +167,7 @@ def train(
     )
     model.train()
     steps = 0
-    for epoch in range(local.epochs):
+    for epoch in range(epochs or local.epochs):
         for inputs, labels in silo.batches("train", augment=local.augment, shuffle=True, epoch=epoch):
             optimizer.zero_grad()
             loss(model, inputs, labels).backward()
@@ -220,6 +222,10 @@ class ByHand:
     def correct(self, name: str) -> Callable[[nn.Module], None] | None:
         return None
 
+    def train_silo(self, model: nn.Module, name: str, number: int) -> int:
+        """A silo's training of the model received; returns the steps."""
+        return train(model, self.silos[name], number, self.loss(name, self.model), self.correct(name))
+
     def seen(self, name: str, trained: nn.Module, moved: dict[str, torch.Tensor], steps: int) -> None:
         """A silo's result that arrived."""
 
@@ -240,7 +246,7 @@ class ByHand:
         for name, silo in self.silos.items():
             model = self.setting.build_model()
             model.load_state_dict(self.model.state_dict())
-            steps = train(model, silo, number, self.loss(name, self.model), self.correct(name))
+            steps = self.train_silo(model, name, number)
             if (number, name) in self.lost:
                 continue
             after = flat(model)
@@ -255,6 +261,31 @@ class ByHand:
         after |= {key: before[key] + change[key] for key in trained}
         after |= {key: mean([item[key] for item in buffers], weights) for key in buffers[0]}
         self.model.load_state_dict(after)
+
+
+class OwnHead(ByHand):
+    """Each silo puts its own head on the model received; only the rest is averaged."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.heads: dict[str, dict[str, torch.Tensor]] = {}
+
+    def train_silo(self, model: Any, name: str, number: int) -> int:
+        if name in self.heads:
+            model.head.load_state_dict(self.heads[name])
+        return self.learn(model, name, number)
+
+    def learn(self, model: Any, name: str, number: int) -> int:
+        return train(model, self.silos[name], number)
+
+    def _round(self, number: int) -> None:
+        common: Any = self.model
+        start = {key: item.clone() for key, item in common.head.state_dict().items()}
+        super()._round(number)
+        common.head.load_state_dict(start)
+
+    def seen(self, name: str, trained: Any, moved: Any, steps: int) -> None:
+        self.heads[name] = {key: item.clone() for key, item in trained.head.state_dict().items()}
 
 
 class FedProx(ByHand):

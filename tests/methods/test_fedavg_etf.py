@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from tests.methods.in_memory import RUN, GoneOnce, made_silos
 from torch import nn
 
 from tightframe import federation
@@ -378,48 +379,6 @@ def test_a_silo_may_keep_its_class_means(make_setting: Any, make_silo: Any) -> N
 # ---------------------------------------------------------------- whole runs
 
 
-class _Records:
-    """A silo's records in memory."""
-
-    source, synthetic = "random numbers", True
-
-    def __init__(self, labels: list[int], seed: int) -> None:
-        self._labels = np.array(labels, dtype=np.int64)
-        stream = torch.Generator().manual_seed(seed)
-        self._inputs = torch.randn(len(labels), 3, 16, 16, generator=stream)
-
-    def labels(self, fold: str) -> np.ndarray:
-        return self._labels
-
-    def check(self, progress: Any = None) -> None:
-        pass
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        return list(zip(self._inputs, self._labels.tolist(), strict=True))
-
-
-class _GoneOnce(_Records):
-    """Records that cannot be read when they are to be trained on for the n-th time."""
-
-    def __init__(self, labels: list[int], seed: int, *, time: int) -> None:
-        super().__init__(labels, seed)
-        self._left = time
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        self._left -= augment_seed is not None
-        if augment_seed is not None and self._left == 0:
-            raise RuntimeError("the disk is away")
-        return super().records(fold, augment_seed=augment_seed)
-
-
-# One silo of one class, classes of one record, most classes nowhere.
-RUN = {"a": [0] * 6 + [1] * 6, "b": [0] * 5 + [1], "c": [0] * 7 + [1] + [2], "d": [0] * 8}
-
-
-def _silos() -> dict[str, _Records]:
-    return {name: _Records(labels, seed) for seed, (name, labels) in enumerate(RUN.items())}
-
-
 OPTIONS: dict[str, Any] = {
     "dataset": "fed_isic2019",
     "dataset_options": {"image_size": 16},
@@ -432,7 +391,8 @@ OPTIONS: dict[str, Any] = {
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Flags in round 1, class means in round 2, offsets in round 3, under the class rules."""
     plain, secure = (
-        federation.run("fedavg_etf", _silos(), 3, summation=kind, **OPTIONS) for kind in ("plain", "secure")
+        federation.run("fedavg_etf", made_silos(), 3, summation=kind, **OPTIONS)
+        for kind in ("plain", "secure")
     )
     for ours, theirs in ((plain.state.model, secure.state.model), (plain.state.extra, secure.state.extra)):
         assert list(ours) == list(theirs)
@@ -443,7 +403,7 @@ def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
 
 
 def test_a_silo_that_drops_out_costs_the_memory_a_round() -> None:
-    silos = _silos() | {"d": _GoneOnce(RUN["d"], 3, time=2)}
+    silos = made_silos() | {"d": GoneOnce(RUN["d"], 3, time=2)}
     result = federation.run("fedavg_etf", silos, 3, min_sites=3, **OPTIONS)
     rows = [row for row in result.outcome.rows if row.kind == "train"]
     assert [row.shut for row in rows] == [False, True, False]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tightframe import methods
+from tightframe import class_sums, methods
 from tightframe.errors import ContributionError, TrainingError
 from tightframe.methods import fedmr
 from tightframe.methods.fedmr import (
@@ -285,20 +285,20 @@ def test_features_that_are_not_finite_are_named_so_in_any_batch(bad: float) -> N
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_silo_with_the_largest_features_does_not_wrap(sign: float) -> None:
     part = 2**20
-    inputs = torch.full((part, 1), sign * fedmr.FEATURE_BOUND)
+    inputs = torch.full((part, 1), sign * class_sums.FEATURE_BOUND)
     labels = torch.zeros(part, dtype=torch.int64)
-    parts = int(fedmr.COUNT_BOUND) // part
+    parts = int(class_sums.COUNT_BOUND) // part
     sums, counts = class_feature_sums(_identity(), [(inputs, labels)] * parts, 1, 1)
-    assert float(sums) == sign * fedmr.FEATURE_BOUND * fedmr.COUNT_BOUND  # 2**62 units of the grid
-    assert float(counts) == fedmr.COUNT_BOUND
+    assert float(sums) == sign * class_sums.FEATURE_BOUND * class_sums.COUNT_BOUND  # 2**62 units of the grid
+    assert float(counts) == class_sums.COUNT_BOUND
 
 
 def test_more_records_than_the_sum_is_made_for_are_refused_by_their_count(make_setting: Any) -> None:
-    assert fedmr.COUNT_BOUND * fedmr.FEATURE_BOUND * fedmr.GRID < 2**63
+    assert class_sums.COUNT_BOUND * class_sums.FEATURE_BOUND * class_sums.GRID < 2**63
     (phase,) = METHOD.plan(make_setting(FedMRConfig()), 1, 1)
-    assert phase.schema[fedmr.SUMS].bound * fedmr.GRID < 2**53
+    assert phase.schema[fedmr.SUMS].bound * class_sums.GRID < 2**53
     schema = Schema((phase.schema[fedmr.COUNTS],))
-    counts = torch.tensor([fedmr.COUNT_BOUND, 0.0, 0.0], dtype=torch.float64)
+    counts = torch.tensor([class_sums.COUNT_BOUND, 0.0, 0.0], dtype=torch.float64)
     codec.encode(schema, {fedmr.COUNTS: counts}, share=1.0, parties=6)
     with pytest.raises(ContributionError, match=r"prototype/counts.* at most") as caught:
         codec.encode(schema, {fedmr.COUNTS: counts + 1}, share=1.0, parties=6)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from tests.methods.in_memory import RUN, GoneOnce, made_silos
 from torch import nn
 
 from tightframe import federation
@@ -422,48 +423,6 @@ def test_features_that_are_not_finite_are_named() -> None:
 # ---------------------------------------------------------------- whole runs
 
 
-class _Records:
-    """A silo's records in memory."""
-
-    source, synthetic = "random numbers", True
-
-    def __init__(self, labels: list[int], seed: int) -> None:
-        self._labels = np.array(labels, dtype=np.int64)
-        stream = torch.Generator().manual_seed(seed)
-        self._inputs = torch.randn(len(labels), 3, 16, 16, generator=stream)
-
-    def labels(self, fold: str) -> np.ndarray:
-        return self._labels
-
-    def check(self, progress: Any = None) -> None:
-        pass
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        return list(zip(self._inputs, self._labels.tolist(), strict=True))
-
-
-class _GoneOnce(_Records):
-    """Records that cannot be read when they are to be trained on for the n-th time."""
-
-    def __init__(self, labels: list[int], seed: int, *, time: int) -> None:
-        super().__init__(labels, seed)
-        self._left = time
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        self._left -= augment_seed is not None
-        if augment_seed is not None and self._left == 0:
-            raise RuntimeError("the disk is away")
-        return super().records(fold, augment_seed=augment_seed)
-
-
-# One silo of one class, classes of one record, most classes nowhere.
-RUN = {"a": [0] * 6 + [1] * 6, "b": [0] * 5 + [1], "c": [0] * 7 + [1] + [2], "d": [0] * 8}
-
-
-def _silos() -> dict[str, _Records]:
-    return {name: _Records(labels, seed) for seed, (name, labels) in enumerate(RUN.items())}
-
-
 OPTIONS: dict[str, Any] = {
     "dataset": "fed_isic2019",
     "dataset_options": {"image_size": 16},
@@ -473,11 +432,13 @@ OPTIONS: dict[str, Any] = {
 
 
 def test_secure_sums_give_the_same_bits_as_plain_ones(tmp_path: Path) -> None:
-    plain = federation.run("fednh", _silos(), 2, summation="plain", **OPTIONS).state.model
+    plain = federation.run("fednh", made_silos(), 2, summation="plain", **OPTIONS).state.model
     options = OPTIONS | {"personalise": True}
-    secure = federation.run("fednh", _silos(), 2, summation="secure", folder=tmp_path, **options).state.model
+    secure = federation.run(
+        "fednh", made_silos(), 2, summation="secure", folder=tmp_path, **options
+    ).state.model
     assert list(plain) == list(secure) and all(torch.equal(plain[name], secure[name]) for name in plain)
-    one_round = federation.run("fednh", _silos(), 1, summation="plain", **OPTIONS).state.model
+    one_round = federation.run("fednh", made_silos(), 1, summation="plain", **OPTIONS).state.model
     turned = (plain[PROTOTYPES] != one_round[PROTOTYPES]).any(1).tolist()
     # Under the class rules the first sum only tells who holds what; classes 0 and 1 have three holders.
     assert turned == [True, True] + [False] * 6
@@ -488,7 +449,7 @@ def test_secure_sums_give_the_same_bits_as_plain_ones(tmp_path: Path) -> None:
 
 
 def test_a_silo_that_drops_out_costs_a_turn_of_the_prototypes() -> None:
-    silos = _silos() | {"d": _GoneOnce(RUN["d"], 3, time=2)}
+    silos = made_silos() | {"d": GoneOnce(RUN["d"], 3, time=2)}
     result = federation.run("fednh", silos, 2, min_sites=3, **OPTIONS)
     assert result.outcome.rows[2].shut and list(result.outcome.rows[2].dropped) == ["d"]
     start = federation.run("fednh", silos, 1, **OPTIONS).state.model

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 from tests.methods import by_hand
-from torch import nn
 
 from tightframe import methods
 from tightframe.methods import fedavg
-from tightframe.methods.fedprox import METHOD, FedProxConfig, half_squared_distance
+from tightframe.methods.fedprox import METHOD, FedProxConfig
 
 
 def test_two_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> None:
@@ -30,18 +29,6 @@ def test_without_a_weight_it_is_fedavg(open_sum: Callable[..., Any]) -> None:
     plain = by_hand.setting_of(fedavg.METHOD, fedavg.FedAvgConfig())
     expected, _ = by_hand.federate(fedavg.METHOD, plain, 2, open_sum)
     assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
-
-
-def test_the_distance_is_to_the_anchors_that_exist() -> None:
-    model = nn.Linear(2, 1)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[3.0, 0.0]]))
-        model.bias.fill_(7.0)
-    distance = half_squared_distance(model, {"weight": torch.tensor([[0.0, 4.0]])})
-    assert float(distance.detach()) == 12.5
-    distance.backward()
-    assert model.weight.grad is not None and model.weight.grad.tolist() == [[3.0, -4.0]]
-    assert model.bias.grad is None
 
 
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Cap, Charge
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
+from tightframe.rounds.private.ledger_keys import signature_check
 from tightframe.securesum.identity import KeySigner
-from tightframe_app.ledgers import signature_check
 
 DELTA = 1e-5
 CAP = Cap(epsilon=8.0, delta=DELTA, retries=3)

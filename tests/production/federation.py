@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -37,11 +38,15 @@ PROJECT = "consortium"
 SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
+FAULTS = "Go on with a stopped job"
+"""What stops jobs is in tests/faults."""
 MEMBERS = f"--member {MEMBER}=university"
 SPY = Path(__file__).parent / "spy"
 ALL = slice(None)
 START = 180
 """Seconds for server and sites to be up; each imports the engine on a shared core."""
+PACKAGING = threading.Lock()
+"""The engine packages in a working folder beside the kits, which are in one place here only."""
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Federation:
     fingerprint: str = ""
     packaged: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    operations: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "operations.md"))
+    operations: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "operations.md", [FAULTS]))
     site_guide: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "site-guide.md"))
 
     def kit(self, name: str) -> Path:
@@ -163,10 +168,11 @@ class Federation:
         told = self.follow(self.operations, "4. Keeper", theirs)
         kind = "server" if name == SERVER else "user" if "@" in name else "site"
         assert f"kind: {kind}" in told
-        if kind == "site":
-            self.follow(self.site_guide, "3. Package", mine)
-        else:
-            self.follow(self.operations, "5. Everybody", mine)
+        with PACKAGING:
+            if kind == "site":
+                self.follow(self.site_guide, "3. Package", mine)
+            else:
+                self.follow(self.operations, "5. Everybody", mine)
 
     def provision_by(self, ca: str, name: str) -> None:
         """The same with another root."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -15,9 +15,10 @@ class Guide:
 
     Args:
         path: of the page.
+        elsewhere: headings of which other tests run the commands.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, elsewhere: Sequence[str] = ()) -> None:
         text = path.read_text(encoding="utf-8")
         self._commands: dict[str, list[str]] = {}
         for block in _BLOCK.finditer(text):
@@ -25,6 +26,7 @@ class Guide:
             lines = block.group(1).replace("\\\n", " ").splitlines()
             self._commands.setdefault(heading, []).extend(re.sub(r" +", " ", line) for line in lines)
         self._run: set[str] = set()
+        self._elsewhere = tuple(elsewhere)
 
     def commands(self, heading: str, changes: Mapping[str, str], only: slice = slice(None)) -> list[str]:
         """The commands under a heading, or some of them, each pattern of ``changes`` replaced."""
@@ -40,4 +42,13 @@ class Guide:
     @property
     def not_run(self) -> set[str]:
         """Commands that nobody has asked for."""
-        return {command for commands in self._commands.values() for command in commands} - self._run
+        return {
+            command
+            for heading, commands in self._commands.items()
+            for command in commands
+            if heading not in self._elsewhere
+        } - self._run
+
+    def not_run_under(self, heading: str) -> set[str]:
+        """Those under one heading."""
+        return set(self._commands[heading]) - self._run

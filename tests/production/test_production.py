@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import time
@@ -17,8 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
+from tests.flare.boards import Daemon, expected_points, listening, read_events
 from tests.production.federation import (
     EXPIRED,
     LEAD,
@@ -37,6 +40,9 @@ from tests.production.federation import (
 from tests.production.private import every_file
 from tests.production.reach import private_values, reachable, told_to_the_lead
 from tests.production.spy.sitecustomize import noted
+from tests.production.watching import held, look_and_leave, process_of, watched
+
+from tightframe.flare.monitor import COMMAND, GROUP
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -68,7 +74,16 @@ def export(federation: Federation) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def done(federation: Federation, export: Callable[..., Path]) -> Path:
+def daemon(federation: Federation) -> Iterator[Daemon]:
+    """Gets what the server tells StatsD; its operator asks for that, and for TensorBoard events."""
+    with listening() as made:
+        asked = {"server": {"tensorboard": True, "statsd": {"port": made.port}}}
+        (federation.kit(SERVER) / "local" / "tightframe.json").write_text(json.dumps(asked))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def done(federation: Federation, export: Callable[..., Path], daemon: Daemon) -> Path:
     """The result of a job that the lead submitted by the engine's own command, as downloaded."""
     config = federation.kit("hospital-1") / "local" / "tightframe.json"
     values = json.loads(config.read_text())
@@ -81,7 +96,10 @@ def done(federation: Federation, export: Callable[..., Path]) -> Path:
     told = federation.follow(guide, heading, only=slice(4, 5))
     (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
     ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
-    assert "FINISHED:COMPLETED" in ended, ended + federation.said(SERVER)[-5000:]
+    assert "FINISHED:COMPLETED: over\nTRAINED, 2 of 2 rounds in" in ended, (
+        ended + federation.said(SERVER)[-5000:]
+    )
+    assert re.search("RUNNING: (silos are being|training|the last model|trained)", ended), "seen while it ran"
     return federation.folder / "results" / job_id
 
 
@@ -101,6 +119,17 @@ def test_a_job_trains_with_provisioned_identities_and_is_verified(federation: Fe
     assert "valid: " in told and "complete    NO" in told
     verify = ["tightframe", "transcript", "verify", str(done / "workspace" / "transcript.jsonl"), "--root"]
     assert "TF-616" in federation.run(*verify, str(federation.folder / "other" / "rootCA.pem"), code=1)
+
+
+def test_boards_were_told_and_the_events_came_along(done: Path, daemon: Daemon) -> None:
+    rows = [json.loads(line) for line in (done / "workspace" / "metrics.jsonl").read_text().splitlines()]
+    found, expected = read_events(done / "workspace" / "tb_events"), expected_points(rows)
+    assert found.keys() == expected.keys() and ("tightframe/balanced_accuracy", 2) in expected
+    assert found == pytest.approx(expected, rel=1e-6, abs=6e-4)  # seconds are rounded in the file
+    of_job = [value for name, _, value, tags in daemon.own() if tags["job_id"] == done.name]
+    assert of_job and daemon.gauges()["tightframe_trained", None] == 1
+    assert daemon.gauges()["tightframe_run_bytes_up", None] == sum(row["bytes_up"] for row in rows)
+    assert not [name for name in SITES if name in "".join(daemon.lines)]
 
 
 def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done: Path) -> None:
@@ -124,6 +153,43 @@ def test_the_server_lets_in_whom_the_root_certified_and_nobody_else(federation: 
     assert greet(federation.port, root, federation.kit("hospital-1") / "startup")
     assert greet(federation.port, root, None) == b""
     federation.wait_said(SERVER, "PEER_DID_NOT_RETURN_A_CERTIFICATE")
+
+
+def test_the_same_job_through_the_api_is_seen_from_outside_while_it_runs(
+    federation: Federation, done: Path
+) -> None:
+    """One silo is held in its second round, so that all ways to look can be compared at leisure."""
+    with _lead(federation) as session, _session(federation, MEMBER) as member:
+        job_id = session.submit_job(str(federation.folder / "job"))
+        silo = process_of(federation, "hospital-3", job_id)
+        try:
+            now = held(session, job_id, silo)
+            assert (now["state"], now["round"], now["joined"]) == ("summing", 2, list(SITES))
+            assert now["evaluated_round"] in (0, 1) and 0 <= now["balanced_accuracy"] <= 1
+            server = session.show_stats(job_id, "server")["server"]
+            assert server[GROUP] == now and "ServerRunner" in server
+            assert member.show_stats(job_id, "server")["server"][GROUP] == now
+            with pytest.raises(AuthorizationError, match=f"'{MEMBER}' is not authorized for 'app_command'"):
+                member.do_app_command(job_id, COMMAND, None)
+            told = federation.run("nvflare", "job", "stats", job_id, "--site", "server", "--format", "json")
+            (stats, _) = json.JSONDecoder().raw_decode(told[told.index("{") :])
+            assert stats["data"]["stats"]["server"][GROUP] == now
+            monitor = ["nvflare", "job", "monitor", job_id, "--interval", "1", "--timeout", "3"]
+            told = federation.run(*monitor, "--metric", "balanced_accuracy", code=3)
+            assert f"round=2 loss={now['loss']} balanced_accuracy={now['balanced_accuracy']}" in told
+            look_and_leave(federation, MEMBER, job_id, now)
+        finally:
+            silo.send_signal(signal.SIGCONT)
+        assert _ended(session, job_id)["status"] == "FINISHED:COMPLETED"
+    assert "TRAINED, 2 of 2 rounds" in watched(federation, LEAD, job_id, code=0)
+    told = watched(federation, MEMBER, job_id, code=3)
+    assert "whether it trained is not known here\n  the engine says FINISHED:COMPLETED" in told
+    assert f"{MEMBER} may not download it" in told
+    unknown = "00000000-0000-4000-8000-000000000000"
+    watch = ["tightframe", "watch", unknown]  # with the kit that the guide has put in use
+    assert f"error: TF-813: Expected a job of this federation, but the server does not know {unknown}" in (
+        federation.run(*watch, code=2)
+    )
 
 
 def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
@@ -163,6 +229,8 @@ def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> 
         meta = _ended(session, session.submit_job(str(job)), told="job_deploy_detail")
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
     assert meta["job_deploy_detail"] == ["server: BYOC not permitted"]
+    told = watched(federation, LEAD, meta["job_id"], code=1)
+    assert "NOT STARTED" in told and "server: BYOC not permitted" in told
 
 
 def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
@@ -200,6 +268,8 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     outcome = json.loads((result / "workspace" / "outcome.json").read_text())
     assert outcome["trained"] is False and outcome["rounds_done"] == 0
     assert "hospital-1 refused: TF-602 (an identity is not proved)" in outcome["reason"]
+    told = watched(federation, LEAD, job_id, code=1)
+    assert "STOPPED" in told and "hospital-1 refused: TF-602 (an identity is not proved)" in told
     reason = f"Expected the key of {NEWCOMER} to be pinned at this site, but found no pin"
     assert reason in (first / job_id / "log.txt").read_text()
     assert federation.kit_hashes() == federation.packaged and len(federation.packaged) > 6 * 4
@@ -250,8 +320,12 @@ def test_a_site_is_stopped_by_its_own_command_and_comes_back(federation: Federat
         time.sleep(0.5)
 
 
+def _session(federation: Federation, name: str) -> Any:
+    return contextlib.closing(new_secure_session(name, str(federation.kit(name))))
+
+
 def _lead(federation: Federation) -> Any:
-    return contextlib.closing(new_secure_session(LEAD, str(federation.kit(LEAD))))
+    return _session(federation, LEAD)
 
 
 def _ended(session: Any, job_id: str, *, told: str = "status") -> dict[str, Any]:

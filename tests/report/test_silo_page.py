@@ -82,9 +82,10 @@ def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> Non
     (folder / "local_report.json").write_text(json.dumps(report))
     write(folder)
     page = Page.of(folder)
-    assert "epsilon 5.8123 of the 6 that it promised, at delta 1e-05" in page.text
+    assert "epsilon 5.813 of the 6 that it promised, at delta 1e-05" in page.text
     found = page.facts("Privacy spent")
-    assert found["epsilon, guaranteed"] == "5.8123" and found["by RDP (Opacus)"] == "5.9000"
+    assert found["epsilon, guaranteed"] == found["by PRV (Opacus)"] == "5.813", "never less than it is"
+    assert "5.813 epsilon spent of 6" in page.text
     assert "by the exact Gaussian curve" not in found
     assert "No model was trained on this silo's records alone" in page.text
     assert "No personal model was made" in page.text

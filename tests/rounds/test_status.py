@@ -32,7 +32,10 @@ def test_what_is_asked_what_came_and_what_was_late() -> None:
     assert told["joined"] == ["a", "b", "c"] and told["refused"] == {"d": "TF-701"}
     assert (told["loss"], told["epsilon"], told["epsilon_promised"], told["delta"]) == (0.7, 4.0, 8.0, 1e-5)
     assert told["privacy"]["range"] == [2.0, 4.0]
-    status = status.summing("closing", 3, 0, 1).summed(Row(3, "closing", ["a"], {}, 0.5, 1, 2))
+    status = status.summing("closing", 3, 0, 1)
+    now = status.as_json()
+    assert now["answered"] == [] and now["late"] == ["b"] and now["dropped"] == {"c": "TF-301"}
+    status = status.summed(Row(3, "closing", ["a"], {}, 0.5, 1, 2))
     later = status.ended(trained=False, reason="TF-501: too few silos in round 3: silo x").as_json()
     assert later["late"] == [] and later["dropped"] == {} and later["epsilon"] == 4.0 and later["loss"] == 0.7
     assert (later["seconds"], later["bytes_down"], later["bytes_up"]) == (2.0, 11, 22)

@@ -18,6 +18,7 @@ from tightframe.securesum.rules import (
     SiteRules,
     check,
     default_colluders,
+    honest_sites,
     minimum_survivors,
     threshold,
 )
@@ -336,3 +337,7 @@ def test_whatever_passes_is_safe(
     assert colluders < shares <= count
     assert minimum_survivors(wanted) >= max(3, cohort, colluders + 2, shares)
     assert 2 * shares > (count + colluders if trust == "malicious" else count)
+
+
+def test_however_many_are_assumed_to_collude_a_site_counts_on_itself() -> None:
+    assert [honest_sites(5, colluders) for colluders in (1, 3, 4, 5, 9)] == [4, 2, 1, 1, 1]

@@ -6,17 +6,15 @@ and a model from the registries, and the site decides where its records lie.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-from collections.abc import Sequence
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tightframe.config.profiles import Neighbours
 from tightframe.errors import JobError
+from tightframe.phases import Neighbours
+from tightframe.problems import listed
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 PlainValue = str | int | float | bool | None
@@ -333,61 +331,6 @@ def config_hash(values: Any) -> str:
     """SHA-256 (hex) of plain values as canonical JSON."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> list[str]:
-    """One line for each problem that pydantic found, with what came.
-
-    Args:
-        error: of the validation.
-        prefix: of the keys, for example ``method_options.``.
-        model: what was validated; with it a key that does not exist is answered with those that do.
-    """
-    lines = []
-    for item in error.errors(include_url=False):
-        place = ".".join(str(part) for part in item["loc"])
-        where = f"{prefix}{place}" if place else prefix.rstrip(".") or "job"
-        if item["type"] == "extra_forbidden" and (keys := _keys(model, item["loc"][:-1])) is not None:
-            lines.append(f"{where}: {_no_such_key(str(item['loc'][-1]), keys)}")
-            continue
-        if item["type"] == "model_type":
-            lines.append(f"{where}: Expected a block of keys, but got {item['input']!r}")
-            continue
-        shown = "" if item["type"] in ("missing", "value_error") else f" (got {item['input']!r})"
-        lines.append(f"{where}: {item['msg']}{shown}")
-    return lines
-
-
-def _no_such_key(found: str, keys: Sequence[str]) -> str:
-    """What to write instead of a key that does not exist."""
-    if not keys:
-        return "no such key: none is known here"
-    near = difflib.get_close_matches(found, keys, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"no such key: {meant}Known are {', '.join(keys)}"
-
-
-def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:
-    """The keys that a model has at a place of its values; None where no model is known to lie there."""
-    for part in place:
-        found = _bare(model)
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            field = found.model_fields.get(str(part))
-            model = None if field is None else field.annotation
-        else:
-            model = next(reversed(get_args(found)), None)  # what a mapping or a list holds
-    found = _bare(model)
-    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else None
-
-
-def _bare(annotation: Any) -> Any:
-    """A type without ``Annotated`` and without ``| None``."""
-    if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        rest = [part for part in get_args(annotation) if part is not NoneType]
-        return _bare(rest[0]) if len(rest) == 1 else None
-    return annotation
 
 
 def parse_job(values: dict[str, Any]) -> JobConfig:

@@ -18,11 +18,11 @@ from tightframe.config.profiles import (
     PROFILES,
     ClearMetric,
     EpsilonShown,
-    Neighbours,
     Profile,
     WeightRule,
 )
 from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.phases import Neighbours
 from tightframe.securesum.rules import MAX_SITES, SiteRules, Trust
 
 Pin = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -59,7 +59,8 @@ class Policy(BaseModel):
         epsilon_cap: what all jobs together may spend on one data set, and so the most that one may ask;
             None sets no limit. At ``delta_cap``.
         delta_cap: the largest delta; None sets no limit.
-        max_releases: the most releases of class sums and noisy evaluations in a job; None sets no limit.
+        max_releases: the most releases of class sums, class counts and noisy evaluations in a job, repeats
+            aside; None sets no limit.
         charged_retries: the most releases of a job that are charged although they failed or are repeated,
             so that a server cannot drain the budget by failing rounds; None sets no limit.
         neighbours: the one relation in which this site counts its budget, ``record`` or ``patient``; None
@@ -260,7 +261,7 @@ class Policy(BaseModel):
             for rule, value, most in (
                 ("epsilon_cap", asked.epsilon, self.epsilon_cap),
                 ("delta_cap", asked.delta, self.delta_cap),
-                ("max_releases", _releases(asked), self.max_releases),
+                ("max_releases", _releases(job.rounds, asked), self.max_releases),
             )
             # A job that leaves a value out does not get round its cap.
             if most is not None and (value is None or value > most)
@@ -353,11 +354,20 @@ def _clear_metrics(job: JobConfig) -> list[str]:
     return ["training", "evaluation"] + ["personal"] * job.personalise
 
 
-def _releases(asked: Any) -> int | None:
-    """Noisy sums that a job's ``privacy`` asks for: class sums, and evaluations where they leave."""
-    if asked.releases is None or asked.evaluation != "noisy":
-        return asked.releases
-    return asked.releases + asked.evaluations
+def _releases(rounds: int, asked: Any) -> int | None:
+    """Noisy sums that a job can make: class sums, if its method has any, and evaluations where they leave.
+
+    No more than its rounds allow. What its method really makes is counted before it trains, by
+    ``rounds.private.budget``, which needs torch.
+    """
+    if asked.releases is None:
+        return None
+    from tightframe.privacy.releases.plan import release_rounds  # light tasks of other jobs need none of it
+
+    evaluated = 0
+    if asked.evaluation == "noisy":
+        evaluated = len(release_rounds(rounds, asked.evaluations, predicts=True))
+    return len(release_rounds(rounds, asked.releases)) + evaluated
 
 
 def _number(value: Any) -> str:

@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 
 WeightRule = Literal["exact", "power_of_two", "uniform"]
 Profile = Literal["strict", "standard", "research"]
-Neighbours = Literal["record", "patient"]
 ClearMetric = Literal["evaluation", "training", "personal"]
 EpsilonShown = Literal["nothing", "range", "exact"]
 

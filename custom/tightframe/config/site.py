@@ -2,7 +2,8 @@
 
 Data comes from the site, never from the job. One file serves one site, or, in the simulator,
 maps every site (``{"sites": {"site-1": {...}, ...}}``). Without a file the simulator uses the
-synthetic twin, with a banner; production refuses.
+synthetic twin, with a banner, and for a site whose entry has a policy and no records, too; production
+refuses.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from tightframe import data
-from tightframe.config.job import JobConfig, config_hash, listed
+from tightframe.config.job import JobConfig, config_hash
 from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
+from tightframe.problems import listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
@@ -26,6 +28,7 @@ MARKER = FILE_NAME + ".lent"
 process id."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
+_NOT_OF_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))
 
 
 class SiteEntry(BaseModel):
@@ -37,6 +40,8 @@ class SiteEntry(BaseModel):
         loader_workers: processes that read records; 0 reads in the training process.
         offer_prototypes: False keeps this site's class prototypes at home.
         state_dir: folder for what must outlive a job; required in production.
+        ledger_roots: root certificates of this site's other projects, earlier ones or at the same time:
+            entries of its privacy ledger may be signed under them, too. They prove nothing else.
         dataset_id: the site's own name for its records, under which it remembers for which silos
             their counts were opened; data set and place by default.
         accepted_options: data set name -> options of a job that choose which of this site's records
@@ -51,15 +56,33 @@ class SiteEntry(BaseModel):
     loader_workers: int = Field(default=0, ge=0, le=64)
     offer_prototypes: bool = True
     state_dir: AbsolutePath | None = None
+    ledger_roots: list[AbsolutePath] = []
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
     accepted_options: dict[str, dict[str, Any]] = {}
     policy: PolicyBlock = PolicyBlock()
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether it is a policy to try on generated records: it has one, and says nothing of records.
+
+        Never in production, where an entry must have a ``state_dir``.
+        """
+        return "policy" in self.model_fields_set <= _NOT_OF_RECORDS
 
     def records_id(self, dataset: str) -> str:
         """Under which name the site remembers what was told of its records of a data set."""
         if self.dataset_id is not None:
             return self.dataset_id
         return f"{dataset}:{config_hash(self.data.get(dataset, {}))[:16]}"
+
+
+class StatsD(BaseModel):
+    """Where a StatsD daemon listens, by UDP."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
+    port: int = Field(default=9125, ge=1, le=65535)
 
 
 class ServerEntry(BaseModel):
@@ -69,12 +92,16 @@ class ServerEntry(BaseModel):
         initial_model: safetensors file of a pretrained start; its hash is recorded.
         central_provisioning: accept certificates without the role attribute, which only central
             provisioning makes; for tests.
+        tensorboard: write the run's measures as TensorBoard events beside its results.
+        statsd: the daemon that gets the run's measures while it runs; None sends nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     initial_model: AbsolutePath | None = None
     central_provisioning: bool = False
+    tensorboard: bool = False
+    statsd: StatsD | None = None
 
 
 class SiteFile(BaseModel):
@@ -240,21 +267,26 @@ def server_entry(folder: Path) -> ServerEntry:
 
 
 def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
-    """The silo's records: the configured ones, or the synthetic twin of an unconfigured simulation.
+    """The silo's records: the configured ones, or the synthetic twin of a simulation that has none.
+
+    Args:
+        job: validated.
+        site: the silo's name.
+        entry: what the site says; None, or an entry that only ``rehearses`` a policy, means the twin.
 
     Raises:
         SiteConfigError: TF-201 if the site is configured, but not for this data set.
         DataError: if what is configured is not there.
     """
     spec, options = dataset_of(job)
-    if entry is None:
+    if entry is None or entry.rehearses:
         if spec.twin is None:
             raise SiteConfigError(f"{spec.name} has no synthetic twin: configure its records.", code="TF-201")
         return spec.twin(job.roster.index(site), options)
     if spec.name not in entry.data:
         raise SiteConfigError(
             f"{site} is configured for {', '.join(sorted(entry.data)) or 'no data set'}, "
-            f"but the job asks for {spec.name}: add it to `data`.",
+            f"but the job asks for {spec.name}: add it to `data` in the site's {FILE_NAME}.",
             code="TF-201",
         )
     return spec.open(spec.site.model_validate(entry.data[spec.name]), options)

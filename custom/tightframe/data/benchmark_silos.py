@@ -31,6 +31,7 @@ from tightframe.data.image_sets import READERS, ImageSet, Part
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError, JobError
 from tightframe.phases import Fold, stream_seed
+from tightframe.problems import listed
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -302,12 +303,7 @@ def open_all(name: str, root: Path | None, values: dict[str, Any]) -> dict[str, 
     try:
         options: Any = spec.options.model_validate(values)
     except ValidationError as error:
-        raise JobError(
-            [
-                ".".join(["dataset_options", *map(str, item["loc"])]) + f": {item['msg']}"
-                for item in error.errors(include_url=False)
-            ]
-        ) from None
+        raise JobError(listed(error, "dataset_options.", spec.options)) from None
     if root is None and spec.twin is None:
         raise DataError(f"Expected `root` to name the folder with the files of {spec.title}, but got none.")
     source = _source(name, root, options)

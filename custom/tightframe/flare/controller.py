@@ -19,6 +19,17 @@ WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
 """Where the engine looks for a package that it imports early in a silo's process, and ours."""
 
 
+def stopped_run(workspace: Any, job_id: str) -> Path:
+    """Where the checkpoint of the run lies that a job goes on with, if it brought one.
+
+    That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
+    app's configuration folder is the app itself.
+    """
+    from tightframe.rounds.checkpoint import CHECKPOINT
+
+    return Path(workspace.get_app_dir(job_id)) / "config" / CHECKPOINT
+
+
 class FederationController(Controller):
     """Runs a job's rounds over NVFlare.
 
@@ -31,16 +42,23 @@ class FederationController(Controller):
         super().__init__(task_check_period=0.1)
         self._values = job
         self._setup: Any = None
+        self._entry: Any = None
+        self._telemetry: Any = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Validate the job; a wrong one ends the run before any task is sent."""
+        """Validate the job and the server's own file; what is wrong ends the run before any task is sent."""
+        from tightframe.config.site import server_entry
+        from tightframe.flare.telemetry import Telemetry
         from tightframe.rounds.setup import prepare, set_threads
 
         if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
             os.environ.setdefault(*WARM)  # the simulator's processes, which it starts from this one
         try:
-            self._setup = prepare(self._values)
-            set_threads(self._setup.job.threads)
+            setup = prepare(self._values)
+            set_threads(setup.job.threads)
+            self._entry = server_entry(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()))
+            self._telemetry = Telemetry(self, self._entry, setup.job.job_name, fl_ctx)
+            self._setup = setup
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
 
@@ -48,13 +66,11 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
-        from tightframe.config.site import server_entry
-        from tightframe.rounds.checkpoint import CHECKPOINT
         from tightframe.rounds.coordinator import Coordinator
 
         workspace = fl_ctx.get_engine().get_workspace()
         run_dir = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
-        job = self._setup.job
+        job, entry = self._setup.job, self._entry
         transport = FlareTransport(
             self,
             fl_ctx,
@@ -64,17 +80,17 @@ class FederationController(Controller):
             log=self.logger,
         )
         try:
-            entry = server_entry(Path(workspace.get_site_config_dir()))
             coordinator = Coordinator(
                 self._setup,
                 run_dir,
                 identity=self._identity(fl_ctx, workspace, entry.central_provisioning),
                 initial_model=entry.initial_model,
                 job_id=fl_ctx.get_job_id(),
-                stopped=Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / CHECKPOINT,
+                stopped=stopped_run(workspace, fl_ctx.get_job_id()),
                 log=self.logger,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
+            self._telemetry.watch(coordinator.record)
             coordinator.run(transport)
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
@@ -100,10 +116,14 @@ class FederationController(Controller):
         return ServerIdentity(job_id, anchor, simulated=not production)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell a console that asks for statistics where the run stands."""
+        """Tell a console that asks for statistics, and boards, where the run stands."""
         super().handle_event(event_type, fl_ctx)
         monitor.add_stats(event_type, fl_ctx)
+        if self._telemetry is not None:
+            self._telemetry.handle_event(event_type, fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         """Nobody answers for the run any more."""
         monitor.forget(fl_ctx.get_job_id())
+        if self._telemetry is not None:
+            self._telemetry.end()

@@ -67,7 +67,7 @@ def site_identity(
     except IdentityError as error:
         raise SiteConfigError(
             f"{error} This is about the startup kit in {startup}: ask whoever provisions the project for a "
-            "new one.",
+            "new one; where dates do not fit, see first that this machine's clock is right.",
             code="TF-615",
         ) from None
     return signer, anchor

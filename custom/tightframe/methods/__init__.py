@@ -7,17 +7,25 @@ object is a ``Method``; only the one that a job names is imported.
 from __future__ import annotations
 
 from tightframe.methods import (
+    ccvr,
     combine,
+    creff,
+    ditto,
     fedavg,
     fedavg_etf,
+    fedbabu,
     fedetf,
     fedilc,
     fedmr,
     fednh,
     fednova,
     fedopt,
+    fedper,
+    fedproto,
     fedprox,
+    fedrep,
     fedrod,
+    local_only,
     moon,
     scaffold,
 )
@@ -39,6 +47,14 @@ METHODS: list[Method] = [
     fedopt.METHOD,
     scaffold.METHOD,
     moon.METHOD,
+    ditto.METHOD,
+    fedper.METHOD,
+    fedrep.METHOD,
+    fedbabu.METHOD,
+    ccvr.METHOD,
+    creff.METHOD,
+    fedproto.METHOD,
+    local_only.METHOD,
     combine.METHOD,
 ]
 

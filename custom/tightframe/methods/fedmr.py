@@ -21,8 +21,7 @@ constants. Features are clipped, and in release rounds their class sums are nois
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -30,14 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.errors import ContributionError, TrainingError
-from tightframe.frozen_classes import (
-    clipped,
-    frozen_inter_loss,
-    frozen_intra_loss,
-    frozen_statistics,
-    moments,
-)
+from tightframe.class_sums import COUNT_BOUND, SUM_BOUND, BatchClasses, class_feature_sums
+from tightframe.frozen_classes import frozen_terms, moment_scale, summed
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
 from tightframe.training import BatchView, OptimizerSettings, Stage, Term, at_least_float32, cross_entropy
@@ -51,15 +44,6 @@ COUNTS = "prototype/counts"
 PROTOTYPES = "prototypes"
 MOMENTS = "class_moments"
 VALID = "prototype_valid"
-
-# Each record's feature is rounded to this grid and summed in integers, so that the sum does not
-# depend on the order of records; 2**28 * 2**24 leaves every total exact in float64.
-GRID = 2.0**24
-SUM_BOUND = 2.0**28
-# 2**24 records of a class (more are refused by the bound of COUNTS) of features up to 2**14 come to
-# 2**24 * 2**14 * 2**24 = 2**62 units at most, so that the int64 sum never wraps; SUM_BOUND is checked on it.
-FEATURE_BOUND = 2.0**14
-COUNT_BOUND = 2.0**24
 
 
 class FedMRConfig(BaseModel):
@@ -132,63 +116,27 @@ def intra_class_loss(
     if form not in ("paper", "official"):
         raise ValueError(f"Expected `form` to be 'paper' or 'official', but got {form!r}.")
     features = at_least_float32(features)
-    same, member = _classes(features, labels)
-    count = _class_sum(features.new_ones(len(labels), 1), same, member)  # N_c of each record's class, (B, 1)
+    classes = BatchClasses.of(features, labels)
+    count = classes.sum(features.new_ones(len(labels), 1))  # N_c of each record's class, (B, 1)
     used = count >= 2
     freedom = (count - 1).clamp_min(1)
-    centred = features - _class_sum(features, same, member) / count
-    variance = _class_sum(centred.square(), same, member) / freedom
+    centred = features - classes.sum(features) / count
+    variance = classes.sum(centred.square()) / freedom
     shifted = variance + eps
     # Where a class is not used, or a feature has no spread at all, the root's slope is infinite.
     regular = used & (shifted > 0)
     standardised = torch.where(regular, centred * torch.where(regular, shifted, 1.0).rsqrt(), 0.0)
     # A record's share of (N_c - 1)^2 |R_c|_F^2, so that shares of a class add up to it, (B, 1).
-    share = _squared_products(standardised, same, member, count)
+    share = classes.squared_products(standardised, count)
     if form == "paper":  # eq. (3)
-        classes = (used / count).sum().round()
-        return (share / freedom.square()).sum() / classes.clamp_min(1)
+        many = (used / count).sum().round()
+        return (share / freedom.square()).sum() / many.clamp_min(1)
     if (width := features.shape[1]) < 2:  # no off-diagonal entries
         return (features * 0).sum()
     # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
     diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
     share = share - freedom.square() * diagonal.square().sum(1, keepdim=True) / count
     return share.sum() / (width * (width - 1)) / used.sum().clamp_min(1)
-
-
-def _classes(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """How to sum over classes: a (B, B) mask of equal labels, or (B, K) membership.
-
-    The mask costs B^2 d and needs no number of classes; membership costs K d^2 a record and asks
-    the device how many classes there are. The mask is cheaper unless B > K d, which cannot happen
-    while the batch is smaller than the feature width; so only larger batches ask.
-    """
-    batch, width = features.shape
-    if batch > width:
-        classes, slots = torch.unique(labels, return_inverse=True)
-        if batch > len(classes) * width:
-            return None, nn.functional.one_hot(slots, len(classes)).to(features.dtype)
-    return (labels[:, None] == labels[None, :]).to(features.dtype), None
-
-
-def _class_sum(values: torch.Tensor, same: torch.Tensor | None, member: torch.Tensor | None) -> torch.Tensor:
-    """For each record, the sum of ``values`` (B, k) over the records of its class, (B, k)."""
-    if same is not None:
-        return same @ values
-    assert member is not None  # noqa: S101  (one of the two is given)
-    return member @ (member.T @ values)
-
-
-def _squared_products(
-    standardised: torch.Tensor, same: torch.Tensor | None, member: torch.Tensor | None, count: torch.Tensor
-) -> torch.Tensor:
-    """Each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1)."""
-    if same is not None:
-        gram = standardised @ standardised.T
-        return (gram.square() * same).sum(1, keepdim=True)
-    assert member is not None  # noqa: S101  (one of the two is given)
-    by_class = member.T[:, None, :] * standardised.T  # (K, d, B), zero outside of the class
-    norms = (by_class @ standardised).square().sum((1, 2))  # (K,)
-    return member @ norms[:, None] / count
 
 
 def inter_class_loss(
@@ -267,47 +215,6 @@ def update_prototypes(
     return torch.where(seen[:, None], means, previous), seen
 
 
-@torch.no_grad()
-def class_feature_sums(
-    model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per class the sum of features and the number of records, independent of their order.
-
-    Args:
-        model: in evaluation mode.
-        batches: (inputs, labels) of the training fold, without augmentation.
-        num_classes: C.
-        width: feature width d.
-
-    Returns:
-        Sums (C, d) float64, multiples of 2^-24, and counts (C,) float64, on the CPU.
-
-    Raises:
-        TrainingError: TF-301 if a feature is not finite.
-        ContributionError: TF-402 if a feature is over ``FEATURE_BOUND``.
-    """
-    device = next(model.parameters()).device
-    sums = torch.zeros(num_classes, width, dtype=torch.int64, device=device)
-    counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
-    largest = torch.zeros((), dtype=torch.float64, device=device)  # |feature|; read once, after all batches
-    for inputs, labels in batches:
-        features = model.features(inputs).to(torch.float64)  # type: ignore[operator]
-        largest = torch.maximum(largest, features.abs().max())
-        # The conversion of what is refused below would be arbitrary, so it never happens.
-        safe = features.nan_to_num(nan=0.0).clamp(-FEATURE_BOUND, FEATURE_BOUND)
-        sums.index_add_(0, labels, (safe * GRID).round().to(torch.int64))
-        counts.index_add_(0, labels, torch.ones_like(labels))
-    if not math.isfinite(found := float(largest)):
-        raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
-    if found > FEATURE_BOUND:
-        raise ContributionError(
-            f"Expected features of at most {FEATURE_BOUND:g} in absolute value after local training, but got "
-            f"{found:g}: lower the learning rate or the weights of the method's terms, or check the records.",
-            code="TF-402",
-        )
-    return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)
-
-
 def init_server(setting: Setting, seed: int) -> ServerState:
     """The model that ``seed`` gives, and no prototypes yet."""
     width = feature_width(model_update.shared_template(setting))
@@ -376,21 +283,13 @@ def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors)
             zip((SUMS, COUNTS), class_feature_sums(model, records, setting.num_classes, width), strict=True)
         )
     elif silo.round in privacy.releases:
+        bound, second = privacy.feature_clip, uses_moments(setting)
         made = silo.private_class_sums(
-            lambda inputs: _summed(setting, model.features(inputs)), _summed_width(setting, width)
+            lambda inputs: summed(model.features(inputs), bound, second=second), _summed_width(setting, width)
         )
         sums = dict(zip((SUMS, COUNTS), made, strict=True))
     trained = model_update.model_terms(received, model)
     return Contribution({**trained, **model_update.training_terms(report, TERMS), **sums})
-
-
-def _summed(setting: Setting, features: torch.Tensor) -> torch.Tensor:
-    """What is summed of records with privacy, of the norm to which features are clipped at most."""
-    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
-    bound = setting.privacy.feature_clip
-    features = clipped(at_least_float32(features), bound)
-    # |z|^2 + |z z^T|^2 <= bound^2 (1 + bound^2)
-    return moments(features) / math.sqrt(1 + bound**2) if uses_moments(setting) else features
 
 
 def _reshaping_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
@@ -420,27 +319,13 @@ def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term
     """Both terms of one record each: what they compare it with is constant."""
     setting, config = silo.setting, silo.setting.config
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
-    bound = setting.privacy.feature_clip
-    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device).bool()
-
-    def inter(view: BatchView) -> torch.Tensor:
-        return frozen_inter_loss(clipped(view.features, bound), view.labels, prototypes, valid)
-
-    def intra(view: BatchView) -> torch.Tensor:
-        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid)
-
-    if not uses_moments(setting):
-        return (
-            Term("intra", 0.0, lambda view: view.features.new_zeros(()), per_record=True),
-            Term("inter", config.mu_inter, inter, per_record=True),
-        )
-    width = prototypes.shape[1]
-    # A tenth of what each feature of a vector of norm ``bound`` has: less would divide by noise.
-    least = 0.1 * bound / math.sqrt(width)
-    statistics = frozen_statistics(broadcast[MOMENTS].to(silo.device), width, least=least)
-    return (
-        Term("intra", config.mu_intra, intra, per_record=True),
-        Term("inter", config.mu_inter, inter, per_record=True),
+    return frozen_terms(
+        broadcast[PROTOTYPES].to(silo.device),
+        broadcast[VALID].to(silo.device).bool(),
+        broadcast[MOMENTS].to(silo.device) if uses_moments(setting) else None,
+        bound=setting.privacy.feature_clip,
+        intra=config.mu_intra,
+        inter=config.mu_inter,
     )
 
 
@@ -448,7 +333,7 @@ def _updater(setting: Setting) -> Callable[[ServerState, Totals, Cohort], Server
     if not uses_moments(setting):
         return update
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
-    scale = math.sqrt(1 + setting.privacy.feature_clip**2)
+    scale = moment_scale(setting.privacy.feature_clip)
 
     def with_moments(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         if SUMS not in totals:

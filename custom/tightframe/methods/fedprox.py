@@ -11,9 +11,7 @@ loss, momentum and all; the server averages as FedAvg does. With mu = 0 this is 
 
 from __future__ import annotations
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
 
 from tightframe.local_training import (
     LocalRule,
@@ -23,6 +21,7 @@ from tightframe.local_training import (
     composed_method,
     trained_parameters,
 )
+from tightframe.losses import half_squared_distance
 from tightframe.model_update import BROADCAST
 from tightframe.phases import Setting, SiloView, Tensors
 from tightframe.stages import ParameterTerm, cross_entropy
@@ -38,25 +37,6 @@ class FedProxConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     mu: float = Field(default=0.01, ge=0)
-
-
-def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
-    """``|v - w|^2 / 2`` over the parameters that have an anchor: a scalar attached to them.
-
-    Args:
-        model: v.
-        anchors: w by parameter name, on the model's device, constant.
-    """
-    return (
-        0.5
-        * torch.stack(
-            [
-                (parameter - anchors[name]).square().sum()
-                for name, parameter in model.named_parameters()
-                if name in anchors
-            ]
-        ).sum()
-    )
 
 
 def local_rule(config: FedProxConfig) -> LocalRule:

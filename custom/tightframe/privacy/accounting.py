@@ -19,7 +19,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import lru_cache
 
 from tightframe.errors import TightframeError
@@ -34,6 +33,7 @@ from tightframe.privacy.events import (
     checked_delta,
     number,
 )
+from tightframe.rounding import rounded_up
 
 ORDERS: tuple[float, ...] = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -169,10 +169,10 @@ def solve(
     while not fits(high, _COARSE):
         low, high = high, high * 2
         if high > most:
-            used = rounded_up(guaranteed(before, delta))
+            used = f" beside what costs {rounded_up(guaranteed(before, delta))} already" if before else ""
             raise BudgetError(
                 f"Expected a noise multiplier up to {most:g} to keep the plan under epsilon {epsilon:g} at "
-                f"delta {delta:g}, but got none ({used} is spent already). Allow more epsilon or plan less."
+                f"delta {delta:g}{used}, but got none. Allow more epsilon or plan less."
             )
     high = _bisected(low, high, 1e-2, lambda noise: fits(noise, _COARSE))
     near = _orders_near(_best_order(_compose([*before, *plan(high)]), delta))
@@ -235,16 +235,6 @@ def checked_epsilon(epsilon: object) -> float:
             "Expected `epsilon` to be above 0, but got 0.0. A budget of nothing is a job without releases."
         )
     return value
-
-
-def rounded_up(value: float, digits: int = 3) -> str:
-    """A cost as it is shown to people: never less than it is."""
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
-
-
-def rounded_down(value: float, digits: int = 3) -> str:
-    """What is left, as it is shown to people: never more than it is."""
-    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR))
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, TypeAlias, get_args
 
 from tightframe.errors import TightframeError
+from tightframe.phases import Neighbours
 
-Neighbours: TypeAlias = Literal["record", "patient"]
-"""Between which data sets an observer must not be able to tell: one record more, or one patient."""
 NEIGHBOURS: tuple[Neighbours, ...] = get_args(Neighbours)
 
 Plain: TypeAlias = str | int | float

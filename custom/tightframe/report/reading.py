@@ -58,6 +58,7 @@ class SiloReport(Values):
     records: SiloRecords
     model_sha256: str
     final: Evaluation = Field(alias="global")
+    own_model: bool = False
     local_only: SiloBaseline | None = None
     personal: SiloPersonal | None = None
     privacy: SiloPrivacy | None = None

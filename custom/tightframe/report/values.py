@@ -115,6 +115,7 @@ class Outcome(Values):
     evaluation: Evaluation | None = None
     evaluated_by: list[str] = []
     test_shared: bool = False
+    own_models: bool = False
     personal: Personal | None = None
     job: dict[str, Any] = {}
     job_sha256: str | None = None
@@ -139,7 +140,7 @@ class Card(Values):
     """``model.json``."""
 
     method: MethodCard
-    model_sha256: str
+    model_sha256: str | None
     public_weights: dict[str, float] = {}
     initial_model: InitialModel | None = None
 

@@ -40,6 +40,16 @@ def sentence(items: Sequence[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
+def exchange_name(kind: str, number: int, phase: int | None = None) -> str:
+    """What one exchange is called: its kind, or its round, and its place where there are several.
+
+    >>> exchange_name("train", 3, 1), exchange_name("closing", 4)
+    ('round 3, phase 2', 'closing')
+    """
+    name = f"round {number}" if kind == "train" else kind
+    return name if phase is None else f"{name}, phase {phase + 1}"
+
+
 _SHORT = {"statistics": "stat", "before": "pre", "after": "post", "closing": "close", "personal": "own"}
 
 
@@ -50,11 +60,10 @@ def names(rows: Iterable[Exchange]) -> list[tuple[str, str]]:
     seen: Counter[tuple[str, int, int]] = Counter()
     named = []
     for row in found:
-        train = row.kind == "train"
-        name = f"round {row.round}" if train else row.kind
-        brief = str(row.round) if train else _SHORT.get(row.kind, row.kind)
-        if (row.kind, row.round) in phased:
-            name, brief = f"{name}, phase {row.phase + 1}", f"{brief}.{row.phase + 1}"
+        several = (row.kind, row.round) in phased
+        name = exchange_name(row.kind, row.round, row.phase if several else None)
+        brief = str(row.round) if row.kind == "train" else _SHORT.get(row.kind, row.kind)
+        brief += f".{row.phase + 1}" if several else ""
         place = (row.kind, row.round, row.phase)
         seen[place] += 1
         if seen[place] > 1:

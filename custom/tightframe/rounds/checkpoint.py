@@ -21,10 +21,18 @@ from safetensors.torch import load_file, save
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
-from tightframe.rounds.takeover import COMMITTED, EARLIER, LOST, PROPOSED, place_of, sum_of, trains
+from tightframe.rounds.takeover import (
+    CHECKPOINT,
+    COMMITTED,
+    EARLIER,
+    LOST,
+    PROPOSED,
+    place_of,
+    sum_of,
+    trains,
+)
 from tightframe.securesum.messages import SumId
 
-CHECKPOINT = "checkpoint.safetensors"
 BEST = "best_model.safetensors"
 DESCRIPTION = "tightframe"
 FORMAT = 2

@@ -5,21 +5,17 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import safetensors.torch
 import torch
 
 from tightframe import training
 from tightframe.errors import RunError, TrainingError
-from tightframe.files import write_json
 from tightframe.model_update import received_model
 from tightframe.phases import Phase, Tensors
-from tightframe.report import writing
-from tightframe.rounds import classes, codec, evaluation, personal, statistics
+from tightframe.rounds import classes, codec, evaluation, own_report, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.local_silo import LocalSilo, guarded
@@ -28,7 +24,6 @@ from tightframe.rounds.setup import PRESENT, prepare, set_threads
 from tightframe.rounds.summation import Encoded
 from tightframe.securesum.messages import SumId
 
-REPORT = "local_report.json"
 __all__ = ["Contributor", "LocalSilo", "choose_device", "guarded"]
 
 START = "start.safetensors"
@@ -92,7 +87,9 @@ class Contributor:
                 finally:
                     # Whatever the budget says, a silo keeps the model and its own, exact report.
                     if message["kind"] == "closing":
-                        self._close(silo, received, counted)
+                        own_report.close(
+                            self._context, self._setup, silo, self._final(silo, received), counted
+                        )
             if ended:
                 own = self._personalise(silo, received)
                 # Its accuracy is an exact count of the very records that are not to be told of.
@@ -100,7 +97,8 @@ class Contributor:
             elif phase is not None:
                 tensors |= self._contribution(silo, phase, received, sum_id)
             elif not self._setup.evaluates:
-                self._close(silo, received, self._evaluate(silo, received))
+                counted = self._evaluate(silo, received)
+                own_report.close(self._context, self._setup, silo, self._final(silo, received), counted)
                 tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
         parties = len(weights)
         term = codec.encode(
@@ -232,7 +230,12 @@ class Contributor:
         }[kind]()
 
     def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
-        return self._count(silo, silo.load(received_model(received)))
+        return self._count(silo, silo.load(self._final(silo, received)))
+
+    def _final(self, silo: LocalSilo, received: Tensors) -> Tensors:
+        """The model received; or the silo's own, where the method has no global one."""
+        own = self._setup.method.own_model
+        return received_model(received) if own is None else own(silo, self._store.committed())
 
     def _count(self, silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         settings = self._context.job.evaluation
@@ -260,61 +263,12 @@ class Contributor:
             setup.dataset.num_classes,
         )
         sha256 = save_tensors(run_dir / PERSONAL, model.state_dict(), mode=0o600)
-        if (run_dir / REPORT).is_file():
-            report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
+        if own_report.begun(self._context):
             results = {name.removeprefix("personal/"): float(value) for name, value in tensors.items()}
-            report["personal"] = {"model_sha256": sha256, "confusion": confusion.tolist()} | results
-            self._keep(report)
+            kept = {"model_sha256": sha256, "confusion": confusion.tolist()}
+            own_report.add(self._context, "personal", kept | results)
         self._context.log.info("%s: personal model (this silo's own): %s", silo.name, run_dir / PERSONAL)
         return tensors
-
-    def _close(self, silo: LocalSilo, received: Tensors, counted: Tensors) -> None:
-        """Keep the final model and write the silo's own report, which stays here."""
-        run_dir, names = self._context.run_dir, self._setup.dataset.class_names
-        sha256 = save_tensors(run_dir / "model.safetensors", received_model(received), mode=0o600)
-        report: dict[str, Any] = {
-            "silo": silo.name,
-            "data": self._context.data.source,
-            "synthetic": self._context.data.synthetic,
-            "records": {
-                fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
-                for fold in ("train", "validation", "test")
-            },
-            "model_sha256": sha256,
-            "global": evaluation.local_metrics(counted, names),
-            "local_only": None,
-            "personal": None,
-            "privacy": self._privacy_report(),
-        }
-        self._keep(report)
-        self._context.log.info(
-            "%s: final model and report (this silo's own): %s", silo.name, run_dir / REPORT
-        )
-
-    def _privacy_report(self) -> dict[str, Any] | None:
-        """What this job has cost the silo's records, exactly; None without privacy."""
-        plan = self._setup.privacy
-        if plan is None:
-            return None
-        from tightframe.privacy import accounting
-        from tightframe.rounds.private.budget import Budget
-
-        spent = Budget(self._context, plan, (self._context.name,)).spent_by_job()
-        self._context.log.info(
-            "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number)",
-            self._context.name,
-            accounting.rounded_up(spent.guaranteed),
-            plan.privacy.epsilon,
-            plan.privacy.delta,
-        )
-        return {
-            "epsilon": spent.guaranteed,
-            "rdp": spent.rdp,
-            "prv": spent.prv,
-            "exact": spent.exact,
-            "delta": plan.privacy.delta,
-            "promised": plan.privacy.epsilon,
-        }
 
     def baseline(self) -> Message:
         """Train from the run's start on this silo's records alone, by plain cross-entropy.
@@ -324,8 +278,8 @@ class Contributor:
         Raises:
             RunError: TF-508 if this silo has no report or missed round 1, so that it has no start.
         """
-        setup, run_dir, epochs = self._setup, self._context.run_dir, self._context.job.local_baseline_epochs
-        if not ((self._context.state_folder / START).is_file() and (run_dir / REPORT).is_file()):
+        setup, epochs = self._setup, self._context.job.local_baseline_epochs
+        if not ((self._context.state_folder / START).is_file() and own_report.begun(self._context)):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so it has nothing to compare.", code="TF-508"
             )
@@ -340,17 +294,9 @@ class Contributor:
         with seeded(silo.stream("torch"), self._device):
             silo.fit(model, [stage])
             counted = self._count(silo, model)
-        report = json.loads((run_dir / REPORT).read_text(encoding="utf-8"))
         metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
-        report["local_only"] = {"epochs": epochs} | metrics
-        self._keep(report)
+        own_report.add(self._context, "local_only", {"epochs": epochs} | metrics)
         return {}
-
-    def _keep(self, report: dict[str, Any]) -> None:
-        """Write this silo's own report, for programs and for people; it stays here."""
-        folder = self._context.run_dir
-        write_json(folder / REPORT, report, mode=0o600)
-        writing.leave(folder, self._context.log)
 
 
 def choose_device(wanted: str) -> torch.device:

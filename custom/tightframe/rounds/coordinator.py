@@ -158,7 +158,9 @@ class Coordinator:
             )
         for place, phase in _places("after", job.rounds, self.setup.after_phases()):
             state, _ = self._phase(transport, state, phase, place)
-        sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
+        sha256 = None
+        if self.setup.method.own_model is None:
+            sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
         self.record.write_card(sha256)
         self.record.trained = True
         self._close(transport, state)
@@ -207,6 +209,12 @@ class Coordinator:
     def _initial_state(self) -> ServerState:
         state = self.setup.initial_state()
         if self._initial_model is not None:
+            if self.setup.method.own_model is not None:
+                raise RunError(
+                    f"Expected no pretrained start with {self.setup.method.name}, which has no global model: "
+                    "take `initial_model` out of the server's site configuration.",
+                    code="TF-505",
+                )
             model = self.setup.setting.build_model()
             model.load_state_dict(dict(state.model))
             loaded = load_initial(model, Path(self._initial_model))
@@ -273,16 +281,11 @@ class Coordinator:
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
         row, totals = self._exchanges.collect(transport, schema, sent, place, evaluate=evaluate, among=among)
-        if row.shut and place.kind == statistics.KIND:
+        if row.shut and place.kind != "train" and phase.schema.group("static"):
             if row.dropped:
                 row, totals = self._exchanges.again(transport, schema, sent, row, place, evaluate=False)
             if row.shut:
-                why = (
-                    f"silos dropped out twice: {named_codes(row.dropped)}"
-                    if row.dropped
-                    else "silos keep theirs shut, as they were opened for another cohort"
-                )
-                raise RunError(f"statistics that the method needs could not be opened: {why}.", code="TF-510")
+                self._without(place, row)
         own, others = evaluation.split_totals(totals)
         if flagged:
             others, holders = classes.admit(phase.schema, others, offer)
@@ -310,6 +313,24 @@ class Coordinator:
         }
         self._add(row, own if evaluate and own else None, broadcast)
         return state, row.silos
+
+    def _without(self, place: Place, row: Row) -> None:
+        """What a sum of counts outside the rounds means that stayed shut: before them the run ends.
+
+        Raises:
+            RunError: TF-510, before the first round. After the last one there is a model without it.
+        """
+        why = (
+            f"silos dropped out twice: {named_codes(row.dropped)}"
+            if row.dropped
+            else "silos keep theirs shut, as they were opened for another cohort"
+        )
+        if place.kind != "after":
+            raise RunError(f"statistics that the method needs could not be opened: {why}.", code="TF-510")
+        self.log.warning(
+            "class sums after the last round stayed shut, so the model is as that round left it: %s",
+            why,
+        )
 
     def _spent(self, told: Totals, row: Row) -> shown.Spent | None:
         """What silos tell of the epsilon that the job has cost them; None if one of them tells nonsense."""

@@ -30,7 +30,8 @@ class Outcome:
     """The end of a run, as ``outcome.json`` and as the last screen tell it.
 
     ``test_shared``: all silos test on the same records, so that pooled counts have each of them once for
-    every silo. ``temporary``: the files go with this value.
+    every silo. ``own_models``: each silo has a model of its own, and there is no global one.
+    ``temporary``: the files go with this value.
     """
 
     job_name: str
@@ -50,6 +51,7 @@ class Outcome:
     personal: dict[str, Any] | None = None
     seconds: float = 0.0
     test_shared: bool = False
+    own_models: bool = False
     private: bool = False
     temporary: bool = False
 
@@ -125,6 +127,9 @@ class Outcome:
             f"accuracy {shown(test.get('accuracy'))}, AUROC {shown(test.get('auroc'))}, "
             f"AP {shown(test.get('average_precision'))}"
         ]
+        if self.own_models:
+            lines[0] += "; each silo's records by its own model"
+            lines.append(" There is no global model: each silo keeps its own")
         course = [
             shown(row.evaluation["test"].get("balanced_accuracy")) if row.evaluation else "missing"
             for row in self.rows

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.files import write_atomically
-from tightframe.report.words import shown
+from tightframe.report.words import exchange_name, shown
 from tightframe.rounds.private import noisy_metrics
 from tightframe.rounds.private.shown import Spent
 
@@ -47,8 +47,7 @@ class Row:
     @property
     def name(self) -> str:
         """For people: ``round 3, phase 2``."""
-        name = f"round {self.round}" if self.kind == "train" else self.kind
-        return f"{name}, phase {self.phase + 1}" if self.phases > 1 else name
+        return exchange_name(self.kind, self.round, self.phase if self.phases > 1 else None)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, metrics of the test fold on top where people look for them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class RunRecord:
         self.privacy: PrivacyPlan | None = None
         self.personal: dict[str, Any] | None = None  # means over silos of their personal models
         promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
+        self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
         self.status = Status(job.job_name, job.rounds, promised)
         self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
@@ -65,6 +66,17 @@ class RunRecord:
         self._dataset = dataset
         self._log = log
         self._started = time.monotonic()
+
+    @property
+    def status(self) -> Status:
+        """Where the run stands."""
+        return self._status
+
+    @status.setter
+    def status(self, now: Status) -> None:
+        self._status = now
+        if self.watcher is not None:
+            self.watcher()
 
     @property
     def data_line(self) -> str:
@@ -169,8 +181,12 @@ class RunRecord:
         self.status = self.status.summed(self.rows[-1])
         write_rows(self.folder, self.rows)
 
-    def write_card(self, sha256: str) -> None:
-        """``model.json``: what the model is, from what, its metrics, and the versions used."""
+    def write_card(self, sha256: str | None) -> None:
+        """``model.json``: what the model is, from what, its metrics, and the versions used.
+
+        Args:
+            sha256: of the model's file; None where each silo has a model of its own and the server none.
+        """
         last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
         spent = last_spent(self.rows)
         card = {
@@ -214,6 +230,7 @@ class RunRecord:
             personal=self.personal,
             seconds=time.monotonic() - self._started,
             test_shared=getattr(self._asked, "test", None) == "global",
+            own_models=self._method.own_model is not None,
             private=self.privacy is not None,
             temporary=self.temporary,
         )
@@ -243,6 +260,7 @@ class RunRecord:
             "evaluation": final.evaluation if final else None,
             "evaluated_by": final.evaluated_by if final else [],
             "test_shared": result.test_shared,
+            "own_models": result.own_models,
             "personal": self.personal,
             "seconds": round(result.seconds, 1),
             # Also in the model's card, which a run that failed has not.
@@ -262,6 +280,8 @@ class RunRecord:
         looks better. After two models in a row counted by other silos (one is gone for good, or is
         back) the comparison starts anew with those.
         """
+        if not received:
+            return  # each silo has a model of its own
         if row.round == 0 or row.evaluation is None or noisy_metrics.is_noisy(row.evaluation):
             return  # of a few noisy models the best one is the luckiest
         judges = frozenset(row.evaluated_by)

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from tightframe import data, methods, model_update, models
-from tightframe.config.job import JobConfig, check_job, listed
+from tightframe.config.job import JobConfig, check_job
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError
 from tightframe.phases import (
@@ -32,6 +32,7 @@ from tightframe.phases import (
     stream_seed,
 )
 from tightframe.privacy.accounting import BudgetError
+from tightframe.problems import listed
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
 from tightframe.rounds.private import plan, shown
 from tightframe.rounds.private.plan import PrivacyPlan
@@ -186,6 +187,7 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     setup = JobSetup(job, method, dataset, setting)
     if job.privacy is not None:
         setup = _with_privacy(setup)
+    _check_own_models(setup)
     _check_sums(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
@@ -281,6 +283,24 @@ def _check_sums(setup: JobSetup) -> None:
         raise JobError([str(error)]) from None
     except (ValueError, TypeError) as error:
         raise JobError([f"the method cannot be planned with these options: {error}"]) from None
+
+
+def _check_own_models(setup: JobSetup) -> None:
+    """Refuse what needs a global model where the method has none.
+
+    Raises:
+        JobError: TF-101, naming each.
+    """
+    if setup.method.own_model is None:
+        return
+    problems = []
+    why = f"{setup.method.name} has no global model"
+    if setup.job.local_baseline_epochs:
+        problems.append(f"local_baseline_epochs: {why} from which such a baseline would start")
+    if STANDARDISE_MEAN in dict(model_update.shared_template(setup.setting).named_parameters()):
+        problems.append(f"model_options.standardise: {why} with which pooled moments would reach silos")
+    if problems:
+        raise JobError(problems)
 
 
 def _check_head(setup: JobSetup, asked: dict[str, Any]) -> None:

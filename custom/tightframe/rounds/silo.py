@@ -6,6 +6,7 @@ the details stay in the silo's own log. Torch is imported by the tasks that trai
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -156,6 +157,12 @@ class SiloSession:
             )
 
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""How the system says that a file cannot grow: no room, quotas, limits, or a disk that went read-only."""
+
+
 def failure_code(error: BaseException) -> str:
     """What may be said outside of an error: its documented code; TF-503 for anything else."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return "TF-512"
     return outside_code(error.code if isinstance(error, TightframeError) else None)

@@ -33,8 +33,8 @@ class Status:
         joined: the silos enrolled.
         refused: silo -> code of those that were not.
         answered: silos whose terms have come in this sum, or are in the last one.
-        late: silos that were too late for the last sum.
-        dropped: silo -> code of the others that are not in the last sum.
+        late: silos that were too late for the last sum that is over.
+        dropped: silo -> code of the others that are not in it.
         loss: of local training in the last round that told one.
         balanced_accuracy: on the test records, of the last model that was evaluated.
         evaluated_round: the round which made that model.
@@ -71,17 +71,12 @@ class Status:
         return replace(self, joined=tuple(sorted(joined)), refused=dict(refused))
 
     def summing(self, kind: str, number: int, phase: int, phases: int) -> Status:
-        """Silos are asked for their terms; ``phase`` counts from 0."""
+        """Silos are asked for their terms; ``phase`` counts from 0.
+
+        Who was missing in the sum before stays told: the next one follows at once, before anybody could look.
+        """
         return replace(
-            self,
-            state="summing",
-            kind=kind,
-            round=number,
-            phase=phase + 1,
-            phases=phases,
-            answered=(),
-            late=(),
-            dropped={},
+            self, state="summing", kind=kind, round=number, phase=phase + 1, phases=phases, answered=()
         )
 
     def answer(self, site: str) -> Status:

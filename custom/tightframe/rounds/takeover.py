@@ -18,6 +18,8 @@ from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, SALT, SiloContext
 
+CHECKPOINT = "checkpoint.safetensors"
+"""The server's state after a round, from which a resumed job goes on."""
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 RUN = "run.json"
 """Which job a folder of state is of."""

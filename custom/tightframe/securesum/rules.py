@@ -42,6 +42,11 @@ def threshold(sites: int, colluders: int, trust: Trust = "malicious") -> int:
     return max(2 * sites // 3 + 1, (sites + colluders) // 2 + 1)
 
 
+def honest_sites(threshold: int, colluders: int) -> int:
+    """T - c: the least number of honest sites in any sum that can be opened; 1 at least, a site itself."""
+    return max(1, threshold - colluders)
+
+
 def minimum_survivors(params: Params) -> int:
     """The smallest survivor set for which anything is revealed."""
     return smallest_set(params.threshold, params.colluders, params.min_sites)

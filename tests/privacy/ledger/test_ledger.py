@@ -112,6 +112,26 @@ def test_the_cap_is_held_before_anything_is_written(ledger: Ledger, path: Path) 
         ledger.charge(charge("and more", event=Gaussian(noise)), cap=CAP)
 
 
+def test_what_was_not_charged_is_not_called_spent(ledger: Ledger) -> None:
+    """50 releases at z = 3 come to 14.5 by themselves, and 20 of them to 7.9."""
+    planned = [charge(f"planned {number}", event=Gaussian(3.0)) for number in range(50)]
+    with pytest.raises(BudgetError) as raised:
+        ledger.dry_run(planned, cap=CAP)
+    said = str(raised.value)
+    assert "Nothing was spent before: what is asked for is too much by itself." in said
+    assert "Spent:" not in said and "Left:" not in said
+    beside = int(said.partition("the request has ")[2].split()[0])
+    total = guaranteed([Gaussian(3.0)] * beside, DELTA)
+    assert total <= 8.0 < guaranteed([Gaussian(3.0)] * (beside + 1), DELTA)
+    assert f"with which that is {total + 0.0005:.3f}." in said
+    ledger.charge(planned[0], cap=CAP)
+    with pytest.raises(BudgetError, match=r"Spent: 1\.\d+ by 1 charge\. .* has \d+ charges, with"):
+        ledger.dry_run(planned[1:], cap=CAP)
+    with pytest.raises(BudgetError, match="Nothing was spent before") as raised:
+        ledger.dry_run([charge("all at once", dataset_id="ward-8", event=Gaussian(0.1))], cap=CAP)
+    assert "the request has" not in str(raised.value)
+
+
 def test_what_would_fit_of_training_does_fit(ledger: Ledger) -> None:
     ledger.charge(charge("training", event=SubsampledGaussian(2.19, 64 / 351, 200)), cap=CAP)
     too_much = charge("more training", event=SubsampledGaussian(2.19, 64 / 351, 150))
@@ -307,7 +327,7 @@ def test_it_outlives_processes_and_keys(path: Path, keys: SiteKeys) -> None:
 
 
 def test_a_site_of_two_projects(path: Path, keys: SiteKeys) -> None:
-    from tightframe_app.ledgers import signature_check
+    from tightframe.rounds.private.ledger_keys import signature_check
 
     other = make_root("another project")
     with open_ledger(path, keys, create=True) as ledger:

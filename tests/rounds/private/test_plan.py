@@ -45,6 +45,7 @@ def test_a_silos_whole_job_costs_what_it_promises(method: str, releases: int, pr
     plan = _prepared(method=method).privacy
     assert plan is not None
     assert (len(plan.releases), plan.prior) == (releases, prior)
+    assert plan.number_of_releases == releases + prior
     sigma = plan.training_noise(0.1, 200)
     spent = [(sigma, 0.1, 200)]
     if plan.class_noise is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.serialization import Encoding
 from opacus.accountants import RDPAccountant
 from tests.privacy.audit import gaussian_epsilon
+from tests.securesum.certificates import issue, make_root
 
 from tightframe import __version__, federation
 from tightframe.config.job import parse_job
@@ -22,13 +26,14 @@ from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.model_update import broadcast_model
 from tightframe.phases import ServerState
 from tightframe.privacy import accounting
+from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
-from tightframe.privacy.ledger.entries import Charge, DatasetError
+from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.identity import simulated_identity
+from tightframe.rounds.identity import simulated_identity, simulated_root_pem
 from tightframe.rounds.private import budget, server, silo
 from tightframe.rounds.private.budget import Budget, fingerprint
 from tightframe.rounds.setup import prepare
@@ -125,7 +130,8 @@ def test_the_server_learns_no_metric_and_says_what_protects(finished: tuple[fede
     assert "local_report.json" in result.outcome.screen()
     assert "under differential privacy they stay at the silos" in (folder / "server/report.html").read_text()
     own = json.loads((folder / "site-1" / "local_report.json").read_text())["privacy"]["epsilon"]
-    assert f"epsilon {own:.4f} of the 6 that it promised" in (folder / "site-1/report.html").read_text()
+    told = f"epsilon {math.ceil(own * 1000) / 1000:.3f} of the 6 that it promised"
+    assert told in (folder / "site-1/report.html").read_text()
 
 
 def test_nothing_but_noisy_updates_and_class_sums_is_in_any_term(
@@ -177,7 +183,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
 ) -> None:
     # As in production, where the ledger outlives a run and one root certifies a site for all of them.
     monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
-    monkeypatch.setattr(budget, "_checker", lambda name, anchor: lambda *signed: None)
+    monkeypatch.setattr(budget, "signature_check", lambda anchors, name: lambda *signed: None)
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)
@@ -277,6 +283,24 @@ def test_the_same_records_under_another_name_have_no_second_budget(tmp_path: Pat
     assert fingerprint("fed_isic2019", context.data) != fingerprint("eicu", context.data)
 
 
+def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path: Path) -> None:
+    """A noisy evaluation of the last model, and class sums in the first of two rounds."""
+    privacy = {"epsilon": 6.0, "spare_rounds": 3, "evaluation": "noisy"}
+    setup = prepare(parse_job({**JOB, "privacy": privacy}))
+    assert setup.privacy is not None
+    spending = _budget(tmp_path, "site-1", "run")
+
+    def check(most: int) -> None:
+        entry = SiteEntry.model_validate({"policy": {"max_releases": most}})
+        context = replace(spending._context, entry=entry, records=spending._context.data)
+        Budget(context, setup.privacy, SITES).check(setup.privacy.release_events)
+
+    with pytest.raises(BudgetError, match=r"at most 1 releases, .* plans 2: .*class sums in 1 round"):
+        check(1)
+    assert _charges_at(spending.path) == []
+    check(2)  # what may be repeated is no release more
+
+
 def _session(folder: Path, **changes: Any) -> tuple[SiloSession, Any]:
     job = parse_job({**GIVEN, "summation": "plain", **changes})
     identity = partial(simulated_identity, "run", "site-1", production=False)
@@ -350,6 +374,53 @@ def test_a_silo_that_keeps_its_prototypes_adds_noise_and_nothing_else(
     assert setup.privacy is not None
     grid = setup.privacy.class_sums.grid
     assert not charged and bool((sums * grid == 7).all()) and bool((counts * grid == 7).all())
+
+
+def test_a_budget_composes_over_the_projects_of_a_site_once_their_roots_are_named(tmp_path: Path) -> None:
+    """Two roots, as after a new root key, or of two projects side by side; one ledger."""
+    now = datetime.now(UTC)
+    dates = {"start": now - timedelta(days=3), "end": now + timedelta(days=30)}
+    context, plan = (made := _budget(tmp_path, "site-1", "run"))._context, made._plan
+    projects = [make_root(name, **dates) for name in ("old", "new")]
+    kits = [(issue(root, "site-1", **dates).signer(), root.anchor()) for root in projects]
+    pems = [tmp_path / "old.pem", tmp_path / "new.pem"]
+    for pem, root in zip(pems, projects, strict=True):
+        pem.write_bytes(root.x509.public_bytes(Encoding.PEM))
+
+    def project(which: int, job_id: str, *roots: Path, **values: Any) -> Budget:
+        entry = SiteEntry.model_validate({"ledger_roots": [str(root) for root in roots], **values})
+        changed = replace(context, entry=entry, records=context.data, job_id=job_id)
+        changed.identity = lambda: kits[which]
+        return Budget(changed, plan, SITES)
+
+    event = SubsampledGaussian(2.0, 1.0, 2)
+    project(0, "first").charge("round 1 training", (event,))
+    with pytest.raises(TamperError, match="TF-702: Expected the head record to be signed by this site"):
+        project(1, "second").charge("round 1 training", (event,))
+    assert len(_charges_at(project(0, "any").path)) == 1
+    project(1, "second", pems[0]).charge("round 1 training", (event,))
+    # The other project goes on with it as well, once it trusts the new root; and the cap holds for both.
+    with pytest.raises(TamperError, match="TF-702"):
+        project(0, "third").charge("round 1 training", (event,))
+    # mu of four releases at z = 2 is 1, and of six 1.22: epsilon 4.4 and 5.5 at delta 1e-5.
+    capped = project(0, "third", pems[1], policy={"epsilon_cap": 5.0, "delta_cap": 1e-5})
+    assert gaussian_epsilon(1.0, 1e-5) < 5.0 < gaussian_epsilon(1.5**0.5, 1e-5)
+    with pytest.raises(BudgetError, match=r"Spent: 4\.\d+ by 2 charges"):
+        capped.charge("round 1 training", (event,))
+    assert [item.job_id for item in _charges_at(capped.path)] == ["first", "second"]
+
+
+def test_the_root_of_no_project_is_trusted_by_mistake(tmp_path: Path) -> None:
+    made = _budget(tmp_path, "site-1", "run")
+    leaf = tmp_path / "client.crt"
+    leaf.write_bytes(issue(make_root(), "site-1").x509.public_bytes(Encoding.PEM))
+    simulated = tmp_path / "simulated.pem"
+    simulated.write_bytes(simulated_root_pem("run"))
+    for path, why in ((leaf, "something else"), (simulated, "a simulated one"), (tmp_path / "no", "No such")):
+        entry = SiteEntry(ledger_roots=[str(path)])
+        context = replace(made._context, entry=entry, records=made._context.data)
+        with pytest.raises(SiteConfigError, match=f"TF-202: .*{path.name} gave {why}"):
+            Budget(context, made._plan, SITES).spent_by_job()
 
 
 def test_in_production_a_budget_needs_a_name_that_no_move_changes(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import ClassVar, TypeAlias
 
 from tightframe.errors import TightframeError
+from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import checked_epsilon
 from tightframe.privacy.events import (
     NEIGHBOURS,
     Event,
-    Neighbours,
     PrivacyValueError,
     as_event,
     checked_delta,

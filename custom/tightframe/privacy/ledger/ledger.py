@@ -25,8 +25,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
+from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import Epsilons, epsilons
-from tightframe.privacy.events import Neighbours
 from tightframe.privacy.ledger import store as ledger_store
 from tightframe.privacy.ledger.chain import Chain, Verified
 from tightframe.privacy.ledger.entries import (

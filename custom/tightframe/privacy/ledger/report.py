@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import (
     Epsilons,
     epsilons,
     fitting,
     guaranteed,
-    rounded_down,
-    rounded_up,
 )
-from tightframe.privacy.events import Event, Gaussian, Neighbours, SubsampledGaussian
+from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
+from tightframe.rounding import rounded_down, rounded_up
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6

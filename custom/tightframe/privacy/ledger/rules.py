@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import (
     BudgetError,
     fitting,
     guaranteed,
-    rounded_down,
-    rounded_up,
     solve,
 )
-from tightframe.privacy.events import Event, Gaussian, Neighbours, with_noise
+from tightframe.privacy.events import Event, Gaussian, with_noise
 from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
+from tightframe.rounding import rounded_down, rounded_up
 
 
 def charges_of(entries: Iterable[Entry]) -> list[Charge]:
@@ -47,27 +47,40 @@ class Overspent:
 
     Attributes:
         charge: the first that does.
-        before: all events that it comes on top of.
+        spent: the events that the ledger has of these records.
+        beside: those of the same request that come before it; nothing of them is charged.
         cap: the site's.
     """
 
     charge: Charge
-    before: tuple[Event, ...]
+    spent: tuple[Event, ...]
+    beside: tuple[Event, ...]
     cap: Cap
 
     def error(self) -> BudgetError:
         """What to tell people; finding out what would fit takes seconds."""
         cap, charge = self.cap, self.charge
-        spent = guaranteed(self.before, cap.delta)
-        asked = guaranteed([*self.before, charge.event], cap.delta)
+        before = (*self.spent, *self.beside)
+        asked = guaranteed([*before, charge.event], cap.delta)
         needed = rounded_up(asked) if math.isfinite(asked) else "no bound"
         return BudgetError(
             f"Expected the charges on {charge.dataset_id!r} to stay within epsilon {cap.epsilon:g} at delta "
-            f"{cap.delta:g}, but with {describe(charge)} they come to {needed}. Spent: {rounded_up(spent)} "
-            f"by {len(self.before)} charges. Left: {rounded_down(max(0.0, cap.epsilon - spent))}. "
-            f"{what_fits(charge.event, self.before, epsilon=cap.epsilon, delta=cap.delta)} "
+            f"{cap.delta:g}, but with {describe(charge)} they come to {needed}. "
+            f"{self._so_far()} {what_fits(charge.event, before, epsilon=cap.epsilon, delta=cap.delta)} "
             "Nothing was charged."
         )
+
+    def _so_far(self) -> str:
+        """What earlier charges have spent, and what the request itself asks for before the one refused."""
+        said = "Nothing was spent before: what is asked for is too much by itself."
+        if self.spent:
+            spent = guaranteed(self.spent, self.cap.delta)
+            left = rounded_down(max(0.0, self.cap.epsilon - spent))
+            said = f"Spent: {rounded_up(spent)} by {_charges(len(self.spent))}. Left: {left}."
+        if not self.beside:
+            return said
+        total = rounded_up(guaranteed((*self.spent, *self.beside), self.cap.delta))
+        return f"{said} Before it the request has {_charges(len(self.beside))}, with which that is {total}."
 
 
 def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
@@ -93,15 +106,16 @@ def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -
 def overspent(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> Overspent | None:
     """The first charge with which a data set's events pass the cap; None if all fit."""
     for dataset_id in dict.fromkeys(charge.dataset_id for charge in charges):
-        events = events_of(entries, dataset_id)
+        spent = tuple(events_of(entries, dataset_id))
         new = [charge for charge in charges if charge.dataset_id == dataset_id]
-        if guaranteed([*events, *(charge.event for charge in new)], cap.delta) <= cap.epsilon:
+        if guaranteed([*spent, *(charge.event for charge in new)], cap.delta) <= cap.epsilon:
             continue
+        beside: tuple[Event, ...] = ()
         for charge in new[:-1]:
-            if guaranteed([*events, charge.event], cap.delta) > cap.epsilon:
-                return Overspent(charge, tuple(events), cap)
-            events.append(charge.event)
-        return Overspent(new[-1], tuple(events), cap)
+            if guaranteed([*spent, *beside, charge.event], cap.delta) > cap.epsilon:
+                return Overspent(charge, spent, beside, cap)
+            beside += (charge.event,)
+        return Overspent(new[-1], spent, beside, cap)
     return None
 
 
@@ -145,6 +159,10 @@ def check_neighbours(charges: Iterable[Charge], dataset_id: str, neighbours: Nei
 def describe(charge: Charge) -> str:
     """A charge in a few words."""
     return f"{charge.purpose!r} of job {charge.job_name!r} (attempt {charge.attempt})"
+
+
+def _charges(number: int) -> str:
+    return f"{number} charge" if number == 1 else f"{number} charges"
 
 
 def _check_counts(earlier: Sequence[Charge], charge: Charge, cap: Cap) -> None:

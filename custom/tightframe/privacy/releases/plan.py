@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tightframe.errors import ContributionError
+from tightframe.phases import Neighbours
 from tightframe.privacy.events import (
     MAX_STEPS,
     NEIGHBOURS,
     NOISE_MULTIPLIERS,
     Gaussian,
-    Neighbours,
     PrivacyValueError,
     number,
     whole,

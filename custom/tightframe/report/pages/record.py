@@ -12,7 +12,7 @@ from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import SIMULATED_ROOT, TRANSCRIPT, ServerResults
 from tightframe.report.values import RoundPrivacy
-from tightframe.report.words import megabytes, names, shown
+from tightframe.report.words import megabytes, names
 
 
 def privacy(found: ServerResults) -> Markup:
@@ -76,8 +76,8 @@ def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
     body: list[list[Part]] = [
         [
             str(number),
-            MISSING if item.range is None else f"{item.range[0]:.3f} to {item.range[1]:.3f}",
-            shown(item.promised),
+            MISSING if item.range is None else f"{item.range[0]:g} to {item.range[1]:g}",
+            "-" if item.promised is None else f"{item.promised:g}",
             "-" if item.delta is None else f"{item.delta:g}",
             ", ".join(
                 f"{entry.silos} up to {'any' if entry.up_to is None else format(entry.up_to, 'g')}"
@@ -85,6 +85,7 @@ def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
             )
             + (f"{', ' if item.histogram else ''}{item.untold} told nothing" if item.untold else "")
             or "-",
+            # In thousandths, rounded up by the silo itself.
             ", ".join(f"{site} {epsilon:.3f}" for site, epsilon in sorted(item.shown.items())) or "-",
         ]
         for number, item in told

@@ -6,7 +6,7 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import participation, record, results
 from tightframe.report.reading import ServerResults
-from tightframe.report.values import Evaluation, FoldMetrics
+from tightframe.report.values import Evaluation, FoldMetrics, Outcome
 from tightframe.report.words import plural, sentence, shown
 
 
@@ -66,7 +66,7 @@ def in_words(found: ServerResults) -> str:
         test, validation = final.test, final.validation
         noisy = "noisy " if test.noisy else ""
         said.append(
-            f"On {_records(found)} of {_whose(found)} the final model has {noisy}balanced accuracy "
+            f"On {_records(found)} of {_whose(found)} {model_named(outcome)} {noisy}balanced accuracy "
             f"{shown(test.balanced_accuracy)} and AUROC {shown(test.auroc)}"
             + (
                 f"; on the {plural(validation.records, 'validation record')}, "
@@ -79,6 +79,13 @@ def in_words(found: ServerResults) -> str:
     else:
         said.append(f"Its test metrics are missing: {why_missing(found)}.")
     return " ".join(said)
+
+
+def model_named(outcome: Outcome) -> str:
+    """What the metrics are of, and its verb."""
+    if outcome.own_models:
+        return "the silos' own models, each on its silo's records, have (there is no global model)"
+    return "the final model has"
 
 
 def why_missing(found: ServerResults) -> str:

@@ -10,8 +10,9 @@ from tightframe.report.pages import results
 from tightframe.report.reading import SiloReport, SiloResults
 from tightframe.report.values import FoldMetrics, SiloPersonal
 from tightframe.report.words import plural, shown
+from tightframe.rounding import rounded_up
 
-GLOBAL, LOCAL, PERSONAL = "global", "local-only", "personal"
+GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
 
 def page(found: SiloResults) -> str:
@@ -39,10 +40,10 @@ def page(found: SiloResults) -> str:
     parts += [tag("p", in_words(report)), _tiles(report), _models(report)]
     if test.records:
         by_class = recalls(report)
-        models = {GLOBAL: test, LOCAL: report.local_only.test if report.local_only else None}
+        models = {_final(report): test, LOCAL: report.local_only.test if report.local_only else None}
         parts.append(section("Recall by class", results.side_by_side(models, by_class)))
         if test.confusion is not None:
-            whose = "this silo's own; of the global model"
+            whose = f"this silo's own; of {_final_model(report)}"
             parts.append(results.confusion(list(test.recall), test.confusion, whose))
     parts += [_privacy(report), _records(report), _hashes(report)]
     title = f"{report.silo}: its own report"
@@ -60,7 +61,7 @@ def in_words(report: SiloReport) -> str:
         said.append("Without test records there is nothing to compare.")
         return " ".join(said)
     said.append(
-        f"On them the global model has balanced accuracy {shown(test.balanced_accuracy)} and accuracy "
+        f"On them {_final_model(report)} has balanced accuracy {shown(test.balanced_accuracy)} and accuracy "
         f"{shown(test.accuracy)}."
     )
     if report.local_only is None:
@@ -82,13 +83,22 @@ def in_words(report: SiloReport) -> str:
 
 def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
     """Recall by class of each model that there is."""
-    found: dict[str, Mapping[str, float | None]] = {GLOBAL: report.final.test.recall}
+    found: dict[str, Mapping[str, float | None]] = {_final(report): report.final.test.recall}
     if report.local_only is not None:
         found[LOCAL] = report.local_only.test.recall
     if report.personal is not None:
         shares = _shares(report.personal.confusion)
         found[PERSONAL] = dict(zip(report.final.test.recall, shares, strict=False))
     return found
+
+
+def _final(report: SiloReport) -> str:
+    """How the model is called that the last round has left here."""
+    return OWN if report.own_model else GLOBAL
+
+
+def _final_model(report: SiloReport) -> str:
+    return "this silo's own model (there is no global one)" if report.own_model else "the global model"
 
 
 def balanced(confusion: Sequence[Sequence[int]]) -> float | None:
@@ -103,20 +113,20 @@ def _shares(confusion: Sequence[Sequence[int]]) -> list[float | None]:
 
 def _tiles(report: SiloReport) -> Markup:
     alone, own = report.local_only, report.personal
-    values = [(shown(report.final.test.balanced_accuracy), "balanced accuracy, global")]
+    values = [(shown(report.final.test.balanced_accuracy), f"balanced accuracy, {_final(report)}")]
     if alone is not None:
         values.append((shown(alone.test.balanced_accuracy), "balanced accuracy, local-only"))
     if own is not None:
         values.append((shown(balanced(own.confusion)), "balanced accuracy, personal"))
     values.append((str(report.final.test.records), "test records"))
     if report.privacy is not None:
-        values.append((f"{report.privacy.epsilon:.3f}", f"epsilon spent of {report.privacy.promised:g}"))
+        values.append((rounded_up(report.privacy.epsilon), f"epsilon spent of {report.privacy.promised:g}"))
     return layout.tiles(values)
 
 
 def _models(report: SiloReport) -> Markup:
     rows: list[list[Part]] = []
-    for name, evaluation in ((GLOBAL, report.final), (LOCAL, report.local_only)):
+    for name, evaluation in ((_final(report), report.final), (LOCAL, report.local_only)):
         if evaluation is not None:
             rows += [_row(f"{name}, {fold}", getattr(evaluation, fold)) for fold in ("validation", "test")]
     if report.personal is not None:
@@ -179,26 +189,26 @@ def _privacy(report: SiloReport) -> Markup:
         "Privacy spent",
         tag(
             "p",
-            f"This job has cost this silo's records epsilon {spent.epsilon:.4f} of the "
-            f"{spent.promised:g} that it "
-            f"promised, at delta {spent.delta:g}. This is the silo's own exact number.",
+            f"This job has cost this silo's records epsilon {rounded_up(spent.epsilon)} of the "
+            f"{spent.promised:g} that it promised, at delta {spent.delta:g}. This is the silo's own exact "
+            "number, rounded up.",
         ),
         facts(
             [
-                ("epsilon, guaranteed", f"{spent.epsilon:.4f}"),
+                ("epsilon, guaranteed", rounded_up(spent.epsilon)),
                 ("promised", f"{spent.promised:g}"),
                 ("delta", f"{spent.delta:g}"),
-                ("by the exact Gaussian curve", _number(spent.exact)),
-                ("by RDP (Opacus)", _number(spent.rdp)),
-                ("by PRV (Opacus)", _number(spent.prv)),
+                ("by the exact Gaussian curve", _cost(spent.exact)),
+                ("by RDP (Opacus)", _cost(spent.rdp)),
+                ("by PRV (Opacus)", _cost(spent.prv)),
             ]
         ),
         tag("p", "What is left of the budget over all jobs: tightframe ledger explain."),
     )
 
 
-def _number(value: float | None) -> Part:
-    return None if value is None else f"{value:.4f}"
+def _cost(value: float | None) -> Part:
+    return None if value is None else rounded_up(value)
 
 
 def _records(report: SiloReport) -> Markup:

@@ -6,22 +6,22 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 
 from tightframe.data.base import SiloData
 from tightframe.errors import SecureSumError, SiteConfigError
 from tightframe.files import write_atomically
-from tightframe.phases import Fold
+from tightframe.phases import Fold, Neighbours
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
-from tightframe.privacy.events import Event, Neighbours
+from tightframe.privacy.events import Event
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, LedgerError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rules import events_of
+from tightframe.rounding import rounded_up
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.private.ledger_keys import signature_check, trusted_roots
 from tightframe.rounds.private.plan import PrivacyPlan
-from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
 
 SOLVED = "privacy.json"
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
@@ -76,10 +76,15 @@ class Budget:
             spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
             if any(key[0] == self._job_id for key in spent):
                 return  # goes on, as a resumed job, too: what it may still charge is checked each time
-            self._keep_promise("what is planned", (), planned)
+            self._keep_promise(
+                "what is planned",
+                planned,
+                advice="Plan less, or give the job a larger `privacy.epsilon` or more noise.",
+            )
+            self._check_number()
             ledger.dry_run(
                 [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
-                # The policy has been asked about the number of releases already.
+                # Each of these has a purpose of its own, those that may be repeated, too.
                 cap=replace(self.cap, releases=None),
             )
 
@@ -103,7 +108,12 @@ class Budget:
                 if entry.charge is not None and entry.charge.key[:2] == (self._job_id, purpose)
             )
             ours = events_of(entries, self._dataset, job_id=self._job_id)
-            self._keep_promise(purpose, ours, events)
+            self._keep_promise(
+                purpose,
+                [*ours, *events],
+                advice="What is repeated is charged again. Nothing was charged; run the job anew with a "
+                "larger `privacy.epsilon`, more `privacy.spare_rounds` or more noise.",
+            )
             charges = [
                 self._charge(purpose, attempt + place, event, alone) for place, event in enumerate(events)
             ]
@@ -115,7 +125,7 @@ class Budget:
             "%s: charged %s; epsilon %s of %s at delta %g spent on these records",
             self._context.name,
             purpose,
-            accounting.rounded_up(spent),
+            rounded_up(spent),
             "no cap" if self._context.policy.epsilon_cap is None else f"{self.cap.epsilon:g}",
             self.cap.delta,
         )
@@ -152,16 +162,23 @@ class Budget:
             )
         ledger.note_data(self._dataset, fingerprint(context.job.dataset, context.data))
 
-    def _keep_promise(self, purpose: str, before: Sequence[Event], events: Sequence[Event]) -> None:
+    def _keep_promise(self, purpose: str, events: Sequence[Event], *, advice: str) -> None:
         """Refuse a charge with which the job would cost more than it says: its repeats must fit, too."""
         privacy = self._plan.privacy
-        total = accounting.guaranteed([*before, *events], privacy.delta)
+        total = accounting.guaranteed(events, privacy.delta)
         if total > privacy.epsilon:
             raise BudgetError(
                 f"Expected this job to stay within the epsilon {privacy.epsilon:g} that it promises at delta "
-                f"{privacy.delta:g}, but with {purpose} it comes to {accounting.rounded_up(total)}. What is "
-                "repeated is charged again. Nothing was charged; run the job anew with a larger "
-                "`privacy.epsilon`, more `privacy.spare_rounds` or more noise."
+                f"{privacy.delta:g}, but with {purpose} it comes to {rounded_up(total)}. {advice}"
+            )
+
+    def _check_number(self) -> None:
+        """Refuse a job that releases more often than this site's policy lets it, before its first release."""
+        most, planned = self._context.policy.max_releases, self._plan.number_of_releases
+        if most is not None and planned > most:
+            raise BudgetError(
+                f"Expected a job of at most {most} releases, as `max_releases` of this site's policy says, "
+                f"but this one plans {planned}: {self._plan.describe()}. Let it release less often."
             )
 
     @property
@@ -192,7 +209,7 @@ class Budget:
         if self._context.identity is None:
             raise SecureSumError("this silo was given no identity to sign its ledger with.", code="TF-615")
         signer, anchor = self._context.identity()
-        check = _checker(self._context.name, anchor)
+        check = signature_check(trusted_roots(self._context.site, anchor), name=self._context.name)
         if ledger_expected(self.path):
             return Ledger(self.path, signer, check=check)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -217,13 +234,3 @@ def fingerprint(dataset: str, data: SiloData) -> str:
         labels = data.labels(fold)
         found.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
     return found.hexdigest()
-
-
-def _checker(name: str, anchor: Anchor) -> Callable[[bytes, bytes, bytes, datetime], None]:
-    """Holds the ledger's signatures against the site's own certificates, of any time."""
-
-    def check(certificate: bytes, message: bytes, signature: bytes, time: datetime) -> None:
-        verify_certificate(certificate, name, anchor, pins=None, pinned_only=False, at=time)
-        verify_signature(certificate, message, signature, owner=name, what="the ledger")
-
-    return check

@@ -17,7 +17,7 @@ from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.report.words import plural
 from tightframe.rounds.private.evaluation_plan import MAX_RECORDS, EvaluationPlan, plan_evaluation
-from tightframe.securesum.rules import threshold
+from tightframe.securesum.rules import honest_sites, threshold
 
 CLASS_COUNTS = "class counts"
 
@@ -64,6 +64,12 @@ class PrivacyPlan:
         if self.class_noise is None:
             return ()
         return (Gaussian(self.class_noise),) * (len(self.releases) + self.spare + self.prior)
+
+    @property
+    def number_of_releases(self) -> int:
+        """Releases other than training, each counted once: class sums, class counts, evaluations."""
+        evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
+        return len(self.releases) + self.prior + evaluations
 
     @property
     def release_events(self) -> tuple[Event, ...]:
@@ -161,4 +167,4 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
     if job.summation == "plain":
         return 1
     colluders = job.assumed_colluders(enrolled)
-    return max(1, threshold(enrolled, colluders, job.server_trust) - colluders)
+    return honest_sites(threshold(enrolled, colluders, job.server_trust), colluders)

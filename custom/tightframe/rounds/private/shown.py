@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tightframe.config.job import JobConfig, Privacy
 from tightframe.config.profiles import EpsilonShown
 from tightframe.phases import Contribution, Field, Phase, Schema, SiloView, Tensors, Totals
+from tightframe.rounding import rounded_up
 
 if TYPE_CHECKING:
     from tightframe.rounds.private.silo import PrivateSilo
@@ -94,7 +95,7 @@ def thousandths(epsilon: float) -> int:
     >>> thousandths(3.2131), thousandths(8.0)
     (3214, 8000)
     """
-    return int((Decimal(epsilon) * UNIT).to_integral_value(ROUND_CEILING))
+    return int(Decimal(rounded_up(epsilon)) * UNIT)
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class Spent:
         """One line for people."""
         parts = [f"{_silos(count)} up to epsilon {high:g}" for _, high, count in self.ranges]
         text = ", ".join(parts) or "not told"
+        # In thousandths already, and rounded up by the silo.
         told = [f"{site} shows {value:.3f}" for site, value in sorted(self.shown.items())]
         if self.untold and parts:
             told.append(f"{_silos(self.untold)} told nothing")

@@ -67,6 +67,8 @@ class _File:
         return self._chain
 
     def write(self, line: bytes) -> None:
+        """Append a line; after one that did not fit on the disk, what there is of it is cut off first."""
+        self._chain = None
         append_durably(self._path, line, mode=0o644)
         self._chain = transcript.Chain.resume(line)
 

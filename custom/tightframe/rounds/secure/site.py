@@ -42,6 +42,7 @@ class SecureSite:
         self._context = context
         self._vault = Vault(context.secure_folder, context.journal, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
+        self._unrecorded = False  # a session was checked, and could not be put on record
 
     def enroll(self, raw: Any, declare: _Declare) -> bytes:
         """Hold the server's parameters against this site's rules; advertise keys.
@@ -117,7 +118,8 @@ class SecureSite:
             weights = {name: item.weight for name, item in declared.items()}
             # The server names the colluders; this silo assumes as many as the job says at least.
             colluders = max(params.colluders, self._context.job.assumed_colluders(len(weights)))
-            encoded = train(weights, max(1, params.threshold - colluders), tellers(declared.values()))
+            honest = rules.honest_sites(params.threshold, colluders)
+            encoded = train(weights, honest, tellers(declared.values()))
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
@@ -133,8 +135,10 @@ class SecureSite:
                     history=history,
                 )
                 reply = self._commit("contribute", key, step)
-            if isinstance(before, Confirmed):
+            self._unrecorded |= isinstance(before, Confirmed)
+            if self._unrecorded and request.setup:
                 self._record.session(step.state, request)
+                self._unrecorded = False
             return reply
 
         return self._once("contribute", raw, received, make)

@@ -1,0 +1,111 @@
+"""Sums over the records of each class: within a batch, and over a fold whatever the order of its records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tightframe.errors import ContributionError, TrainingError
+
+# Each record's feature is rounded to this grid and summed in integers, so that the sum does not
+# depend on the order of records; 2**28 * 2**24 leaves every total exact in float64.
+GRID = 2.0**24
+SUM_BOUND = 2.0**28
+# 2**24 records of a class (more are refused by the bound of their count) of features up to 2**14 come to
+# 2**24 * 2**14 * 2**24 = 2**62 units at most, so that the int64 sum never wraps; SUM_BOUND is checked on it.
+FEATURE_BOUND = 2.0**14
+COUNT_BOUND = 2.0**24
+
+
+@dataclass(frozen=True)
+class BatchClasses:
+    """Which records of a batch are of one class, as a (B, B) mask or as (B, K) membership.
+
+    The mask costs B^2 d and needs no number of classes; membership costs K d^2 a record and asks
+    the device how many classes there are. The mask is cheaper unless B > K d, which cannot happen
+    while the batch is smaller than the feature width; so only larger batches ask.
+
+    Attributes:
+        same: of equal labels, or None.
+        member: of each record in its class, or None; one of the two is given.
+    """
+
+    same: torch.Tensor | None
+    member: torch.Tensor | None
+
+    @classmethod
+    def of(cls, features: torch.Tensor, labels: torch.Tensor) -> BatchClasses:
+        """Of features (B, d) and labels (B,), in whichever form is cheaper."""
+        batch, width = features.shape
+        if batch > width:
+            classes, slots = torch.unique(labels, return_inverse=True)
+            if batch > len(classes) * width:
+                return cls(None, nn.functional.one_hot(slots, len(classes)).to(features.dtype))
+        return cls((labels[:, None] == labels[None, :]).to(features.dtype), None)
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """For each record, the sum of ``values`` (B, k) over the records of its class, (B, k)."""
+        if self.same is not None:
+            return self.same @ values
+        assert self.member is not None  # noqa: S101  (one of the two is given)
+        return self.member @ (self.member.T @ values)
+
+    def squared_products(self, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """Each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
+
+        Args:
+            values: Z, (B, d).
+            count: records of each one's class, (B, 1).
+        """
+        if self.same is not None:
+            gram = values @ values.T
+            return (gram.square() * self.same).sum(1, keepdim=True)
+        assert self.member is not None  # noqa: S101  (one of the two is given)
+        by_class = self.member.T[:, None, :] * values.T  # (K, d, B), zero outside of the class
+        norms = (by_class @ values).square().sum((1, 2))  # (K,)
+        return self.member @ norms[:, None] / count
+
+
+@torch.no_grad()
+def class_feature_sums(
+    model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per class the sum of features and the number of records, independent of their order.
+
+    Args:
+        model: in evaluation mode.
+        batches: (inputs, labels) of the training fold, without augmentation.
+        num_classes: C.
+        width: feature width d.
+
+    Returns:
+        Sums (C, d) float64, multiples of 2^-24, and counts (C,) float64, on the CPU.
+
+    Raises:
+        TrainingError: TF-301 if a feature is not finite.
+        ContributionError: TF-402 if a feature is over ``FEATURE_BOUND``.
+    """
+    device = next(model.parameters()).device
+    sums = torch.zeros(num_classes, width, dtype=torch.int64, device=device)
+    counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    largest = torch.zeros((), dtype=torch.float64, device=device)  # |feature|; read once, after all batches
+    for inputs, labels in batches:
+        features = model.features(inputs).to(torch.float64)  # type: ignore[operator]
+        largest = torch.maximum(largest, features.abs().max())
+        # The conversion of what is refused below would be arbitrary, so it never happens.
+        safe = features.nan_to_num(nan=0.0).clamp(-FEATURE_BOUND, FEATURE_BOUND)
+        sums.index_add_(0, labels, (safe * GRID).round().to(torch.int64))
+        counts.index_add_(0, labels, torch.ones_like(labels))
+    if not math.isfinite(found := float(largest)):
+        raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
+    if found > FEATURE_BOUND:
+        raise ContributionError(
+            f"Expected features of at most {FEATURE_BOUND:g} in absolute value after local training, but got "
+            f"{found:g}: lower the learning rate or the weights of the method's terms, or check the records.",
+            code="TF-402",
+        )
+    return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)

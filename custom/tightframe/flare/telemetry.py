@@ -1,0 +1,164 @@
+"""What a run tells boards: TensorBoard events by the engine's receiver, StatsD by the engine's reporter.
+
+Which of them, if any, is the server's own ``local/tightframe.json`` to say, never a job's. Everything comes
+from ``rounds.measures``: totals, and how many silos. Silos send nothing for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ReservedTopic
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.fuel.data_event.data_bus import DataBus
+from nvflare.metrics.metrics_keys import MetricKeys, MetricTypes
+from nvflare.metrics.metrics_publisher import publish_app_metrics
+
+from tightframe.config.site import ServerEntry, StatsD
+from tightframe.errors import SiteConfigError
+from tightframe.rounds.measures import PREFIX, Measure, of_rounds, of_run
+from tightframe.rounds.run_record import RunRecord
+
+FOLDER = "tb_events"
+"""Of the events, beside the results."""
+
+
+class Telemetry:
+    """What one run tells, and whom.
+
+    Args:
+        sender: the controller, which fires the engine's events and hands all of them to ``handle_event``.
+        entry: what the server's site asks for.
+        job_name: of the run.
+        fl_ctx: of the run that is about to start.
+
+    Raises:
+        SiteConfigError: TF-211 if a package that it takes is not installed, TF-202 if nothing can be written
+            or sent.
+    """
+
+    def __init__(self, sender: FLComponent, entry: ServerEntry, job_name: str, fl_ctx: FLContext) -> None:
+        self._sender = sender
+        self._engine: Any = fl_ctx.get_engine()
+        self._log: logging.Logger = sender.logger
+        self._tags = {"job_id": str(fl_ctx.get_job_id()), "job_name": job_name}
+        self._lock = threading.Lock()
+        self._rows = 0
+        self._points: dict[tuple[Measure, int], float] = {}
+        self._gauges: dict[Measure, float] = {}
+        self._receiver: Any = _receiver(fl_ctx) if entry.tensorboard else None
+        self._reporter: Any = None if entry.statsd is None else _reporter(entry.statsd)
+
+    def watch(self, record: RunRecord) -> None:
+        """Tell of a run from now on, whenever its status changes."""
+
+        def tell() -> None:
+            try:
+                self._tell(record)
+            except Exception:
+                # Nobody's training ends because somebody's board cannot be drawn.
+                self._log.exception("what the run tells boards is incomplete")
+
+        record.watcher = tell
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Show the engine's receiver all events: it writes its own kind and closes at the end."""
+        if self._receiver is not None:
+            self._receiver.handle_event(event_type, fl_ctx)
+
+    def end(self) -> None:
+        """The run is over: the reporter listens no more."""
+        if self._reporter is not None:
+            DataBus().unsubscribe(ReservedTopic.APP_METRICS, self._reporter.process_metrics)
+
+    def _tell(self, record: RunRecord) -> None:
+        with self._lock:
+            rows = list(record.rows)
+            opened, self._rows = len(rows) != self._rows, len(rows)
+            gauges = of_run(record.status, rows)
+            # Datagrams get lost: what a sum has brought is told with all the rest of it.
+            changed = {key: value for key, value in gauges.items() if self._gauges.get(key) != value}
+            self._gauges = gauges
+            self._publish(gauges if opened else changed)
+            if self._receiver is not None and opened:
+                self._write(of_rounds(rows))
+
+    def _publish(self, gauges: Mapping[Measure, float]) -> None:
+        """Put values on the engine's bus, for its reporter, here or set up by the server's operator."""
+        by_class: dict[str | None, dict[str, float]] = {}
+        for (name, of_class), value in gauges.items():
+            by_class.setdefault(of_class, {})[name] = value
+        for of_class, values in by_class.items():
+            tags = self._tags if of_class is None else self._tags | {"class": of_class}
+            # In StatsD a sign makes a difference of it, which is added to the value before.
+            _publish({name: 0.0 for name, value in values.items() if value < 0}, tags)
+            _publish(values, tags)
+
+    def _write(self, points: Mapping[tuple[Measure, int], float]) -> None:
+        """Fire the engine's event for each point that is new, and have the file written."""
+        for key, value in points.items():
+            if self._points.get(key) == value:
+                continue
+            (name, of_class), number = key
+            tag = "/".join([PREFIX, name, *([] if of_class is None else [of_class])])
+            dxo = create_analytic_dxo(tag, value, AnalyticsDataType.SCALAR, global_step=number)
+            with self._engine.new_context() as fl_ctx:
+                send_analytic_dxo(self._sender, dxo, fl_ctx)
+        self._points = dict(points)
+        for writer in self._receiver.writers_table.values():
+            writer.flush()  # it would wait two minutes, and a run that is killed would lose them
+
+
+def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
+    if values:
+        publish_app_metrics({MetricKeys.type: MetricTypes.GAUGE, **values}, PREFIX, dict(tags), DataBus())
+
+
+def _receiver(fl_ctx: FLContext) -> Any:
+    """The engine's receiver, started; without the federated events that it would take from silos."""
+    engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", asked="server.tensorboard")
+    receiver = engine.TBAnalyticsReceiver(tb_folder=FOLDER, events=[ANALYTIC_EVENT_TYPE])
+    receiver.handle_event(EventType.START_RUN, fl_ctx)
+    if receiver.root_log_dir is None:  # the engine only logs what was wrong
+        raise SiteConfigError(
+            f"Expected to make the folder {FOLDER} beside the results for server.tensorboard, but could not: "
+            "the line before says why."
+        )
+    return receiver
+
+
+def _reporter(where: StatsD) -> Any:
+    """The engine's reporter, which listens on the engine's bus from now on."""
+    # The client library would tell the server's container with every value, which older exporters refuse.
+    os.environ.setdefault("DD_ORIGIN_DETECTION_ENABLED", "false")
+    engine = _installed("nvflare.fuel_opt.statsd.statsd_reporter", "datadog", asked="server.statsd")
+    try:
+        socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
+    except OSError as error:  # the reporter would drop every datagram without a word
+        raise SiteConfigError(
+            f"Expected server.statsd to name a host that can be found, but got {where.host!r}: {error}."
+        ) from None
+    return engine.StatsDReporter(site="server", host=where.host, port=where.port)
+
+
+def _installed(module: str, package: str, *, asked: str) -> Any:
+    """A module of the engine's that takes a package which the engine does not bring along."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SiteConfigError(
+            f"Expected the package {package} to be installed, because {asked} asks for it, but got: {error}. "
+            "Install tightframe with its extra `monitoring` at the server, or take the key out of "
+            "local/tightframe.json.",
+            code="TF-211",
+        ) from None

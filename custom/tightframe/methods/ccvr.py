@@ -1,0 +1,236 @@
+"""CCVR: after FedAvg the head is trained once more, on features drawn from each class's Gaussian.
+
+Source: Luo, Chen, Hu, Zhang, Liang and Feng, No Fear of Heterogeneity: Classifier Calibration for
+Federated Learning with Non-IID Data, NeurIPS 2021, eq. (3), (4) and algorithm 1. With z a training
+record's features in the final model, n_c records of class c at all silos::
+
+    mu_c    = sum z / n_c
+    Sigma_c = (sum z z^T - n_c mu_c mu_c^T) / (n_c - 1)
+    the head is trained on M draws of N(mu_c, Sigma_c) for each class, the body stays
+
+The three sums over all silos' records of a class are what is opened, so that the moments are those of
+the pooled records, exactly. Of the symmetric z z^T the upper triangle travels. The sums go out after
+the last round, once: the first of two exchanges tells who holds what (the class rules), the second has
+the sums. A class that is not told of keeps its row of the head as far as the other classes' draws leave
+it; a class of one record has no covariance and is drawn at its mean.
+
+FedETF's code takes standard deviations for variances and does not weigh silos, and FL-bench's mixes a
+covariance over n with a formula for n - 1; neither is the paper's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from tightframe import model_update, phases
+from tightframe.errors import TrainingError
+from tightframe.head_training import fit_head
+from tightframe.local_training import LocalRule, ServerRule, averaging, composed_method, plain_training
+from tightframe.models import feature_width
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Phase,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+    stream_seed,
+)
+
+COUNTS, SUMS, PRODUCTS = "moments/counts", "moments/sums", "moments/products"
+SEED = "ccvr_seed"
+COUNT_BOUND, SUM_BOUND, PRODUCT_BOUND = 2.0**24, 2.0**28, 2.0**32
+
+
+class CcvrConfig(BaseModel):
+    """CCVR's options.
+
+    Attributes:
+        virtual_features: M, draws of each class; the paper tries 100 to 2,000.
+        epochs: passes over all draws, which are drawn once.
+        learning_rate, momentum, batch_size: of SGD on the head.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    virtual_features: int = Field(default=1000, ge=1, le=1_000_000)
+    epochs: int = Field(default=10, ge=1, le=10_000)
+    learning_rate: float = Field(default=0.01, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    batch_size: int = Field(default=64, ge=1)
+
+
+@torch.no_grad()
+def class_moments(
+    features: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Per class the number of records, the sum of z and the upper triangle of the sum of z z^T.
+
+    Args:
+        features: batches of z (B, d) and labels (B,).
+        num_classes: C.
+        width: d.
+
+    Returns:
+        (C,), (C, d) and (C, d (d + 1) / 2), float64 on the CPU.
+
+    Raises:
+        TrainingError: TF-301 if a feature is not finite.
+    """
+    counts = torch.zeros(num_classes, dtype=torch.float64)
+    sums = torch.zeros(num_classes, width, dtype=torch.float64)
+    products = torch.zeros(num_classes, width, width, dtype=torch.float64)
+    for rows, labels in features:
+        wide = rows.to("cpu", torch.float64)
+        for label in labels.unique().tolist():
+            own = wide[labels.cpu() == label]
+            counts[label] += len(own)
+            sums[label] += own.sum(0)
+            products[label] += own.T @ own
+    if not bool(products.isfinite().all()):
+        raise TrainingError("Expected finite features of the final model, but some are NaN or infinite.")
+    upper = torch.triu_indices(width, width)
+    return counts, sums, products[:, upper[0], upper[1]]
+
+
+def pooled_moments(
+    counts: torch.Tensor, sums: torch.Tensor, products: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Means (C, d) and covariances (C, d, d) of each class, from sums over all silos, eq. (3) and (4).
+
+    Args:
+        counts: n, (C,); a class below 1/2 has zeros, one below 3/2 no covariance.
+        sums: of z, (C, d).
+        products: the upper triangle of the sum of z z^T, (C, d (d + 1) / 2).
+
+    >>> mean, covariance = pooled_moments(
+    ...     torch.tensor([2.0]), torch.tensor([[4.0]]), torch.tensor([[10.0]])
+    ... )  # of 1 and 3
+    >>> float(mean), float(covariance)
+    (2.0, 2.0)
+    """
+    width = sums.shape[1]
+    upper = torch.triu_indices(width, width)
+    whole = torch.zeros(len(counts), width, width, dtype=torch.float64)
+    whole[:, upper[0], upper[1]] = products.to(torch.float64)
+    whole = whole + whole.triu(1).transpose(1, 2)
+    records = counts.to(torch.float64).clamp_min(1)[:, None]
+    means = sums.to(torch.float64) / records
+    scatter = whole - records[:, :, None] * means[:, :, None] * means[:, None, :]
+    several = (counts >= 1.5)[:, None, None]
+    return means, torch.where(several, scatter / (records - 1).clamp_min(1)[:, :, None], 0.0)
+
+
+def draw_features(
+    mean: torch.Tensor, covariance: torch.Tensor, number: int, stream: torch.Generator
+) -> torch.Tensor:
+    """Draws of N(mean, covariance), (number, d) float64; eigenvalues that rounding made negative are zero."""
+    values, vectors = torch.linalg.eigh(covariance)
+    noise = torch.randn(number, len(mean), generator=stream, dtype=torch.float64)
+    return mean + noise * values.clamp_min(0).sqrt() @ vectors.T
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, and the seed of the draws."""
+    return ServerState(
+        model_update.initial_model(setting, seed),
+        {SEED: torch.tensor(stream_seed(seed, "ccvr"), dtype=torch.int64)},
+    )
+
+
+def after(setting: Setting) -> tuple[Phase, ...]:
+    """Who holds what; then the class sums of the final model's features, and the calibration."""
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    counts = phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, static=True, per_class=True, sensitivity=1.0)
+    sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)
+    triangle = (classes, width * (width + 1) // 2)
+    products = phases.Field(PRODUCTS, triangle, bound=PRODUCT_BOUND, static=True, per_class=True)
+    tell = Phase("holders", phases.Schema((counts,)), _broadcast, _tell_counts, _keep)
+    calibration = Phase(
+        "moments",
+        phases.Schema((counts, sums, products)),
+        _broadcast,
+        tell_moments,
+        lambda state, totals, cohort: update(setting, state, totals),
+    )
+    return (tell, calibration)
+
+
+def _broadcast(state: ServerState) -> Tensors:
+    return model_update.broadcast_model(state.model)
+
+
+def _keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    return state
+
+
+def _tell_counts(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    counts = silo.class_counts("train").to(torch.float64)
+    return Contribution({COUNTS: counts if silo.offers_prototypes else torch.zeros_like(counts)}, state)
+
+
+def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """The three class sums of this silo's training records in the model received."""
+    model = silo.load(model_update.received_model(broadcast)).eval()
+    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+    made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
+    with torch.no_grad():
+        moments = class_moments(made, silo.setting.num_classes, feature_width(model))
+    return Contribution(dict(zip((COUNTS, SUMS, PRODUCTS), moments, strict=True)), state)
+
+
+def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
+    """The final model with a head trained on draws of every class that has moments."""
+    config: CcvrConfig = setting.config
+    counts = torch.as_tensor(totals[COUNTS], dtype=torch.float64)
+    means, covariances = pooled_moments(
+        counts, torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[PRODUCTS])
+    )
+    known = [label for label in range(setting.num_classes) if counts[label] >= 0.5]
+    if len(known) < 2:  # one class alone would only push all others away
+        return state
+    stream = torch.Generator().manual_seed(int(state.extra[SEED]))
+    drawn = [
+        draw_features(means[label], covariances[label], config.virtual_features, stream) for label in known
+    ]
+    labels = torch.tensor(known).repeat_interleave(config.virtual_features)
+    model = model_update.build_template(setting)
+    model.load_state_dict(dict(state.model))
+    fit_head(
+        model.get_submodule("head"),
+        torch.cat(drawn).float(),
+        labels,
+        epochs=config.epochs,
+        learning_rate=config.learning_rate,
+        momentum=config.momentum,
+        batch_size=config.batch_size,
+        stream=stream,
+    )
+    return state.evolve(model={name: item.detach().clone() for name, item in model.state_dict().items()})
+
+
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """FedAvg's training and mean."""
+    return plain_training(), averaging()
+
+
+METHOD = replace(
+    composed_method(
+        name="ccvr",
+        title="CCVR",
+        paper=(
+            "Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
+            "Non-IID Data, NeurIPS 2021"
+        ),
+        config=CcvrConfig,
+        parts=parts,
+        after=after,
+    ),
+    init_server=init_server,
+)

@@ -1,0 +1,327 @@
+"""CReFF: a head re-trained at the server on features that have the silos' gradients.
+
+Source: Shang, Lu, Huang and Wang, Federated Learning on Heterogeneous and Long-Tailed Data via Classifier
+Re-Training with Federated Features, IJCAI 2022, eq. (3) to (8) and algorithm 1. Beside FedAvg's model
+(body and generic head) there is a re-trained head, which predicts. Each round a silo sends, for each of
+its classes, the mean gradient of the cross-entropy in the re-trained head's parameters, at its records'
+features in the model received::
+
+    g_kc = mean over records of class c of  (softmax(phi z) - e_c) [z, 1]^T        (C, d + 1)
+    G_c  = mean of g_kc over the silos that have class c                           a ratio of two sums
+
+The server keeps M federated features of each class and changes them, by S steps of gradient descent,
+until their own mean gradient points where the silos' does, row by row::
+
+    D(G_c, g_c) = mean over rows j of  1 - cos(G_c[j], g_c[j])
+
+and trains the head on them, the same number of each class, from the averaged generic head. Until the first
+class gradients are open the re-trained head is the generic one. A class without open gradients keeps its
+federated features, and is in the re-training once it has been open.
+
+The paper does not say from where the re-training starts each round; here it is from the averaged head.
+Published settings are 100 steps at 0.1 (in a configuration file) or 0.01 (in scripts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update, phases
+from tightframe.errors import TrainingError
+from tightframe.head_training import fit_head
+from tightframe.models import feature_width
+from tightframe.optimizers import OptimizerSettings
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+    stream_seed,
+)
+from tightframe.stages import Stage, cross_entropy
+
+TERMS = ("cross_entropy",)
+GRADIENTS, HOLDERS = "creff/gradients", "creff/holders"
+FEATURES, KNOWN, SEED = "creff_features", "creff_known", "creff_seed"
+GRADIENT_BOUND = 2.0**20
+GENERIC, RETRAINED = "head.generic.", "head.retrained."
+SHORTEST = 1e-12
+
+
+class CreffConfig(BaseModel):
+    """CReFF's options.
+
+    Attributes:
+        features: M, federated features of each class.
+        match_steps, match_learning_rate: S steps of gradient descent on them a round.
+        epochs, learning_rate, momentum, batch_size: of the head's re-training by SGD, a round.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    features: int = Field(default=100, ge=1, le=100_000)
+    match_steps: int = Field(default=100, ge=1, le=100_000)
+    match_learning_rate: float = Field(default=0.1, gt=0)
+    epochs: int = Field(default=300, ge=1, le=100_000)
+    learning_rate: float = Field(default=0.01, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    batch_size: int = Field(default=256, ge=1)
+
+
+class TwoHeads(nn.Module):
+    """The generic head in training, the re-trained one in evaluation.
+
+    Args:
+        feature_width: d.
+        num_classes: C.
+    """
+
+    def __init__(self, feature_width: int, num_classes: int) -> None:
+        super().__init__()
+        self.generic = nn.Linear(feature_width, num_classes)
+        self.retrained = nn.Linear(feature_width, num_classes).requires_grad_(False)
+        self.retrained.load_state_dict(self.generic.state_dict())
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Logits (B, C) of features (B, d)."""
+        logits: torch.Tensor = (self.generic if self.training else self.retrained)(features)
+        return logits
+
+
+def head_gradients(
+    features: torch.Tensor, label: int, weight: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """The sum over records of the cross-entropy's gradient in a linear head, eq. (3).
+
+    Args:
+        features: z of records of one class, (B, d).
+        label: that class, c.
+        weight: (C, d).
+        bias: (C,).
+
+    Returns:
+        ``sum (softmax(W z + b) - e_c) [z, 1]^T``, (C, d + 1), differentiable in the features.
+
+    >>> head_gradients(torch.ones(1, 1), 0, torch.zeros(2, 1), torch.zeros(2)).tolist()
+    [[-0.5, -0.5], [0.5, 0.5]]
+    """
+    gaps = torch.softmax(features @ weight.T + bias, 1)
+    gaps = gaps - nn.functional.one_hot(torch.tensor(label), len(bias)).to(gaps)
+    ones = torch.ones(len(features), 1, dtype=features.dtype, device=features.device)
+    return gaps.T @ torch.cat([features, ones], 1)
+
+
+def dissimilarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """``mean over rows of 1 - cos``, eq. (6), of two gradients (C, d + 1); a row of zeros has cosine 0."""
+    return 1 - nn.functional.cosine_similarity(first, second, dim=1, eps=SHORTEST).mean()
+
+
+@torch.no_grad()
+def class_gradients(
+    records: Iterable[tuple[torch.Tensor, torch.Tensor]], weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A silo's mean gradient of each class, and which classes it has.
+
+    Args:
+        records: batches of features (B, d) and labels (B,).
+        weight: of the re-trained head, (C, d).
+        bias: (C,).
+
+    Returns:
+        (C, C (d + 1)) and (C,), float64 on the CPU; rows of classes that it lacks are zero.
+
+    Raises:
+        TrainingError: TF-301 if a gradient is not finite.
+    """
+    classes, width = weight.shape
+    sums = torch.zeros(classes, classes, width + 1, dtype=torch.float64)
+    counts = torch.zeros(classes, dtype=torch.float64)
+    wide = [item.to("cpu", torch.float64) for item in (weight, bias)]
+    for rows, labels in records:
+        features, truth = rows.to("cpu", torch.float64), labels.cpu()
+        for label in truth.unique().tolist():
+            own = features[truth == label]
+            sums[label] += head_gradients(own, label, wide[0], wide[1])
+            counts[label] += len(own)
+    if not bool(sums.isfinite().all()):
+        raise TrainingError("Expected finite gradients of the head, but some are NaN or infinite.")
+    means = sums / counts.clamp_min(1)[:, None, None]
+    return means.flatten(1), (counts > 0).to(torch.float64)
+
+
+def match_features(
+    features: torch.Tensor,
+    label: int,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    *,
+    steps: int,
+    learning_rate: float,
+) -> torch.Tensor:
+    """One class's federated features after gradient descent on the dissimilarity, eq. (5) to (7).
+
+    Args:
+        features: (M, d).
+        label: their class, c.
+        target: G_c, (C, d + 1).
+        weight: of the re-trained head, (C, d).
+        bias: (C,).
+        steps: of gradient descent.
+        learning_rate: of each.
+
+    Returns:
+        (M, d), in the type of ``features``.
+    """
+    current = features.detach().clone()
+    for _ in range(steps):
+        current.requires_grad_(True)
+        own = head_gradients(current, label, weight, bias) / len(current)
+        (slope,) = torch.autograd.grad(dissimilarity(target, own), current)
+        current = (current - learning_rate * slope).detach()
+    return current
+
+
+def head(config: CreffConfig, width: int, classes: int) -> nn.Module:
+    """Both heads."""
+    return TwoHeads(width, classes)
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, and federated features drawn from a standard normal distribution."""
+    width = feature_width(model_update.shared_template(setting))
+    stream = torch.Generator().manual_seed(stream_seed(seed, "creff", "features"))
+    shape = (setting.num_classes, setting.config.features, width)
+    extra = {
+        FEATURES: torch.randn(shape, generator=stream),
+        KNOWN: torch.zeros(setting.num_classes, dtype=torch.uint8),
+        SEED: torch.tensor(stream_seed(seed, "creff", "order"), dtype=torch.int64),
+    }
+    return ServerState(model_update.initial_model(setting, seed), extra)
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: class gradients at the model received, then FedAvg's training."""
+    classes = setting.num_classes
+    size = classes * (feature_width(model_update.shared_template(setting)) + 1)
+    shared = {"static": True, "per_class": True}
+    schema = phases.Schema(
+        (
+            *model_update.model_fields(setting),
+            *model_update.training_fields(TERMS),
+            phases.Field(GRADIENTS, (classes, size), bound=GRADIENT_BOUND, **shared),  # type: ignore[arg-type]
+            phases.Field(HOLDERS, (classes,), bound=1.0, **shared),  # type: ignore[arg-type]
+        )
+    )
+    return (
+        Phase(
+            "train",
+            schema,
+            broadcast,
+            contribute,
+            lambda state, totals, cohort: update(setting, round, state, totals, cohort),
+        ),
+    )
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """The model with both heads, as ``model/<name>``; the federated features stay at the server."""
+    return model_update.broadcast_model(state.model)
+
+
+def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """Gradients of each class's records at the model received, then E epochs; nothing is kept."""
+    received = model_update.received_model(broadcast)
+    model = silo.load(received).eval()
+    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+    with torch.no_grad():
+        made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
+        gradients, held = class_gradients(made, received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"])
+    local = silo.setting.local
+    stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
+    report = silo.fit(model, [stage])
+    terms = {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)}
+    return Contribution({**terms, GRADIENTS: gradients, HOLDERS: held})
+
+
+def update(setting: Setting, round: int, state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """FedAvg's mean; then the federated features, and the head that is re-trained on them."""
+    config: CreffConfig = setting.config
+    model = model_update.apply_mean(state.model, totals, cohort)
+    weight, bias = (state.model[RETRAINED + name] for name in ("weight", "bias"))
+    features, known = state.extra[FEATURES].clone(), state.extra[KNOWN].clone()
+    if HOLDERS in totals:
+        holders = torch.as_tensor(totals[HOLDERS], dtype=torch.float64)
+        sums = torch.as_tensor(totals[GRADIENTS], dtype=torch.float64)
+        for label in (holders >= 0.5).nonzero()[:, 0].tolist():
+            target = (sums[label] / holders[label]).view(len(bias), -1).to(features)
+            features[label] = match_features(
+                features[label],
+                label,
+                target,
+                weight,
+                bias,
+                steps=config.match_steps,
+                learning_rate=config.match_learning_rate,
+            )
+            known[label] = 1
+    head = nn.utils.skip_init(nn.Linear, weight.shape[1], len(bias))  # no draw from the global stream
+    head.load_state_dict({name: model[GENERIC + name] for name in ("weight", "bias")})
+    chosen = known.bool()
+    if int(chosen.sum()) > 1:  # one class alone would only push all others away
+        labels = chosen.nonzero()[:, 0].repeat_interleave(config.features)
+        stream = torch.Generator().manual_seed(stream_seed(int(state.extra[SEED]), round))
+        fit_head(
+            head,
+            features[chosen].flatten(0, 1),
+            labels,
+            epochs=config.epochs,
+            learning_rate=config.learning_rate,
+            momentum=config.momentum,
+            batch_size=config.batch_size,
+            stream=stream,
+        )
+    model |= {RETRAINED + name: item.detach().clone() for name, item in head.state_dict().items()}
+    return state.evolve(model=model, extra={**state.extra, FEATURES: features, KNOWN: known})
+
+
+def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
+    """The final model after one more round of training, with the generic head, which that trains."""
+    own: Any = silo.load(model)
+    local = silo.setting.local
+    silo.fit(own, [Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)])
+    own.head = own.head.generic
+    module: nn.Module = own.eval()
+    return module
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C) of the re-trained head: the model is in evaluation mode."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+METHOD = Method(
+    name="creff",
+    title="CReFF",
+    paper=(
+        "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training "
+        "with Federated Features, IJCAI 2022"
+    ),
+    config=CreffConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    head=head,
+    personalise=personalise,
+)

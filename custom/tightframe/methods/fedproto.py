@@ -1,0 +1,216 @@
+"""FedProto: only class prototypes move; every silo has a model of its own.
+
+Source: Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, FedProto: Federated Prototype Learning across
+Heterogeneous Clients, AAAI 2022, eq. (3) to (6) and algorithm 1::
+
+    silo:    min  cross-entropy + lam * mean over records with a G_y of  |z - G_y|^2 / d
+             after training  g_kc = mean of z over its records of class c
+    server:  G_c = sum_k (n_kc / N_c) g_kc = sum over all silos' records of class c of z / N_c
+
+z are a record's features, d their width. The paper writes the server's mean over holders with a factor
+1 / |holders| before weights that already sum to one; its code and those of the comparisons take the plain
+mean over holders (``weighting: holders``), the formula without that factor is the pooled mean
+(``records``). A class without prototype has no term: FedETF's code has a vector of zeros there, which
+pulls features to zero. Published codes take the mean over d of the squared distance (lam 0.1 in FedNH's
+and FedETF's comparisons, 1 in the authors').
+
+The silo's model never leaves, and becomes what it was trained to only if the silo's term was in the opened
+sum. Models start from a draw of each silo's own; what they must share is the feature width. There is no
+global model: what is evaluated is each silo's own, by its own head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from tightframe import model_update, phases
+from tightframe.errors import TrainingError
+from tightframe.models import feature_width
+from tightframe.optimizers import OptimizerSettings
+from tightframe.own_models import kept_model, own_tensors, own_trained
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.stages import BatchView, Stage, Term, cross_entropy
+
+Weighting = Literal["holders", "records"]
+
+TERMS = ("cross_entropy", "prototype")
+SUMS, SHARES = "prototype/sums", "prototype/shares"
+PROTOTYPES, VALID = "prototypes", "prototype_valid"
+SUM_BOUND, FEATURE_BOUND, COUNT_BOUND = 2.0**28, 2.0**20, 2.0**24
+
+
+class FedProtoConfig(BaseModel):
+    """FedProto's options.
+
+    Attributes:
+        lam: lambda, the weight of the distance to the prototypes.
+        weighting: a prototype is the mean of its holders' class means (``holders``), or of all their records
+            (``records``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    lam: float = Field(default=0.1, ge=0)
+    weighting: Weighting = "holders"
+
+
+def prototype_loss(
+    features: torch.Tensor, labels: torch.Tensor, prototypes: torch.Tensor, valid: torch.Tensor
+) -> torch.Tensor:
+    """The mean over records whose class has a prototype of ``|z - G_y|^2 / d``; zero if none has.
+
+    Args:
+        features: z, (B, d).
+        labels: y, (B,).
+        prototypes: G, (C, d), constant; rows that are not valid are never used.
+        valid: (C,) bool.
+
+    >>> prototype_loss(torch.ones(2, 2), torch.tensor([0, 1]), torch.zeros(2, 2), torch.tensor([True, False]))
+    tensor(1.)
+    """
+    known = valid[labels]
+    rows = torch.where(valid[:, None], prototypes, 0.0)[labels].to(features)
+    distances = (features - rows).square().mean(1)
+    return torch.where(known, distances, 0.0).sum() / known.sum().clamp_min(1)
+
+
+def update_prototypes(
+    previous: torch.Tensor, sums: torch.Tensor, shares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``G_c``, the ratio of two sums; a class that nobody has keeps its previous prototype.
+
+    Args:
+        previous: (C, d).
+        sums: of class means over holders, or of features over records, (C, d).
+        shares: holders or records, (C,); below 1/2 counts as none.
+
+    Returns:
+        (C, d) in the type of ``previous``, and which classes are in these sums, (C,) bool.
+    """
+    seen = shares >= 0.5
+    means = sums.to(torch.float64) / torch.where(seen, shares, 1).to(torch.float64)[:, None]
+    return torch.where(seen[:, None], means.to(previous.dtype), previous), seen
+
+
+@torch.no_grad()
+def class_sums(silo: SiloView, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of the features of this silo's training records by class (C, d), and their numbers (C,), float64.
+
+    Raises:
+        TrainingError: TF-301 if a feature is not finite.
+    """
+    classes = silo.setting.num_classes
+    sums = torch.zeros(classes, feature_width(model), dtype=torch.float64)
+    counts = torch.zeros(classes, dtype=torch.float64)
+    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+    for inputs, labels in records:
+        # A product, because adding by index has no fixed order on a GPU.
+        member = nn.functional.one_hot(labels, classes).to(torch.float64)
+        features: torch.Tensor = model.features(inputs)  # type: ignore[operator]
+        sums += (member.T @ features.to(torch.float64)).cpu()
+        counts += member.sum(0).cpu()
+    if not bool(sums.isfinite().all()):
+        raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
+    return sums, counts
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """No model, and no prototype yet."""
+    width = feature_width(model_update.shared_template(setting))
+    extra = {
+        PROTOTYPES: torch.zeros(setting.num_classes, width),
+        VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+    }
+    return ServerState(model={}, extra=extra)
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: train near the prototypes received, then tell the class sums."""
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    by_records = setting.config.weighting == "records"
+    sums = phases.Field(
+        SUMS,
+        (classes, width),
+        bound=SUM_BOUND if by_records else FEATURE_BOUND,
+        static=True,
+        per_class=True,
+    )
+    shares = phases.Field(
+        SHARES, (classes,), bound=COUNT_BOUND if by_records else 1.0, static=True, per_class=True
+    )
+    schema = phases.Schema((*model_update.training_fields(TERMS), sums, shares))
+    return (Phase("train", schema, broadcast, contribute, update),)
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """The prototypes, and which of them exist."""
+    return {name: state.extra[name] for name in (PROTOTYPES, VALID)}
+
+
+def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """E epochs of this silo's own model, and its class sums; the model stays."""
+    config: FedProtoConfig = silo.setting.config
+    model = silo.load(own_tensors(silo, state))
+    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device).bool()
+
+    def distance(view: BatchView) -> torch.Tensor:
+        return prototype_loss(view.features, view.labels, prototypes, valid)
+
+    local = silo.setting.local
+    stage = Stage(
+        # A record's share depends on how many others of its batch have a prototype.
+        (cross_entropy(), Term("prototype", config.lam, distance, per_record=False)),
+        OptimizerSettings.of(local),
+        epochs=local.epochs,
+    )
+    report = silo.fit(model, [stage])
+    sums, counts = class_sums(silo, model)
+    shares = counts
+    if config.weighting == "holders":
+        sums, shares = sums / counts.clamp_min(1)[:, None], (counts > 0).to(torch.float64)
+    told = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
+    return Contribution(told, kept_model(model))
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """The prototypes of the classes in these sums; after a drop-out, without class sums, all stay."""
+    if SHARES not in totals:
+        return state
+    prototypes, seen = update_prototypes(
+        state.extra[PROTOTYPES], torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[SHARES])
+    )
+    valid = (state.extra[VALID].bool() | seen).to(torch.uint8)
+    return state.evolve(extra={**state.extra, PROTOTYPES: prototypes, VALID: valid})
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C) of the silo's own head."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+METHOD = Method(
+    name="fedproto",
+    title="FedProto",
+    paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+    config=FedProtoConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    own_model=own_tensors,
+    personalise=own_trained,
+)

@@ -1,0 +1,86 @@
+"""Local-only: every silo trains on its own records, and nothing is shared but how well it went.
+
+The yardstick of every comparison: R rounds of E local epochs each, which is what a silo can do alone with
+the same work. A silo's model starts from a draw of its own, is the silo's own state, and never leaves;
+what is summed are the means of the losses and the evaluation. There is no global model.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import nn
+
+from tightframe import model_update
+from tightframe.optimizers import OptimizerSettings
+from tightframe.own_models import kept_model, own_tensors, own_trained
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    Schema,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.stages import Stage, cross_entropy
+
+TERMS = ("cross_entropy",)
+
+
+class LocalOnlyConfig(BaseModel):
+    """There are no options: rounds and epochs are the job's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """Nothing: the server has no model."""
+    return ServerState(model={})
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase, in which only the losses are told."""
+    schema = Schema(model_update.training_fields(TERMS))
+    return (Phase("train", schema, broadcast, contribute, update),)
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """Nothing."""
+    return {}
+
+
+def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """E epochs more of this silo's own model."""
+    model = silo.load(own_tensors(silo, state))
+    local = silo.setting.local
+    stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
+    report = silo.fit(model, [stage])
+    return Contribution(model_update.training_terms(report, TERMS), kept_model(model))
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """Nothing changes at the server."""
+    return state
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C)."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+METHOD = Method(
+    name="local_only",
+    title="local-only",
+    paper="none: training without federation",
+    config=LocalOnlyConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    own_model=own_tensors,
+    personalise=own_trained,
+)

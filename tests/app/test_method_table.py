@@ -1,0 +1,55 @@
+"""``tightframe methods``: every method is listed, and the numbers are those of terms as they travel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tightframe.methods import METHODS
+from tightframe.rounds import codec
+from tightframe_app import method_table
+from tightframe_app.cli import app
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
+    name = method.name  # type: ignore[attr-defined]
+    found, setup = method_table.describe(name), method_table.setup_of(name, method_table.LIKE)
+    sizes = []
+    for number in range(1, method_table.ROUNDS + 1):
+        total = 0
+        for phase in setup.training_phases(number):
+            schema = setup.schema(phase, evaluated=False)
+            zeros = {item.name: torch.zeros(item.shape, dtype=torch.float64) for item in schema.fields}
+            total += sum(len(part) for part in codec.encode(schema, zeros, share=1.0, parties=6).values())
+        sizes.append(total)
+    assert found.upload == max(sizes) > 0
+    assert found.sums == max(len(setup.training_phases(number)) for number in (1, 2, 3, 4))
+
+
+def test_what_is_told_of_some_methods() -> None:
+    fedmr, fedilc, ccvr, fedavg = (
+        method_table.describe(name) for name in ("fedmr", "fedilc", "ccvr", "fedavg")
+    )
+    assert fedmr.each_round == (
+        "prototype/feature_sums (8 x 128), by class",
+        "prototype/counts (8), by class",
+    )
+    assert fedilc.sums == 2 and fedilc.each_round[0] == method_table.NO_UPDATE and fedilc.private
+    assert fedavg.each_round == fedavg.once == () and fedavg.private is None
+    assert ccvr.each_round == () and "moments/sums (8 x 128), by class" in ccvr.once
+
+
+def test_the_table_has_every_method() -> None:
+    result = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "140"})
+    assert result.exit_code == 0, result.output
+    for method in METHODS:
+        assert method.name in result.output
+    single = CliRunner().invoke(app, ["methods", "fednh"])
+    assert "Dai" in single.output and "--set method=fednh" in single.output
+
+
+def test_an_unknown_method_names_the_known_ones() -> None:
+    result = CliRunner().invoke(app, ["methods", "nothing"])
+    assert result.exit_code and "'fedavg'" in str(result.exception)

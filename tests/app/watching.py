@@ -1,0 +1,42 @@
+"""A run as a server tells of it while somebody watches."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.rows import Row
+from tightframe.rounds.status import Status
+from tightframe_app.watched import RunStatus, read_status
+
+JOB = "3ff24333-53bb-41ff-845a-c6426a480901"
+SPENT = Spent(2, 8.0, 1e-5, 3, (0, 0, 0, 1, 1, 0, 0, 0, 0), {"hospital-1": 3.214})
+RUN = Status("fedmr_isic", 4, (8.0, 1e-5)).enrolled(
+    ["hospital-1", "hospital-2", "hospital-3"], {"hospital-4": "TF-612", "hospital-5": "TF-612"}
+)
+OUTCOME: dict[str, Any] = {
+    "job_name": "fedmr_isic",
+    "trained": True,
+    "reason": None,
+    "rounds_done": 4,
+    "rounds": 4,
+    "synthetic": False,
+    "seconds": 53.2,
+    "evaluation": {"test": {"balanced_accuracy": 0.41234, "noisy": False}},
+}
+
+
+def status(value: Status) -> RunStatus:
+    """As it comes over the wire."""
+    return read_status(json.loads(json.dumps(value.as_json())))
+
+
+def trained_so_far() -> Status:
+    """Two rounds behind it, the second without two silos, and the third under way."""
+    row = Row(
+        2, "train", ["hospital-1"], {"hospital-2": "TF-502", "hospital-3": "TF-301"}, 31.5, 10**6, 2 * 10**6
+    )
+    row.training, row.spent = {"loss": 0.71349}, SPENT
+    row.evaluation = {"test": {"balanced_accuracy": 0.512, "noisy": True}}
+    return RUN.summed(row).evaluated(row).summing("train", 3, 0, 2).answer("hospital-1")

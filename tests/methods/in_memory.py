@@ -1,0 +1,50 @@
+"""Silos whose records are in memory, few and of few classes, for whole runs in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Records:
+    """A silo's records in memory."""
+
+    source, synthetic = "random numbers", True
+
+    def __init__(self, labels: list[int], seed: int) -> None:
+        self._labels = np.array(labels, dtype=np.int64)
+        stream = torch.Generator().manual_seed(seed)
+        self._inputs = torch.randn(len(labels), 3, 16, 16, generator=stream)
+
+    def labels(self, fold: str) -> np.ndarray:
+        return self._labels
+
+    def check(self, progress: Any = None) -> None:
+        pass
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        return list(zip(self._inputs, self._labels.tolist(), strict=True))
+
+
+class GoneOnce(Records):
+    """Records that cannot be read when they are to be trained on for the n-th time."""
+
+    def __init__(self, labels: list[int], seed: int, *, time: int) -> None:
+        super().__init__(labels, seed)
+        self._left = time
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        self._left -= augment_seed is not None
+        if augment_seed is not None and self._left == 0:
+            raise RuntimeError("the disk is away")
+        return super().records(fold, augment_seed=augment_seed)
+
+
+# One silo of one class, classes of one record, most classes nowhere.
+RUN = {"a": [0] * 6 + [1] * 6, "b": [0] * 5 + [1], "c": [0] * 7 + [1] + [2], "d": [0] * 8}
+
+
+def made_silos() -> dict[str, Records]:
+    return {name: Records(labels, seed) for seed, (name, labels) in enumerate(RUN.items())}

@@ -1,0 +1,83 @@
+"""Local-only: a silo's rounds are its own training, and nothing but losses and hits is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.methods import by_hand
+from tests.rounds.secure.runs import FOUR, twin
+
+from tightframe import federation
+from tightframe.errors import JobError
+from tightframe.methods.local_only import METHOD, LocalOnlyConfig
+from tightframe.own_models import OWN
+from tightframe_app import pairs
+
+
+def test_rounds_are_the_silos_own_training(open_sum: Callable[..., Any]) -> None:
+    setting = by_hand.setting_of(METHOD, LocalOnlyConfig())
+    state, kept = by_hand.federate(METHOD, setting, 3, open_sum)
+    assert not state.model and not state.extra
+    for name, silo in by_hand.silos_of(setting).items():
+        assert METHOD.own_model is not None
+        model = setting.build_model()
+        model.load_state_dict(dict(METHOD.own_model(silo, {})))
+        for number in (1, 2, 3):
+            by_hand.train(model, silo, number)
+        mine = {key.removeprefix(OWN): item for key, item in kept[name].items()}
+        by_hand.assert_models_agree(mine, model.state_dict())
+
+
+def test_only_losses_are_told() -> None:
+    setting = by_hand.setting_of(METHOD, LocalOnlyConfig())
+    (phase,) = METHOD.plan(setting, 1, 1)
+    assert [item.name for item in phase.schema.fields] == ["training/loss", "training/cross_entropy"]
+    assert phase.broadcast(METHOD.init_server(setting, 1)) == {}
+
+
+def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
+    result = federation.run(
+        "local_only",
+        {site: twin(site) for site in FOUR},
+        2,
+        dataset="fed_isic2019",
+        dataset_options={"image_size": 16},
+        model_options={"widths": [8, 8, 8]},
+        training={"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
+        seed=3,
+        personalise=True,
+        folder=tmp_path,
+    )
+    assert result.outcome.trained and result.outcome.own_models
+    server = [path for path in tmp_path.rglob("outcome.json")]
+    assert len(server) == 1 and json.loads(server[0].read_text())["own_models"] is True
+    assert not (server[0].parent / "model.safetensors").exists()
+    assert json.loads((server[0].parent / "model.json").read_text())["model_sha256"] is None
+    assert "there is no global model" in (server[0].parent / "report.html").read_text()
+    reports = sorted(tmp_path.rglob("local_report.json"))
+    assert len(reports) == len(FOUR)
+    models = [load_file(path.parent / "model.safetensors") for path in reports]
+    assert not torch.equal(models[0]["head.weight"], models[1]["head.weight"])
+    for path, model in zip(reports, models, strict=True):
+        own = load_file(path.parent / "personal_model.safetensors")
+        assert all(torch.equal(own[name], model[name]) for name in model), "the personal model is that"
+        assert "there is no global one" in (path.parent / "report.html").read_text()
+    final = result.outcome.final()
+    assert final is not None and final.evaluation is not None and result.outcome.personal is not None
+    accuracy = [json.loads(path.read_text())["global"]["test"] for path in reports]
+    records = sum(item["records"] for item in accuracy)
+    pooled = sum(item["accuracy"] * item["records"] for item in accuracy) / records
+    assert final.evaluation["test"]["accuracy"] == pytest.approx(pooled)
+
+
+def test_what_needs_a_global_model_is_refused() -> None:
+    with pytest.raises(JobError, match="local_only has no global model with which pooled moments"):
+        pairs.pair("local_only", "fed_heart_disease").job()
+    with pytest.raises(JobError, match="local_baseline_epochs: local_only has no global model"):
+        pairs.pair("local_only", "fed_isic2019").job(changes={"local_baseline_epochs": 3})
