@@ -27,7 +27,7 @@ def _shift(ahead: int) -> None:
 
         @classmethod
         def utcnow(cls):  # type: ignore[no-untyped-def]
-            return cls.now(datetime.timezone.utc).replace(tzinfo=None)
+            return cls.now(datetime.UTC).replace(tzinfo=None)
 
     time.time = lambda: real_time() + ahead
     time.time_ns = lambda: real_time_ns() + ahead * 10**9
