@@ -72,12 +72,19 @@ class Six(Federation):
             super().start(name)
 
     def restart(self, name: str) -> None:
-        """Start a kit anew whose process is gone, and wait until the server has let it in again."""
-        self.processes[name].wait(timeout=15)
-        joined = self.said(SERVER).count(f"New client {name}@")
+        """Start a kit anew whose process is gone, and wait until site and server are together again."""
+        joined = self.times_joined(name)
         self.start(name)
         if name != SERVER:
-            wait(lambda: self.said(SERVER).count(f"New client {name}@") > joined, f"{name} is not back")
+            wait(lambda: self.times_joined(name) > joined, f"{name} is not back")
+            return
+        for site in SITES:  # the server's log has begun anew
+            wait(lambda site=site: self.times_joined(site) > 0, f"{site} has not found the server again")
+
+    def times_joined(self, name: str) -> int:
+        """How often the server has let a site in: one that has just started, or that it had before."""
+        said = self.said(SERVER)
+        return said.count(f"New client {name}@") + said.count(f"Re-activate the client: {name} at")
 
     @contextmanager
     def lead(self) -> Iterator[Any]:

@@ -79,8 +79,9 @@ ROUNDS = 10
 
 @pytest.fixture(scope="module")
 def faulted(six: Six) -> Done:
-    """One job to whose silos something happens in every other round."""
-    job = six.submit(six.export("fedmr_isic", "faulted", ROUNDS))
+    """One job to whose silos something happens in every other round; SCAFFOLD's silos keep state on disk."""
+    changes = {"method": "scaffold", "training.momentum": 0.0, "job_name": "faulted"}
+    job = six.submit(six.export("fedmr_isic", "faulted", ROUNDS, **changes))
     job.wait_round(0)
     for fault in FAULTS:
         job.wait_round(fault.round - 1)
