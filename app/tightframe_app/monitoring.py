@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# gRPC writes to the terminal by itself, past Python, unless this is set before it is imported.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.tool.kit import kit_config
 
 from tightframe.flare.monitor import GROUP
+from tightframe_app.screens import shown
 from tightframe_app.watched import (
     LostError,
     NoOutcomeError,
@@ -114,7 +112,7 @@ class Server:
             meta = session.get_job_meta(job_id)
         engine = str(meta.get("status"))
         told: list[str] = []
-        if engine in ("SUBMITTED", "APPROVED"):
+        if engine in ("SUBMITTED", "APPROVED", "FINISHED:CAN_NOT_SCHEDULE"):
             told = [str(item) for item in meta.get("schedule_history") or []][-1:]
         elif engine not in ("DISPATCHED", "RUNNING"):
             told = [
@@ -149,7 +147,7 @@ class Server:
                 except _REFUSED:
                     raise NoOutcomeError(f"{self.user} may not download it", allowed=False) from None
                 except (*_NOT_YET, api_spec.JobNotDone) as error:
-                    raise NoOutcomeError(f"it cannot be downloaded: {error}") from None
+                    raise NoOutcomeError(f"it cannot be downloaded: {shown(str(error))}") from None
             file = Path(location or folder) / OUTCOME
             if not file.is_file():
                 raise NoOutcomeError(
@@ -180,16 +178,18 @@ class Server:
             ) from None
         except api_spec.AuthorizationError as error:
             raise WatchError(
-                f"Expected {self.user} to have the right to look at jobs, but the server says: {error}.",
+                f"Expected {self.user} to have the right to look at jobs, but the server says: "
+                f"{shown(str(error))}.",
                 code="TF-814",
             ) from None
         except api_spec.AuthenticationError as error:
             raise WatchError(
-                f"Expected the server to accept {self.user}, but it says: {error}{self._expired()}"
+                f"Expected the server to accept {self.user}, but it says: "
+                f"{shown(str(error))}{self._expired()}"
             ) from None
         except _GONE as error:
             self._drop()
-            raise LostError(f"{error}{self._expired()}") from None
+            raise LostError(shown(f"{error}{self._expired()}")) from None
 
     def _connected(self) -> Any:
         # One try: whoever watches tries again, and says so meanwhile.

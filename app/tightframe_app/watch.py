@@ -23,6 +23,7 @@ from tightframe.report.words import megabytes
 from tightframe.report.words import shown as number
 from tightframe_app.screens import shown
 from tightframe_app.watched import (
+    NEVER_BEGAN,
     NOT_KNOWN,
     TRAINED,
     WAITING,
@@ -38,7 +39,8 @@ from tightframe_app.watched import (
 )
 
 INTERRUPTED = 130
-WIDTH = 110
+UNBROKEN = 100_000
+"""Columns where there is no terminal: lines are for programs, too."""
 LIVE = "RUNNING"
 KINDS = {
     "statistics": "statistics before round 1",
@@ -49,12 +51,8 @@ KINDS = {
     "personal": "personal models are evaluated",
 }
 """What a sum is for."""
-STATES = {
-    "starting": "starting",
-    "enrolling": "silos are being enrolled",
-    "trained": "trained",
-    "stopped": "stopped",
-}
+ENDED = ("trained", "stopped")
+OVER_EARLY = "over; what follows is what was seen last"
 FETCHES = 3
 """How often the outcome is asked for where the connection is lost just then."""
 
@@ -97,10 +95,10 @@ def standing(view: View) -> str:
     if view.seen.over:
         return "over"
     if view.seen.engine != LIVE or view.last is None:
-        return WAITING.get(view.seen.engine, view.seen.engine)
+        return WAITING.get(view.seen.engine, shown(view.seen.engine))
     status = view.last
     if status.state != "summing":
-        return STATES.get(status.state, shown(status.state))
+        return "silos are being enrolled" if status.state == "enrolling" else shown(status.state)
     return KINDS.get(status.kind or "", shown(status.kind or "-"))
 
 
@@ -108,13 +106,14 @@ def screen(view: View) -> RenderableType:
     """The live view: a pure function of what is known."""
     seen, status = view.seen, view.last
     name = seen.name if seen is not None else view.job_id if status is None else status.job_name
-    engine = "" if seen is None else seen.engine
+    engine = "" if seen is None else shown(seen.engine)
     title = Text.assemble((shown(name), "bold"), (f"  {engine}  {_clock(view.elapsed)}", "cyan"))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("job", view.job_id)
-    grid.add_row("state", standing(view))
+    final = status is None or status.state in ENDED
+    grid.add_row("state", standing(view) if final or seen is None or not seen.over else OVER_EARLY)
     if seen is not None and seen.told:
         grid.add_row("engine", shown("; ".join(seen.told)))
     if status is not None:
@@ -285,7 +284,9 @@ def follow(
             view = View(job_id, seen, seen.status or view.last, answered - began)
         show(view)
         if view.lost is None and view.seen is not None and view.seen.over:
-            return judge(job_id, view.seen, view.last, _outcome(server, job_id, sleep, every))
+            ran = view.seen.engine not in NEVER_BEGAN
+            found = _outcome(server, job_id, sleep, every) if ran else NoOutcomeError("it never began")
+            return judge(job_id, view.seen, view.last, found)
         sleep(every)
 
 
@@ -319,7 +320,8 @@ def _outcome(
 
 def closing_words(verdict: Verdict) -> RenderableType:
     """How it ended, as the last thing on the screen."""
-    lines = [Text(f"  {shown(item)}") for said in verdict.lines for item in said.split("\n")]
+    said = [Text(shown(item)) for line in verdict.lines for item in line.split("\n")]
+    lines = [Padding(item, (0, 0, 0, 2), expand=False) for item in said]
     style = {TRAINED: "bold green", NOT_KNOWN: "bold yellow"}.get(verdict.code, "bold red")
     return Group(Text(shown(verdict.title), style=style), *lines)
 
@@ -362,14 +364,15 @@ def watch(
 ) -> None:
     """Show a job of a federation live until it is over, and say how it ended.
 
-    State, round and phase, silos that joined, answered, were late, dropped or refused (and why), loss,
-    balanced accuracy, privacy spent, seconds and bytes: totals that the server has anyway. It only looks:
-    Ctrl-C ends the watch, and the job goes on. Without a terminal a line is printed for each change. At the
+    State, round and phase, silos that joined, answered, were late, dropped or
+    refused (and why), loss, balanced accuracy, privacy spent, seconds and bytes:
+    totals that the server has anyway. It only looks: Ctrl-C ends the watch, and
+    the job goes on. Without a terminal a line is printed for each change. At the
     end the result is fetched to read its outcome, and thrown away.
 
-    Exit code 0: it trained. 1: it stopped, failed or was aborted. 2: wrong arguments, no connection, no
-    such job. 3: over, but whether it trained is not known here (to whoever may not download the job).
-    130: Ctrl-C.
+    Exit code 0: it trained. 1: it stopped, failed or was aborted. 2: wrong
+    arguments, no connection, no such job. 3: over, but whether it trained is not
+    known here (to whoever may not download the job). 130: Ctrl-C.
     """
     try:
         job_id = str(uuid.UUID(job.strip()))
@@ -379,7 +382,7 @@ def watch(
         ) from None
     from tightframe_app import monitoring
 
-    width = None if sys.stdout.isatty() else WIDTH
+    width = None if sys.stdout.isatty() else UNBROKEN
     out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
     server = monitoring.Server(monitoring.find_kit(kit))
     try:

@@ -30,6 +30,8 @@ ENDS: Mapping[str, tuple[str, str]] = {
     "FINISHED:ABANDONED": ("ABANDONED", "the server was restarted while it ran"),
 }
 """The engine's words for an end without success: ours, and what they mean."""
+NEVER_BEGAN = ("FINISHED:CAN_NOT_SCHEDULE", "FINISHED:FAILED_TO_RUN")
+"""Ends of jobs that have no result."""
 OF_A_RUN: Mapping[str, str] = {
     "TF-500": "the server failed with an error of its own",
     "TF-501": "too few silos",
@@ -254,8 +256,7 @@ def _failed(seen: Seen, last: RunStatus | None, outcome: Outcome | None, fetch: 
         lines.append(f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')} done")
         if outcome.trained:
             lines.append("its outcome says that the model was trained before that")
-    began = last is not None or outcome is not None
-    return Verdict(NOT_TRAINED, title, (*lines, *(fetch if began else ())))
+    return Verdict(NOT_TRAINED, title, (*lines, *(() if seen.engine in NEVER_BEGAN else fetch)))
 
 
 def _reason(outcome: Outcome | None, last: RunStatus | None) -> list[str]:

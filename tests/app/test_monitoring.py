@@ -168,11 +168,17 @@ def test_a_run_that_tells_nothing_yet_is_starting(connect: Connect, stats: Any) 
         (OVER, {"trained": "maybe"}, 3, "its outcome.json is not one of this version (8 values do not fit)"),
         ({"status": "FINISHED:ABORTED"}, None, 1, "ABORTED"),
         (
+            {"status": "FINISHED:CAN_NOT_SCHEDULE", "schedule_history": ["1: later", "2: too few sites"]},
+            AssertionError("asked for a result that cannot be there"),
+            1,
+            "the engine did not find the sites that it needs\n  2: too few sites\n",
+        ),
+        (
             {
                 "status": "FINISHED:FAILED_TO_RUN",
                 "job_deploy_detail": ["a: OK", "server: BYOC not permitted"],
             },
-            api_spec.JobNotDone("still running"),
+            AssertionError("asked for a result that cannot be there"),
             1,
             "NOT STARTED\n  FINISHED:FAILED_TO_RUN: it could not be sent to its sites, or not be started "
             "there\n  server: BYOC not permitted\n",
@@ -192,8 +198,12 @@ def test_ends_and_exit_codes(
     [
         (Session(api_spec.JobNotFound("no such job")), "TF-813", f"does not know {JOB}"),
         (Session(api_spec.AuthorizationError("no view")), "TF-814", "lead@example.org to have the right"),
-        (api_spec.AuthenticationError("certificate unknown"), "TF-812", "it says: certificate unknown"),
-        (api_spec.NoConnection("cannot connect"), "TF-812", "but: cannot connect"),
+        (
+            api_spec.AuthenticationError("certificate\x1b[2J unknown"),
+            "TF-812",
+            "it says: certificate\\x1b[2J unk",
+        ),
+        (api_spec.NoConnection("cannot connect\x07"), "TF-812", "but: cannot connect\\x07."),
         (RuntimeError("runtime error encountered"), "TF-812", "runtime error encountered"),
         (Session(GOING, stats={"server": {"tightframe": {"state": 1}}}), "TF-815", "cannot read: job_name"),
     ],

@@ -210,16 +210,26 @@ def test_the_permissions_of_the_template_are_what_the_engine_makes_of_them() -> 
 
     authorizer = FLAuthorizer("hospital", json.loads((TEMPLATES / "local/authorization.json").read_text()))
 
-    def allowed(role: str, right: str) -> bool:
+    def allowed(role: str, right: str, submitter: str = "somebody") -> bool:
         user = Person("somebody", "hospital", role)
-        granted, error = authorizer.authorize(AuthzContext(right, user, user))
+        granted, error = authorizer.authorize(
+            AuthzContext(right, user, Person(submitter, "hospital", "lead"))
+        )
         return bool(granted) and not error
 
     roles = ("project_admin", "org_admin", "lead", "member")
     assert [role for role in roles if allowed(role, "shell_commands") or allowed(role, "cat")] == []
     assert [role for role in roles if allowed(role, "byoc")] == []
     assert [role for role in roles if allowed(role, "submit_job")] == ["project_admin", "lead"]
-    assert all(allowed(role, "view") for role in roles)
+    assert all(allowed(role, "view") and allowed(role, "show_stats") for role in roles)
+    # A command to a running job is for whoever may abort it.
+    assert [role for role in roles if allowed(role, "app_command")] == ["project_admin", "org_admin", "lead"]
+    assert all(
+        allowed(role, "app_command", other) == allowed(role, "abort_job", other)
+        for role in roles
+        for other in ("somebody", "somebody else")
+    )
+    assert not allowed("lead", "app_command", "somebody else")
 
 
 def _at(site: Any, tmp_path: Path, hospital: Path) -> list[Finding]:

@@ -86,12 +86,15 @@ def test_privacy_is_told_as_the_run_itself_tells_it() -> None:
         ("RUNNING", RUN.ended(trained=True, reason=None), "trained"),
         ("RUNNING", RUN.ended(trained=False, reason="TF-501: too few"), "stopped"),
         ("FINISHED:COMPLETED", RUN.ended(trained=True, reason=None), "over"),
+        ("FINISHED:COMPLETED", RUN.summing("train", 3, 0, 1), "over"),
     ],
 )
 def test_every_state_has_words(engine: str, value: Status | None, expected: str) -> None:
     seen = Seen(engine, "job", ("sites are missing",))
     view = watch.View(JOB, seen, None if value is None else status(value))
-    assert f"state {expected} engine sites are missing" in flat(drawn(view))
+    early = "; what follows is what was seen last" if value is not None and value.state == "summing" else ""
+    late = early if seen.over else ""
+    assert f"state {expected}{late} engine sites are missing" in flat(drawn(view))
     assert watch.line(view).startswith(f"{engine}: {expected}; sites are missing")
     assert ("reason TF-501 (" in flat(drawn(view))) == (expected == "stopped")
 
@@ -195,8 +198,9 @@ def test_how_it_ended(engine: str, last: Status | None, changes: Any, code: int,
     out = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
     out.print(watch.closing_words(verdict))
     text = out.file.getvalue()  # type: ignore[attr-defined]
+    title = text.splitlines()[0]
     assert verdict.code == code and all(item in text for item in expected), text
-    assert (FETCH in text) == (found is not FORBIDDEN and (last is not None or found is not NOTHING))
+    assert (FETCH in text) == (found is not FORBIDDEN and title != "NOT STARTED")
 
 
 class Script:
