@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.production.federation import (
@@ -32,6 +35,9 @@ from tests.production.federation import (
     greet,
     running,
 )
+from tests.production.watching import held, look_and_leave, process_of, watched
+
+from tightframe.flare.monitor import COMMAND, GROUP
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -76,7 +82,10 @@ def done(federation: Federation, export: Callable[..., Path]) -> Path:
     told = federation.follow(guide, heading, only=slice(4, 5))
     (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
     ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
-    assert "FINISHED:COMPLETED" in ended, ended + federation.said(SERVER)[-5000:]
+    assert "FINISHED:COMPLETED: over\nTRAINED, 2 of 2 rounds in" in ended, (
+        ended + federation.said(SERVER)[-5000:]
+    )
+    assert re.search("RUNNING: (silos are being|training|the last model|trained)", ended), "seen while it ran"
     return federation.folder / "results" / job_id
 
 
@@ -140,6 +149,43 @@ def test_the_server_lets_in_whom_the_root_certified_and_nobody_else(federation: 
     federation.wait_said(SERVER, "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 
 
+def test_the_same_job_through_the_api_is_seen_from_outside_while_it_runs(
+    federation: Federation, done: Path
+) -> None:
+    """One silo is held in its second round, so that all ways to look can be compared at leisure."""
+    with _lead(federation) as session, _session(federation, MEMBER) as member:
+        job_id = session.submit_job(str(federation.folder / "job"))
+        silo = process_of(federation, "hospital-3", job_id)
+        try:
+            now = held(session, job_id, silo)
+            assert (now["state"], now["round"], now["joined"]) == ("summing", 2, list(SITES))
+            assert now["evaluated_round"] in (0, 1) and 0 <= now["balanced_accuracy"] <= 1
+            server = session.show_stats(job_id, "server")["server"]
+            assert server[GROUP] == now and "ServerRunner" in server
+            assert member.show_stats(job_id, "server")["server"][GROUP] == now
+            with pytest.raises(AuthorizationError, match=f"'{MEMBER}' is not authorized for 'app_command'"):
+                member.do_app_command(job_id, COMMAND, None)
+            told = federation.run("nvflare", "job", "stats", job_id, "--site", "server", "--format", "json")
+            (stats, _) = json.JSONDecoder().raw_decode(told[told.index("{") :])
+            assert stats["data"]["stats"]["server"][GROUP] == now
+            monitor = ["nvflare", "job", "monitor", job_id, "--interval", "1", "--timeout", "3"]
+            told = federation.run(*monitor, "--metric", "balanced_accuracy", code=3)
+            assert f"round=2 loss={now['loss']} balanced_accuracy={now['balanced_accuracy']}" in told
+            look_and_leave(federation, MEMBER, job_id, now)
+        finally:
+            silo.send_signal(signal.SIGCONT)
+        assert _ended(session, job_id)["status"] == "FINISHED:COMPLETED"
+    assert "TRAINED, 2 of 2 rounds" in watched(federation, LEAD, job_id, code=0)
+    told = watched(federation, MEMBER, job_id, code=3)
+    assert "whether it trained is not known here\n  the engine says FINISHED:COMPLETED" in told
+    assert f"{MEMBER} may not download it" in told
+    unknown = "00000000-0000-4000-8000-000000000000"
+    watch = ["tightframe", "watch", unknown]  # with the kit that the guide has put in use
+    assert f"error: TF-813: Expected a job of this federation, but the server does not know {unknown}" in (
+        federation.run(*watch, code=2)
+    )
+
+
 def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
     """By the server, and by its own packaging if it knows the root's fingerprint."""
     root = federation.kit(LEAD) / "startup" / "rootCA.pem"
@@ -177,6 +223,8 @@ def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> 
         meta = _ended(session, session.submit_job(str(job)), told="job_deploy_detail")
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
     assert meta["job_deploy_detail"] == ["server: BYOC not permitted"]
+    told = watched(federation, LEAD, meta["job_id"], code=1)
+    assert "NOT STARTED" in told and "server: BYOC not permitted" in told
 
 
 def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
@@ -214,13 +262,19 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     outcome = json.loads((result / "workspace" / "outcome.json").read_text())
     assert outcome["trained"] is False and outcome["rounds_done"] == 0
     assert "hospital-1 refused: TF-602 (an identity is not proved)" in outcome["reason"]
+    told = watched(federation, LEAD, job_id, code=1)
+    assert "STOPPED" in told and "hospital-1 refused: TF-602 (an identity is not proved)" in told
     reason = f"Expected the key of {NEWCOMER} to be pinned at this site, but found no pin"
     assert reason in (first / job_id / "log.txt").read_text()
     assert federation.kit_hashes() == federation.packaged and len(federation.packaged) > 6 * 4
 
 
+def _session(federation: Federation, name: str) -> Any:
+    return contextlib.closing(new_secure_session(name, str(federation.kit(name))))
+
+
 def _lead(federation: Federation) -> Any:
-    return contextlib.closing(new_secure_session(LEAD, str(federation.kit(LEAD))))
+    return _session(federation, LEAD)
 
 
 def _ended(session: Any, job_id: str, *, told: str = "status") -> dict[str, Any]:

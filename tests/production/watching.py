@@ -1,0 +1,97 @@
+"""A running job of a federation, held still while it is looked at, and looked at as a person does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+from typing import Any
+
+import psutil
+from tests.production.federation import Federation
+from typer.testing import CliRunner
+
+from tightframe.flare.monitor import COMMAND
+from tightframe_app import cli
+from tightframe_app.watch import KINDS
+
+
+def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process:
+    """The process in which a site runs a job."""
+    parent, until = psutil.Process(federation.processes[name].pid), time.monotonic() + 60
+    while time.monotonic() < until:
+        for process in parent.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if job_id in " ".join(process.cmdline()) and "python" in process.name():
+                    return process
+        time.sleep(0.1)
+    raise AssertionError(federation.said(name)[-3000:])
+
+
+def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
+    """Hold a silo once a run is in its second round; what the run then tells, and goes on telling."""
+    until = time.monotonic() + 100
+    while time.monotonic() < until:
+        time.sleep(0.1)
+        stats = told(session, job_id)
+        if stats.get("state") != "summing":
+            continue
+        # From here on the silo gets on in small steps only, so that the round cannot be missed.
+        silo.send_signal(signal.SIGSTOP)
+        before = told(session, job_id)
+        time.sleep(1)
+        now = told(session, job_id)
+        if before == now and now.get("round") == 2 and now["evaluated_round"] is not None:
+            return now
+        silo.send_signal(signal.SIGCONT)
+    raise AssertionError(stats)
+
+
+def told(session: Any, job_id: str) -> dict[str, Any]:
+    """What a running job answers the console; nothing before it can."""
+    try:
+        answer: dict[str, Any] = session.do_app_command(job_id, COMMAND, None)
+    except Exception as error:
+        assert "not authorized" not in str(error)
+        return {}
+    return answer
+
+
+def watched(federation: Federation, name: str, job_id: str, *, code: int) -> str:
+    """What ``tightframe watch`` says of a job that is over."""
+    done = CliRunner().invoke(cli.app, ["watch", job_id, "--kit", str(federation.kit(name))])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str, Any]) -> None:
+    """Watch in a terminal of 80 columns, see what there is to see, and leave with Ctrl-C."""
+    ours, theirs = pty.openpty()
+    command = f"stty cols 80 rows 40 && exec tightframe watch {job_id} --kit {federation.kit(name)}"
+    watcher = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=federation.folder,
+        env={key: value for key, value in federation.environment.items() if key != "COLUMNS"}
+        | {"TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen, left = "", False
+    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as screen:  # EIO at its end
+        while chunk := screen.read(65536):
+            seen += chunk.decode(errors="replace")
+            if "so far" in seen and not left:
+                watcher.send_signal(signal.SIGINT)
+                left = True
+    assert watcher.wait(timeout=30) == 130, seen
+    assert "the job goes on. Again: tightframe watch" in seen
+    text = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", " ", seen).split())
+    assert f"state {KINDS[now['kind']]} round 2 of 2" in text, text
+    assert f"answered {len(now['answered'])} of 3" in text, text
