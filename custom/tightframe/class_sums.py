@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tightframe.errors import ContributionError, TrainingError
+from tightframe.phases import Field, SiloView
 
 # Each record's feature is rounded to this grid and summed in integers, so that the sum does not
 # depend on the order of records; 2**28 * 2**24 leaves every total exact in float64.
@@ -109,3 +110,50 @@ def class_feature_sums(
             code="TF-402",
         )
     return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)
+
+
+def class_sum_fields(
+    sums: str, counts: str, classes: int, width: int, *, static: bool = True
+) -> tuple[Field, Field]:
+    """The fields of ``class_feature_sums``, under these names.
+
+    Args:
+        sums: name of the sums (C, d).
+        counts: name of the numbers of records (C,).
+        classes: C.
+        width: d.
+        static: whether they are opened for one cohort only; not where noise is what protects them.
+    """
+    return (
+        Field(
+            sums,
+            (classes, width),
+            ring=64,
+            bound=SUM_BOUND,
+            static=static,
+            per_class=True,
+            mechanism="class_sums",
+        ),
+        Field(
+            counts,
+            (classes,),
+            ring=64,
+            bound=COUNT_BOUND,
+            static=static,
+            per_class=True,
+            sensitivity=1.0,
+            mechanism="class_sums",
+        ),
+    )
+
+
+def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``class_feature_sums`` of a silo's training fold; zeros where it submits no prototypes.
+
+    Args:
+        silo: its view.
+        model: in evaluation mode.
+        width: feature width d.
+    """
+    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
+    return class_feature_sums(model, records, silo.setting.num_classes, width)

@@ -15,7 +15,19 @@ from torch import nn
 from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
-from tightframe.methods import combine, fedavg, fednova, fedopt, fedprox, fedrs, moon, scaffold
+from tightframe.methods import (
+    combine,
+    fedavg,
+    feddc,
+    feddyn,
+    fedmr,
+    fednova,
+    fedopt,
+    fedprox,
+    fedrs,
+    moon,
+    scaffold,
+)
 from tightframe.methods.combine import METHOD, OPTIONS, CombineConfig, options_of
 from tightframe.models import Classifier
 from tightframe.models.geometry_heads import EtfHead, NormalisedPrototypeHead
@@ -38,6 +50,21 @@ ALONE: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         scaffold.METHOD,
         scaffold.ScaffoldConfig(momentum="normalise"),
         {"local": "scaffold", "server": "scaffold", "scaffold_momentum": "normalise"},
+    ),
+    "feddyn": (
+        feddyn.METHOD,
+        feddyn.FedDynConfig(alpha=0.1),
+        {"local": "feddyn", "server": "feddyn", "feddyn_alpha": 0.1},
+    ),
+    "feddc": (
+        feddc.METHOD,
+        feddc.FedDCConfig(alpha=0.2, momentum="normalise"),
+        {"local": "feddc", "server": "feddc", "feddc_alpha": 0.2, "feddc_momentum": "normalise"},
+    ),
+    "fedmr": (
+        fedmr.METHOD,
+        fedmr.FedMRConfig(mu_intra=0, mu_inter=0.3, inter_support="all", lite_m=5),
+        {"prototypes": "fedmr", "fedmr_mu_inter": 0.3, "fedmr_inter_support": "all", "fedmr_lite_m": 5},
     ),
 }
 
@@ -160,6 +187,11 @@ def test_a_job_gets_the_head_that_it_names(small: dict[str, Any], monkeypatch: p
     [
         ({"local": "scaffold"}, "both 'scaffold' or neither.*'scaffold' and `server` 'fedavg'"),
         ({"server": "scaffold", "local": "moon"}, "both 'scaffold' or neither.*'moon' and"),
+        ({"local": "feddyn"}, "both 'feddyn' or neither.*'feddyn' and `server` 'fedavg'"),
+        ({"local": "moon", "server": "feddc"}, "both 'feddc' or neither"),
+        ({"local": "scaffold", "server": "feddyn"}, "both 'feddyn' or neither"),
+        ({"fedmr_mu_inter": 0.1}, r"chosen parts.*\['fedmr_mu_inter'\], which would change nothing"),
+        ({"prototypes": "fedmr", "fedmr_mu_intra": 1.0}, "method_options.fedmr_mu_intra: no such key"),
         ({"moon_mu": 1.0}, r"chosen parts.*\['moon_mu'\], which would change nothing"),
         ({"head": "etf", "normalised_scale": 2.0}, "normalised_scale"),
         ({"local": "moon", "moon_mu": -1.0}, "method_options.moon_mu: .*greater than or equal to 0"),
@@ -195,6 +227,8 @@ def test_the_halves_refuse_the_training_that_they_refuse_alone(
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     with pytest.raises(JobError, match=r"`training.momentum` to be 0"):
         _job(small, local="scaffold", server="scaffold")
+    with pytest.raises(JobError, match=r"`training.momentum` to be 0.*FedDC"):
+        _job(small, local="feddc", server="feddc", prototypes="fedmr")
     adam = small | {"training": small["training"] | {"optimizer": "adam"}}
     with pytest.raises(JobError, match=r"FedNova"):
         _job(adam, server="fednova")
@@ -206,7 +240,7 @@ def test_options_are_those_of_the_parts_with_their_defaults_and_bounds() -> None
         assert options_of(CombineConfig(), part) == model()
         for name in model.model_fields:
             assert f"{part}_{name}" in CombineConfig.model_fields
-    assert set(CombineConfig.model_fields) == {"head", "local", "loss", "server"} | {
+    assert set(CombineConfig.model_fields) == {"head", "local", "loss", "server", "prototypes"} | {
         f"{part}_{name}" for part, model in OPTIONS.items() for name in model.model_fields
     }
     with pytest.raises(ValidationError, match="fedopt_beta1"):

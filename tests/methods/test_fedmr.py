@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightframe import class_sums, methods
+from tightframe.class_sums import class_feature_sums
 from tightframe.errors import ContributionError, TrainingError
 from tightframe.methods import fedmr
 from tightframe.methods.fedmr import (
     METHOD,
     FedMRConfig,
-    class_feature_sums,
     inter_class_loss,
     intra_class_loss,
     update_prototypes,

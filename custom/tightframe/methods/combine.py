@@ -2,8 +2,9 @@
 
 The rows "+ETF" of FedAvg_ETF's Table 2 (Huang et al., Neural Collapse Inspired Federated Learning with
 Non-iid Data) are such combinations, for example ``head: etf, local: scaffold, server: scaffold`` or
-``head: etf, server: fedadam``, and so are SCAFFOLD's and FedNova's with other heads and losses. The file
-gathers what the methods' own files define; it has no formula of its own.
+``head: etf, server: fedadam``, and so are SCAFFOLD's and FedNova's with other heads and losses, and the
+rows "with prototypes" of FedMR's Table 8, ``prototypes: fedmr``. The file gathers what the methods' own
+files define; it has no formula of its own.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from torch import nn
 
+from tightframe import model_update, phases
+from tightframe.class_sums import class_sum_fields, silo_class_sums
 from tightframe.local_training import (
     LocalRule,
     Objective,
     ServerRule,
+    Trained,
     averaging,
     composed_method,
     plain_training,
 )
 from tightframe.losses import ZeroCounts, balanced_softmax_loss
-from tightframe.methods import fednova, fedopt, fedprox, fedrs, moon, scaffold
+from tightframe.methods import feddc, feddyn, fedmr, fednova, fedopt, fedprox, fedrs, moon, scaffold
+from tightframe.models import feature_width
 from tightframe.models.geometry_heads import (
     LOWEST_TEMPERATURE,
     EtfHead,
@@ -31,7 +36,7 @@ from tightframe.models.geometry_heads import (
     PrototypeInit,
     TemperatureForm,
 )
-from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 from tightframe.stages import Term
 
 
@@ -73,12 +78,18 @@ OPTIONS: dict[str, type[BaseModel]] = {
     "fedrs": fedrs.FedRSConfig,
     "moon": moon.MoonConfig,
     "scaffold": scaffold.ScaffoldConfig,
+    "feddyn": feddyn.FedDynConfig,
+    "feddc": feddc.FedDCConfig,
+    "fedmr": fedmr.InterOptions,
     "fedopt": fedopt.AdaptiveServer,
 }
 """The options of each part; a job writes those of ``moon`` as ``moon_mu`` and ``moon_tau``."""
 
 REPLACED = "cross_entropy"
 """The term that ``loss`` stands for."""
+
+PAIRED = ("scaffold", "feddyn", "feddc")
+"""Whose silos keep, and correct their steps by, what their server sums: both halves or neither."""
 
 ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
@@ -92,19 +103,25 @@ class Choices(_Options):
         local: what a silo minimises.
         loss: what stands for the cross-entropy in it; ``fedrs`` with ``local: scaffold`` is SCAFFOLD/RS.
         server: what the server does with the updates.
+        prototypes: ``fedmr`` adds FedMR's inter-class term, and the class sums of its prototypes.
     """
 
     head: Literal["linear", "etf", "normalised"] = "linear"
-    local: Literal["cross_entropy", "balanced_softmax", "fedprox", "moon", "scaffold"] = "cross_entropy"
+    local: Literal["cross_entropy", "balanced_softmax", "fedprox", "moon", "scaffold", "feddyn", "feddc"] = (
+        "cross_entropy"
+    )
     loss: Literal["cross_entropy", "fedrs"] = "cross_entropy"
-    server: Literal["fedavg", "fednova", "fedadam", "fedyogi", "fedadagrad", "scaffold"] = "fedavg"
+    server: Literal[
+        "fedavg", "fednova", "fedadam", "fedyogi", "fedadagrad", "scaffold", "feddyn", "feddc"
+    ] = "fedavg"
+    prototypes: Literal["fedmr"] | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Choices:
-        if (self.local == "scaffold") != (self.server == "scaffold"):
+        if self.local != self.server and (paired := {self.local, self.server} & set(PAIRED)):
             raise ValueError(
-                "Expected `local` and `server` to be both 'scaffold' or neither, because the silos' control "
-                "variates are what its server sums and what its local steps are corrected by, but got "
+                f"Expected `local` and `server` to be both {min(paired)!r} or neither, because what its "
+                "silos keep and correct their steps by is what its server sums, but got "
                 f"`local` {self.local!r} and `server` {self.server!r}"
             )
         if self.local == "balanced_softmax" and self.loss != "cross_entropy":
@@ -113,6 +130,8 @@ class Choices(_Options):
                 "'balanced_softmax', which has none"
             )
         chosen = {self.head, self.local, self.loss, "fedopt" if self.server in ADAPTIVE else self.server}
+        if self.prototypes is not None:
+            chosen.add(self.prototypes)
         unused = [name for name in sorted(self.model_fields_set) if _owner(name) not in {None, *chosen}]
         if unused:
             raise ValueError(
@@ -176,7 +195,56 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     Raises:
         ValueError: if the job's training does not suit them (see each method).
     """
-    return local_rule(setting), server_rule(setting)
+    local, server = local_rule(setting), server_rule(setting)
+    if setting.config.prototypes == "fedmr":
+        return with_prototypes(local, server, options_of(setting.config, "fedmr"))
+    return local, server
+
+
+def with_prototypes(
+    local: LocalRule, server: ServerRule, options: fedmr.InterOptions
+) -> tuple[LocalRule, ServerRule]:
+    """Both halves with FedMR's inter-class term, and with the class sums that its prototypes are made of.
+
+    The term is none of a personal model's training, which is told of the model alone.
+    """
+
+    def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+        made = local.objective(silo, broadcast, state)
+        if fedmr.PROTOTYPES not in broadcast:
+            return made
+        return replace(made, terms=(*made.terms, fedmr.inter_term(silo, broadcast, options)))
+
+    def fields(setting: Setting) -> tuple[phases.Field, ...]:
+        sums = class_sum_fields(fedmr.SUMS, fedmr.COUNTS, setting.num_classes, _feature_width(setting))
+        return (*local.fields(setting), *sums)
+
+    def finish(trained: Trained) -> Contribution:
+        made = local.finish(trained)
+        width = trained.broadcast[fedmr.PROTOTYPES].shape[1]
+        sums, counts = silo_class_sums(trained.silo, trained.model, width)
+        return replace(made, tensors={**made.tensors, fedmr.SUMS: sums, fedmr.COUNTS: counts})
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        changed = server.update(state, totals, cohort)
+        return changed.evolve(extra=fedmr.with_new_prototypes(changed.extra, totals))
+
+    def initial(setting: Setting) -> Tensors:
+        none_yet = fedmr.no_prototypes(setting.num_classes, _feature_width(setting))
+        return {**server.initial(setting), **none_yet}
+
+    def broadcast(state: ServerState) -> Tensors:
+        sent = {name: state.extra[name] for name in (fedmr.PROTOTYPES, fedmr.VALID)}
+        return {**server.broadcast(state), **sent}
+
+    return (
+        replace(local, names=(*local.names, "inter"), objective=objective, fields=fields, finish=finish),
+        replace(server, update=update, initial=initial, broadcast=broadcast),
+    )
+
+
+def _feature_width(setting: Setting) -> int:
+    return feature_width(model_update.shared_template(setting))
 
 
 def local_rule(setting: Setting) -> LocalRule:
@@ -216,6 +284,10 @@ def _local_rule(setting: Setting) -> LocalRule:
         return moon.local_rule(options_of(config, "moon"))
     if config.local == "scaffold":
         return scaffold.local_rule(options_of(config, "scaffold"), setting)
+    if config.local == "feddyn":
+        return feddyn.local_rule(options_of(config, "feddyn"))
+    if config.local == "feddc":
+        return feddc.local_rule(options_of(config, "feddc"), setting)
     return plain_training()
 
 
@@ -229,6 +301,10 @@ def server_rule(setting: Setting) -> ServerRule:
         return fedopt.server_rule(options_of(config, "fedopt"), ADAPTIVE[config.server])
     if config.server == "scaffold":
         return scaffold.server_rule(options_of(config, "scaffold"))
+    if config.server == "feddyn":
+        return feddyn.server_rule()
+    if config.server == "feddc":
+        return feddc.server_rule()
     return averaging()
 
 

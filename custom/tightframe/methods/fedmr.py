@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.class_sums import COUNT_BOUND, SUM_BOUND, BatchClasses, class_feature_sums
+from tightframe.class_sums import BatchClasses, class_sum_fields, silo_class_sums
 from tightframe.frozen_classes import frozen_terms, moment_scale, summed
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
@@ -46,8 +46,26 @@ MOMENTS = "class_moments"
 VALID = "prototype_valid"
 
 
-class FedMRConfig(BaseModel):
-    """FedMR's options.
+class InterOptions(BaseModel):
+    """The options of the inter-class term.
+
+    Attributes:
+        mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
+            more destroy training on small networks.
+        inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
+            classes only; ``all`` uses every valid prototype, so that missing classes act too.
+        lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    mu_inter: float = Field(default=1e-2, ge=0)
+    inter_support: InterSupport = "observed"
+    lite_m: int | None = Field(default=None, ge=1)
+
+
+class FedMRConfig(InterOptions):
+    """FedMR's options: those of both terms.
 
     Attributes:
         mu_intra: weight of the intra-class term. In the ``paper`` form the term is the mean over
@@ -57,23 +75,13 @@ class FedMRConfig(BaseModel):
             one hundredth of the cross-entropy at the start); 1e-3 destroys training there. In the
             ``official`` form the term is a mean over entries, of the order of the number of records
             of a class in a batch.
-        mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
-            more destroy training on small networks.
         intra_form: ``paper`` is eq. (3) with the unbiased variance; ``official`` the scaling used in
             the authors' experiments.
-        inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
-            classes only; ``all`` uses every valid prototype, so that missing classes act too.
-        lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
         intra_eps: added to the variance inside the root.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
     mu_intra: float = Field(default=1e-5, ge=0)
-    mu_inter: float = Field(default=1e-2, ge=0)
     intra_form: IntraForm = "paper"
-    inter_support: InterSupport = "observed"
-    lite_m: int | None = Field(default=None, ge=1)
     intra_eps: float = Field(default=1e-8, gt=0)
 
 
@@ -218,13 +226,15 @@ def update_prototypes(
 def init_server(setting: Setting, seed: int) -> ServerState:
     """The model that ``seed`` gives, and no prototypes yet."""
     width = feature_width(model_update.shared_template(setting))
-    extra = {
-        PROTOTYPES: torch.zeros(setting.num_classes, width),
-        VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
-    }
+    extra = no_prototypes(setting.num_classes, width)
     if uses_moments(setting):
         extra[MOMENTS] = torch.zeros(setting.num_classes, _summed_width(setting, width))
     return ServerState(model=model_update.initial_model(setting, seed), extra=extra)
+
+
+def no_prototypes(classes: int, width: int) -> dict[str, torch.Tensor]:
+    """Prototypes (C, d) none of which is valid yet."""
+    return {PROTOTYPES: torch.zeros(classes, width), VALID: torch.zeros(classes, dtype=torch.uint8)}
 
 
 def uses_moments(setting: Setting) -> bool:
@@ -248,12 +258,8 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     privacy, classes = setting.privacy, setting.num_classes
     sums: tuple[phases.Field, ...] = ()
     if privacy is None or round in privacy.releases:
-        shared = {"ring": 64, "static": privacy is None, "per_class": True, "mechanism": "class_sums"}
         width = _summed_width(setting, feature_width(template))
-        sums = (
-            phases.Field(SUMS, (classes, width), bound=SUM_BOUND, **shared),  # type: ignore[arg-type]
-            phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, sensitivity=1.0, **shared),  # type: ignore[arg-type]
-        )
+        sums = class_sum_fields(SUMS, COUNTS, classes, width, static=privacy is None)
     return (Phase("train", phases.Schema((*model_fields, *sums)), broadcast, contribute, _updater(setting)),)
 
 
@@ -278,10 +284,7 @@ def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors)
     width = broadcast[PROTOTYPES].shape[1]
     if privacy is None:
         # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
-        records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-        sums = dict(
-            zip((SUMS, COUNTS), class_feature_sums(model, records, setting.num_classes, width), strict=True)
-        )
+        sums = dict(zip((SUMS, COUNTS), silo_class_sums(silo, model, width), strict=True))
     elif silo.round in privacy.releases:
         bound, second = privacy.feature_clip, uses_moments(setting)
         made = silo.private_class_sums(
@@ -294,25 +297,28 @@ def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors)
 
 def _reshaping_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
     config: FedMRConfig = silo.setting.config
-    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device)
-    stream = silo.generator("lite")
 
     def intra(view: BatchView) -> torch.Tensor:
         return intra_class_loss(view.features, view.labels, form=config.intra_form, eps=config.intra_eps)
 
+    # Both couple the records of a batch (class statistics; class counts), so neither is per-record.
+    return Term("intra", config.mu_intra, intra, per_record=False), inter_term(silo, broadcast, config)
+
+
+def inter_term(silo: SiloView, broadcast: phases.Tensors, options: InterOptions) -> Term:
+    """The inter-class term towards the prototypes received."""
+    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device)
+    stream = silo.generator("lite")
+
     def inter(view: BatchView) -> torch.Tensor:
         features, labels = view.features, view.labels
-        if config.lite_m is not None and config.lite_m < len(labels):
-            chosen = torch.randperm(len(labels), generator=stream, device=stream.device)[: config.lite_m]
+        if options.lite_m is not None and options.lite_m < len(labels):
+            chosen = torch.randperm(len(labels), generator=stream, device=stream.device)[: options.lite_m]
             chosen = chosen.to(labels.device, non_blocking=True)
             features, labels = features[chosen], labels[chosen]
-        return inter_class_loss(features, labels, prototypes, valid, support=config.inter_support)
+        return inter_class_loss(features, labels, prototypes, valid, support=options.inter_support)
 
-    # Both couple the records of a batch (class statistics; class counts), so neither is per-record.
-    return (
-        Term("intra", config.mu_intra, intra, per_record=False),
-        Term("inter", config.mu_inter, inter, per_record=False),
-    )
+    return Term("inter", options.mu_inter, inter, per_record=False)
 
 
 def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
@@ -352,16 +358,18 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
 
     Where the class sums were not opened (a silo dropped out), all prototypes keep their values.
     """
+    model = model_update.apply_mean(state.model, totals, cohort)
+    return state.evolve(model=model, extra=with_new_prototypes(state.extra, totals))
+
+
+def with_new_prototypes(extra: phases.Tensors, totals: Totals) -> phases.Tensors:
+    """What the server keeps, with the prototypes of this round's class sums where they were opened."""
     if SUMS not in totals:
-        return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
-    prototypes, seen = update_prototypes(
-        state.extra[PROTOTYPES], torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
-    )
-    valid = state.extra[VALID].to(torch.bool) | seen
-    return state.evolve(
-        model=model_update.apply_mean(state.model, totals, cohort),
-        extra={**state.extra, PROTOTYPES: prototypes, VALID: valid.to(torch.uint8)},
-    )
+        return extra
+    sums, counts = torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
+    prototypes, seen = update_prototypes(extra[PROTOTYPES], sums, counts)
+    valid = extra[VALID].to(torch.bool) | seen
+    return {**extra, PROTOTYPES: prototypes, VALID: valid.to(torch.uint8)}
 
 
 def private(config: FedMRConfig) -> str | None:
