@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,20 @@ def _rendered_once() -> Iterator[None]:
             return drawn(key, side).copy()
 
         patch.setattr(twin, "image", image)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _priced_once() -> Iterator[None]:
+    """An order of sampled steps is priced once in a process of tests, by Opacus, as everywhere.
+
+    It is a pure function of three numbers, asked for again by every silo, round and analysis, which is most
+    of the time of a small private run. Tests that never import Opacus need not do it for this.
+    """
+    rdp = sys.modules.get("opacus.accountants.analysis.rdp")
+    with pytest.MonkeyPatch.context() as patch:
+        if rdp is not None:
+            patch.setattr(rdp, "_compute_rdp", functools.lru_cache(maxsize=65536)(rdp._compute_rdp))
         yield
 
 
