@@ -63,6 +63,14 @@ def tellers(declared: Iterable[Declaration]) -> dict[str, int]:
     return {fold: sum(fold not in item.untold for item in found) for fold in ("validation", "test")}
 
 
+WEIGHTS: Mapping[str, str] = {
+    "exact": "training records",
+    "power_of_two": "training records, rounded down to a power of two",
+    "uniform": "one each",
+}
+"""What each kind of public weight is, in words."""
+
+
 def public_weight(records: int, how: str) -> float:
     """The weight that the silo makes public: exact count, power-of-two bucket, or uniform.
 
