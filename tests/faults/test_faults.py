@@ -115,10 +115,9 @@ def test_the_job_with_all_these_faults_has_trained_and_is_verified(six: Six, fau
     told = six.run(
         "tightframe", "transcript", "verify", str(faulted.results / "transcript.jsonl"), "--root", root
     )
-    assert (
-        f"sums        {ROUNDS + 1} opened, 0 failed, 3 with missing sites" in told
-        and "complete    yes" in told
-    )
+    missing = sum(fault.code is not None for fault in FAULTS) - (not six.small_disk)
+    assert f"sums        {ROUNDS + 1} opened, 0 failed, {missing} with missing sites" in told
+    assert "complete    yes" in told
     assert six.network is not None and six.network.corrupted == 1
 
 
