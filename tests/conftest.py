@@ -120,7 +120,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """An option instead of a marker's expression, so that ``-m`` stays free for others."""
-    parser.addoption("--faults", action="store_true", help="Also pause and cut off a federation of six.")
+    parser.addoption("--faults", action="store_true", help="Also kill, pause and cut a federation of six.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
