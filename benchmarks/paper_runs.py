@@ -6,7 +6,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -141,46 +143,73 @@ def spread(run: Run, model: Mapping[str, torch.Tensor], records: Mapping[str, Si
     return metrics.eigenvalue_spread(module.eval().features(inputs).double().numpy())
 
 
-def fill(cells: Sequence[Cell], store: Store, *, retry: bool, tell: Tell) -> dict[str, str]:
+def fill(cells: Sequence[Cell], store: Store, *, retry: bool, tell: Tell, workers: int = 1) -> dict[str, str]:
     """Make the runs that are not there yet, seed by seed, and write each at once.
+
+    Args:
+        cells: whose runs.
+        store: where they are kept.
+        retry: make those that failed again.
+        tell: gets a line after each run.
+        workers: processes that share them.
 
     Returns:
         Why a run could not be made, by its key: its records cannot be opened.
     """
     wanted: dict[str, Run] = {}
-    for _, run in sorted(
-        ((seed, run) for cell in cells for seed, run in _runs(cell)), key=lambda item: item[0]
-    ):
-        done = store.runs.get(key_of(run))
-        if done is None or (retry and "error" in done):
-            wanted[key_of(run)] = run
-    opened: tuple[Any, Mapping[str, SiloData] | str] = (None, {})
+    for cell in cells:
+        for run in _runs(cell):
+            done = store.runs.get(key_of(run))
+            if done is None or (retry and "error" in done):
+                wanted[key_of(run)] = run
     refused: dict[str, str] = {}
-    for number, (key, run) in enumerate(sorted(wanted.items(), key=lambda item: _order(item[1])), 1):
-        if opened[0] != _order(run):
-            opened = (_order(run), _open(run))
-        records = opened[1]
-        if isinstance(records, str):
-            refused[key] = records
-            tell(f"{number} of {len(wanted)}: {run.job.method}: {records}")
-            continue
-        assert sorted(records) == list(run.job.roster)
-        found = train(run, records)
-        store.put(run, found)
-        value = value_of(found, "accuracy", run.last)
-        ended = found.get("error") or ("no global model" if value is None else f"{value:.1f} %")
+    for number, (key, found) in enumerate(_made(sorted(wanted.values(), key=_order), workers), 1):
+        run = wanted[key]
+        if isinstance(found, str):
+            refused[key] = ended = found
+        else:
+            store.put(run, found)
+            value = value_of(found, "accuracy", run.last)
+            ended = found.get("error") or ("no global model" if value is None else f"{value:.1f} %")
         asked = f"{run.job.method} ({comparison.described(run.job.method_options)})"
         tell(f"{number} of {len(wanted)}: seed {run.job.seed}, {run.data}: {asked}: {ended}")
     return refused
 
 
-def _runs(cell: Cell) -> Iterator[tuple[int, Run]]:
-    return ((seed, run) for seed, runs in cell.runs.items() for run in runs)
+def _made(runs: Sequence[Run], workers: int) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Keys of the runs, each with what came out, as they are done."""
+    if workers == 1 or len(runs) < 2:
+        yield from map(make, runs)
+        return
+    with ProcessPoolExecutor(min(workers, len(runs)), mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(make, run) for run in runs]):
+            yield done.result()
+
+
+_opened: dict[tuple[int, str, str], Mapping[str, SiloData] | str] = {}
+"""The records that this process opened last."""
+
+
+def make(run: Run) -> tuple[str, dict[str, Any] | str]:
+    """A run's key, and the run, or why its records cannot be opened."""
+    if (order := _order(run)) not in _opened:
+        _opened.clear()
+        _opened[order] = _open(run)
+    records = _opened[order]
+    if isinstance(records, str):
+        return key_of(run), records
+    assert sorted(records) == list(run.job.roster)
+    return key_of(run), train(run, records)
+
+
+def _runs(cell: Cell) -> Iterator[Run]:
+    return (run for runs in cell.runs.values() for run in runs)
 
 
 def _order(run: Run) -> tuple[int, str, str]:
     """Runs with the same one have the same records."""
-    return run.job.seed, run.data, json.dumps(run.job.dataset_options, sort_keys=True)
+    options = json.dumps(run.job.dataset_options, sort_keys=True)
+    return run.job.seed, f"{run.data} {run.root}", options
 
 
 def _open(run: Run) -> Mapping[str, SiloData] | str:

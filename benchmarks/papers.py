@@ -169,12 +169,19 @@ def parse_root(text: str) -> tuple[str, Path]:
     return name, Path(folder)
 
 
+def positive(text: str) -> int:
+    """1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--table", choices=list(TABLES), required=True)
     found.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
-    found.add_argument("--seeds", type=int, help="how many, from 0 on; default: 1 at cpu, 3 at paper")
+    found.add_argument("--seeds", type=positive, help="how many, from 0 on; default: 1 at cpu, 3 at paper")
     found.add_argument("--root", type=parse_root, action="append", default=[], metavar="SET=FOLDER")
     found.add_argument("--rows", nargs="+", help="only these, by their titles")
     found.add_argument("--columns", nargs="+", help="only these, by their titles")
@@ -183,10 +190,11 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--show", action="store_true", help="run nothing, show what is done")
     found.add_argument("--retry", action="store_true", help="make runs that failed again")
+    found.add_argument("--workers", type=positive, help="processes; default: 2 at cpu, 1 at paper")
     found.add_argument("--markdown", action="store_true")
-    found.add_argument("--wide", type=int, default=5, help="columns side by side on the terminal")
+    found.add_argument("--wide", type=positive, default=5, help="columns side by side on the terminal")
     for name in ("rounds", "epochs", "subset"):
-        found.add_argument(f"--{name}", type=int, help="instead of the scale's")
+        found.add_argument(f"--{name}", type=positive, help="instead of the scale's")
     return found
 
 
@@ -207,9 +215,9 @@ def main(given: Sequence[str] | None = None) -> int:
     rows = cells_of(table, size, {**here, **dict(arguments.root)}, seeds, changes)
     refused: dict[str, str] = {}
     if not arguments.show:
-        refused = fill(
-            [cell for cells in rows for cell in cells], store, retry=arguments.retry, tell=progress
-        )
+        cells = [cell for cells in rows for cell in cells]
+        workers = arguments.workers or (2 if size == "cpu" else 1)
+        refused = fill(cells, store, retry=arguments.retry, tell=progress, workers=workers)
         progress(f"runs are in {store.path}")
     lines, said = texts(rows, store, refused), remarks(table, rows, refused, size, len(seeds))
     columns = [column.title for column in table.columns]

@@ -15,7 +15,7 @@ from tightframe.rounds.setup import prepare
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TABLES = ("mr1", "mr2", "mr6", "mr7", "mr8", "etf1", "etf2", "nh1", "gmv1", "gmv2", "gmv4", "ilc1")
-TINY = ["--rounds", "1", "--epochs", "1", "--subset", "200"]
+TINY = ["--rounds", "1", "--epochs", "1", "--subset", "200", "--workers", "1"]
 
 
 @pytest.fixture
@@ -213,7 +213,8 @@ def test_a_run_that_fails_shows_its_code_and_is_made_again_only_when_asked(
         raise RunError("too few silos", code="TF-501")
 
     monkeypatch.setattr(runs.federation, "run_job", fails)
-    asked = ["--table", "gmv2", "--rows", "FedNova + ETF", "--out", str(tmp_path / "runs.json"), "--markdown"]
+    asked = ["--table", "gmv2", "--rows", "FedNova + ETF", "--workers", "1", "--markdown"]
+    asked += ["--out", str(tmp_path / "runs.json")]
     assert papers.main(asked) == 0
     assert (
         "| FedNova + ETF | 71.5 / TF-501 | 81.1 / TF-501 | 47.9 / as C10-100-2 |" in capsys.readouterr().out
@@ -229,8 +230,9 @@ def test_what_cannot_be_asked_for_is_refused(papers: ModuleType, tmp_path: Path)
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(SystemExit, match="a file of this program's runs"):
         papers.main(["--table", "mr8", "--show", "--out", str(tmp_path / "x.json")])
-    with pytest.raises(SystemExit):
-        papers.main(["--table", "mr8", "--root", "fashion_mnist=/no/such/folder"])
+    for wrong in (["--root", "fashion_mnist=/no/such/folder"], ["--root", "digits=."], ["--seeds", "0"]):
+        with pytest.raises(SystemExit):
+            papers.main(["--table", "mr8", "--show", *wrong])
 
 
 def test_color_mnist_is_made_of_the_test_images_where_there_are_no_others(
@@ -259,3 +261,14 @@ def test_methods_without_a_global_model_have_no_such_number(papers: ModuleType, 
     (found,) = store.runs.values()
     assert papers.ours(cells[0], store, {}) == "no such number"
     assert papers.ours(cells[1], store, {}) == f"{100 * found['personal']['accuracy']:.1f}"
+
+
+def test_runs_are_the_same_in_processes_of_their_own(papers: ModuleType, tmp_path: Path) -> None:
+    kept = []
+    for workers in ("1", "2"):
+        out = tmp_path / f"{workers}.json"
+        asked = ["--table", "mr7", "--rows", "FedAvg", "FedProx", "--columns", "P5C2", *TINY]
+        assert papers.main([*asked, "--workers", workers, "--out", str(out)]) == 0
+        runs = json.loads(out.read_text())["runs"]
+        kept.append({key: (run["course"], run["spread"]) for key, run in runs.items()})
+    assert kept[0] == kept[1] and len(kept[0]) == 2
