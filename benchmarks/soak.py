@@ -7,7 +7,8 @@ records cannot be read or are not numbers, its answer is lost or late, its proce
 continued. Every process notes its numbers at the start of each round, after a forced collection. Prints a
 table and writes every number as JSON and the curves as PNG (`--out`; by default in `benchmarks/results/`,
 which git ignores). The exit code is 0 only if the run trained, every round went as planned, no process's
-memory grew by more than 5 % from round 5 to the last, and nothing else became more or was left behind.
+memory grew by more than 5 % from round 5 to the last (medians of three rounds at either end), and nothing
+else became more or was left behind.
 
     python benchmarks/soak.py                       # 50 rounds, about 15 minutes
     python benchmarks/soak.py --rounds 12 --leak site-3     # must fail: that silo keeps what it should not
@@ -299,8 +300,11 @@ def main() -> None:
         "--out", type=Path, default=HERE / "results" / "soak.json", help="JSON; PNG beside it"
     )
     args = parser.parse_args()
-    if not args.first < args.rounds:
-        parser.error(f"Expected --first below --rounds, but got {args.first} and {args.rounds}.")
+    least = args.first + 2 * soak_verdict.WINDOW - 1
+    if args.rounds < least:
+        parser.error(
+            f"Expected --rounds of at least {least} with --first {args.first}, but got {args.rounds}."
+        )
     with working_folder(args.keep) as folder:
         report, found = measure(args, folder)
     args.out.parent.mkdir(parents=True, exist_ok=True)

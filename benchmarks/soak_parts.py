@@ -40,6 +40,7 @@ ONCE = {
     "model.json",
     "best_model.safetensors",
     "error_log.txt",
+    "log_fl.txt",
     "reply-agree",
 }
 """Files that are there from some event on: an evaluation, the end, the first error, the first drop-out."""

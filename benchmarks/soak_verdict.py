@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 Sample = Mapping[str, Any]
@@ -24,6 +25,8 @@ CODES = {"raise": "TF-503", "nan": "TF-301", "lost": "TF-503", "late": "TF-502",
 _QUICK = ("raise", "nan", "lost", "pause")
 DECK = (*_QUICK, "late", *_QUICK, "freeze")
 """Kinds in the order in which a plan takes them, before it shuffles."""
+WINDOW = 3
+"""Rounds at either end."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +95,44 @@ def at(samples: Sequence[Sample], after: int) -> Sample | None:
 def growth(samples: Sequence[Sample], first: int, last: int, key: str = "rss") -> float | None:
     """By which part a number grew between two rounds; None if either was not measured.
 
-    >>> growth([{"after": 5, "rss": 100}, {"after": 50, "rss": 104}], 5, 50)
+    The median of three rounds at either end: a process's resident memory jumps by some percent from round
+    to round while what it has allocated stays the same.
+
+    >>> growth([{"after": 5, "rss": 100}, {"after": 49, "rss": 109}, {"after": 50, "rss": 99}], 5, 50)
     0.04
     """
-    begin, end = at(samples, first), at(samples, last)
-    return None if begin is None or end is None else (end[key] - begin[key]) / begin[key]
+    ends = windows(samples, first, last)
+    if ends is None:
+        return None
+    begin, end = (median([sample[key] for sample in window]) for window in ends)
+    return (end - begin) / begin
 
 
 def leaks(samples: Sequence[Sample], first: int, last: int) -> dict[str, tuple[int, int]] | None:
-    """What a process has more of after the last round than after the first; None if not measured."""
-    begin, end = at(samples, first), at(samples, last)
-    if begin is None or end is None:
+    """What a process has more of in the last three rounds than in the first; None if not measured.
+
+    What comes and goes is no leak: the least at the end is held against the most at the beginning.
+    """
+    ends = windows(samples, first, last)
+    if ends is None:
         return None
-    return {key: (begin[key], end[key]) for key in COUNTED if end[key] > begin[key]}
+    counts = {
+        key: (max(sample[key] for sample in ends[0]), min(sample[key] for sample in ends[1]))
+        for key in COUNTED
+    }
+    return {key: (begin, end) for key, (begin, end) in counts.items() if end > begin}
+
+
+def windows(
+    samples: Sequence[Sample], first: int, last: int
+) -> tuple[Sequence[Sample], Sequence[Sample]] | None:
+    """The samples of the first three rounds that count and of the last three; None if an end is missing."""
+    if at(samples, first) is None or at(samples, last) is None:
+        return None
+    return (
+        [sample for sample in samples if first <= sample["after"] < first + WINDOW],
+        [sample for sample in samples if last - WINDOW < sample["after"] <= last],
+    )
 
 
 def findings(series: Series, processes: Sequence[str], first: int, last: int, limit: float) -> list[Finding]:

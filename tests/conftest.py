@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,20 @@ def _rendered_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _priced_once() -> Iterator[None]:
+    """An order of sampled steps is priced once in a process of tests, by Opacus, as everywhere.
+
+    It is a pure function of three numbers, asked for again by every silo, round and analysis, which is most
+    of the time of a small private run. Tests that never import Opacus need not do it for this.
+    """
+    rdp = sys.modules.get("opacus.accountants.analysis.rdp")
+    with pytest.MonkeyPatch.context() as patch:
+        if rdp is not None:
+            patch.setattr(rdp, "_compute_rdp", functools.lru_cache(maxsize=65536)(rdp._compute_rdp))
+        yield
+
+
 def _real_data() -> Path:
     return Path(os.environ.get("TIGHTFRAME_TEST_DATA", ROOT.parent / "shared" / "data")).resolve()
 
@@ -91,9 +107,20 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported for the tests stays, so the garbage collector need not search it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """An option instead of a marker's expression, so that ``-m`` stays free for others."""
-    parser.addoption("--faults", action="store_true", help="Also kill, pause and cut a federation of six.")
+    parser.addoption("--faults", action="store_true", help="Also pause and cut off a federation of six.")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

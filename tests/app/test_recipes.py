@@ -142,6 +142,7 @@ def _walk(values: object) -> list[tuple[str, object]]:
 
 
 def test_the_rehearsal_needs_no_monai() -> None:
+    """Neither its backbone, the small CNN, nor what surrounds it."""
     import subprocess
     import sys
 

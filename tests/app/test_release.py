@@ -25,9 +25,12 @@ FOUND = {
     "install": [
         {
             "metadata": {"name": name, "version": version},
-            "download_info": {"archive_info": {"hashes": {"sha256": digest}}},
+            "download_info": {"url": f"https://index/{url}", "archive_info": {"hashes": {"sha256": digest}}},
         }
-        for name, version, digest in (("tightframe", "0.1", DIGEST), ("Flask_JWT", "4.6", OTHER))
+        for name, version, digest, url in (
+            ("tightframe", "0.1", DIGEST, "tightframe-0.1-py3-none-any.whl"),
+            ("Flask_JWT", "4.6", OTHER, "flask_jwt-4.6.tar.gz"),
+        )
     ]
 }
 
@@ -120,7 +123,10 @@ def test_what_is_not_committed_is_no_release(release: Any, tmp_path: Path) -> No
 
 def test_a_hospital_verifies_it_by_the_pages_commands(made: Path, key: Path, tmp_path: Path) -> None:
     signature, sums = _commands("For a hospital: verify", slice(None))
-    assert 'Good "tightframe-release" signature' in _bash(signature, made)
+    told = _bash(_commands("For the maintainer", slice(1, 2))[0], key.parent).split()[1]
+    assert f'Good "tightframe-release" signature for tightframe-release with ED25519 key {told}\n' in _bash(
+        signature, made
+    )
     assert _bash(sums, made).count(": OK\n") == 3
     wrong = tmp_path / "wrong"
     shutil.copytree(made, wrong)
@@ -175,6 +181,12 @@ def test_the_sbom_names_what_pip_installed_with_its_hash(release: Any) -> None:
     for wrong in ([], [{**flask, "version": "4.7"}], [flask, {"name": "stranger", "version": "1"}]):
         with pytest.raises(SystemExit, match="an SBOM of what was installed, but they differ"):
             release.with_hashes(bom(*wrong), packages)
+
+
+def test_what_has_no_wheel_is_built_by_the_maintainer_and_never_by_a_hospital(release: Any) -> None:
+    assert release.sources(FOUND) == ["Flask_JWT==4.6"]
+    install = _commands("For a hospital: install", slice(1, None))
+    assert len(install) == 3 and all("--require-hashes --only-binary :all:" in command for command in install)
 
 
 def test_a_release_is_not_written_over_another(release: Any, key: Path, tmp_path: Path) -> None:

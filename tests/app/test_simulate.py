@@ -286,8 +286,13 @@ def test_a_signal_ends_the_whole_group(
     pids = tmp_path / "pids"
     script = (
         # a shell starts background jobs, such as a whole test run, with SIGINT ignored
-        "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from tightframe.flare import simulator\nfrom tightframe_app import cli\n"
+        "import signal, sys, types\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        # to check the job needs torch, which takes seconds
+        "checked = types.SimpleNamespace(job=types.SimpleNamespace(roster=('site-1',)))\n"
+        "setup = types.SimpleNamespace(prepare=lambda values: checked)\n"
+        "sys.modules['tightframe.rounds.setup'] = setup\n"
+        "from tightframe.flare import simulator\nfrom tightframe_app import cli, simulation\n"
+        "simulation.records = lambda *given: ''\n"
         "simulator._GRACE = 1.0\nreal, group = simulator.run_apart, sys.argv[1:4]\n"
         "simulator.run_apart = lambda command: real([sys.executable, '-c', *group])\n"
         "sys.argv[1:4] = []\ncli.main()"

@@ -44,10 +44,11 @@ def parts(benchmark: ModuleType) -> ModuleType:
 
 
 def _series(verdict: ModuleType, **changes: Any) -> dict[str, list[dict[str, Any]]]:
-    """Rounds 5 to 10 of two processes, nothing of which changes; but for one at the end."""
+    """Rounds 5 to 10 of two processes, nothing of which changes; but for one in the last three."""
     whole = {**PLAIN, **dict.fromkeys(verdict.COUNTED, 3)}
     series = {name: [{"after": number, **whole} for number in range(5, 11)] for name in SILOS}
-    series["site-1"][-1] |= changes
+    for sample in series["site-1"][-3:]:
+        sample |= changes
     return series
 
 
@@ -68,6 +69,12 @@ def test_memory_that_grows_fails_and_is_named(verdict: ModuleType) -> None:
     series = _series(verdict, rss=1051)
     assert _failed(verdict, series) == [False, True, True]
     assert "+5.1% (site-1)" in verdict.findings(series, SILOS, 5, 10, 0.05)[0].told
+
+
+def test_what_comes_and_goes_passes(verdict: ModuleType) -> None:
+    series = _series(verdict)
+    series["site-1"][-1] |= {"rss": 1200, "threads": 5, "files": 4}
+    assert _failed(verdict, series) == [True, True, True]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An executor that fails as it is told, at some sites, in one task. Used by the fault tests only."""
+"""An executor that fails as it is told, at some sites, in some tasks. Used by the fault tests only."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tightframe.securesum.messages import AgreementRequest, Receipt, RevealReque
 
 
 class FaultyExecutor(SiloExecutor):
-    """An executor with a fault.
+    """An executor with faults.
 
-    ``fault`` has these keys:
+    Each of ``faults`` has these keys:
 
         site: names of the faulty sites.
         task: in which task; ``contribute`` by default.
@@ -32,45 +32,48 @@ class FaultyExecutor(SiloExecutor):
         watch: a folder that gets a copy of every site's stored state after every task.
     """
 
-    def __init__(self, fault: dict[str, Any], **job: Any) -> None:
+    def __init__(self, faults: list[dict[str, Any]], **job: Any) -> None:
         super().__init__(**job)
-        self._fault = fault
+        self._faults = faults
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        here = fl_ctx.get_identity_name() in self._fault.get("site", [])
-        if here and self._meant(task_name, shareable.get(MESSAGE) or {}):
-            kind = self._fault["kind"]
+        for fault in self._faults:
+            here = fl_ctx.get_identity_name() in fault.get("site", [])
+            if not (here and self._meant(fault, task_name, shareable.get(MESSAGE) or {})):
+                continue
+            kind = fault["kind"]
             if kind == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if kind == "late":
-                time.sleep(self._fault["seconds"])
+                time.sleep(fault["seconds"])
             if kind in ("nan", "raise"):
                 return self._poisoned(kind, task_name, shareable, fl_ctx, abort_signal)
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
         self._show(task_name, fl_ctx)
         return reply
 
-    def _meant(self, task: str, message: dict[str, Any]) -> bool:
-        if task != self._fault.get("task", "contribute"):
+    def _meant(self, fault: dict[str, Any], task: str, message: dict[str, Any]) -> bool:
+        if task != fault.get("task", "contribute"):
             return False
         if task in ("enroll", "confirm"):
             return True
         if task == "contribute":
-            return message.get("kind") == "train" and message.get("round") == self._fault["round"]
+            return message.get("kind") == "train" and message.get("round") == fault["round"]
         kind = RevealRequest if task == "reveal" else AgreementRequest
         receipts: tuple[Receipt, ...] = kind.from_bytes(message["secure"]).receipts
         asked = receipts[0].sum_id
-        return asked.phase.startswith("train") and asked.round == self._fault["round"]
+        return asked.phase.startswith("train") and asked.round == fault["round"]
 
     def _show(self, task: str, fl_ctx: FLContext) -> None:
         """Copy the stored state, which later steps overwrite, for a test to look for its secrets."""
-        if "watch" in self._fault and self._session is not None:
-            context = self._session.context
-            kept = Path(self._fault["watch"]) / context.name
-            kept.mkdir(parents=True, exist_ok=True)
-            shutil.copy(context.secure_folder / "state", kept / f"{len(list(kept.iterdir()))}-{task}")
+        for fault in self._faults:
+            if "watch" in fault and self._session is not None:
+                context = self._session.context
+                kept = Path(fault["watch"]) / context.name
+                kept.mkdir(parents=True, exist_ok=True)
+                shutil.copy(context.secure_folder / "state", kept / f"{len(list(kept.iterdir()))}-{task}")
 
     def _poisoned(
         self, kind: str, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal

@@ -1,7 +1,7 @@
 """A silo that fails is left out and named; too few silos end the run with the truth.
 
-The job is the recipe's, so its sums are secure: of six silos one may be lost, and where one is lost
-counts stay shut, so that the evaluation of that exchange is missing.
+The job is the recipe's, so its sums are secure: of four or six silos one may be lost, and where one is
+lost counts stay shut, so that the evaluation of that exchange is missing.
 """
 
 from __future__ import annotations
@@ -12,38 +12,49 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine.conftest import Run, export_job, simulate_job
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"), [("raise", "TF-503"), ("nan", "TF-301"), ("late", "TF-502"), ("killed", "TF-502")]
-)
-def test_the_run_goes_on_with_five_silos_and_says_so(
-    export: Callable[..., Path], simulate: Callable[..., Any], kind: str, code: str
-) -> None:
-    fault = {"site": ["site-4"], "round": 1, "kind": kind, "seconds": 46}
-    patience = {"late": 40, "killed": 40}.get(kind, 120)
-    changes = {"site_timeout": patience, "fetch_timeout": 40}
-    run = simulate(export(fault=fault, changes=changes), threads=6)
+# The rounds with a fault; site-4 is to be back in those between.
+FAULTS = {"raise": (1, "TF-503"), "nan": (3, "TF-301"), "late": (5, "TF-502")}
+PATIENCE = {"site_timeout": 40, "fetch_timeout": 40}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One run of six silos in which site-4 fails three times, each time in another way."""
+    folder = tmp_path_factory.mktemp("faulty")
+    faults = [
+        {"site": ["site-4"], "round": number, "kind": kind, "seconds": 46}
+        for kind, (number, _) in FAULTS.items()
+    ]
+    job = export_job(folder, fault=faults, changes={**PATIENCE, "rounds": 6})
+    run = simulate_job(job, folder, threads=6, timeout=400)
     assert run.code == 0, run.output
-    five = ["site-1", "site-2", "site-3", "site-5", "site-6"]
-    first = next(row for row in run.rows if row["round"] == 1 and row["kind"] == "train")
-    assert first["silos"] == five and first["dropped"] == {"site-4": code}
-    assert f"without site-4 ({code})" in run.output
-    assert f"site-4 was left out of round 1: {code}" in run.output
-    # The sum of round 1 would have told how the initial model does.
-    assert not first["static_opened"] and not [row for row in run.rows if row["kind"] == "start"]
-    assert "counts and class sums stay shut, so the evaluation is missing" in run.output
-    second = next(row for row in run.rows if row["round"] == 2 and row["kind"] == "train")
-    if kind == "killed":
-        assert second["silos"] == five and first["evaluation"] is None
-        assert run.outcome["evaluation"] is None
-        assert "Test metrics: missing (counts stay shut after a drop-out)" in run.output
+    return run
+
+
+def _row(run: Run, number: int) -> dict[str, Any]:
+    return next(row for row in run.rows if row["round"] == number and row["kind"] == "train")
+
+
+def _without_site_4(run: Run, number: int, code: str, others: list[str]) -> None:
+    """A round, its lines for people, and what the server's folder must not hold."""
+    row = _row(run, number)
+    assert row["silos"] == others and row["dropped"] == {"site-4": code}
+    assert (
+        f"round {number} of {run.outcome['rounds']}: {len(others)} of {len(others) + 1} silos; "
+        f"without site-4 ({code}) | counts and class sums stay shut, so the evaluation is missing"
+    ) in run.output
+    assert f"site-4 was left out of round {number}: {code}" in run.output
+    assert not row["static_opened"]
+    # The sum of a round tells how the model does that it began with.
+    if number == 1:
+        assert not [row for row in run.rows if row["kind"] == "start"]
     else:
-        six = sorted([*five, "site-4"])
-        assert second["silos"] == six, "it is back in the next round"
-        assert second["static_opened"] and first["evaluated_by"] == six and run.outcome["evaluated_by"] == six
+        assert _row(run, number - 1)["evaluation"] is None
     assert run.outcome["trained"] is True and (run.server / "model.safetensors").is_file()
     searched = [path for path in (run.workspace / "server").rglob("*") if path.is_file()]
     assert any(path.name == "outcome.json" for path in searched)
@@ -51,14 +62,40 @@ def test_the_run_goes_on_with_five_silos_and_says_so(
         assert b"Mustermann" not in path.read_bytes(), f"a silo's own message reached {path.name}"
 
 
+@pytest.mark.parametrize("kind", FAULTS)
+def test_the_run_goes_on_with_five_silos_and_says_so(faulty: Run, kind: str) -> None:
+    number, code = FAULTS[kind]
+    six = [f"site-{place}" for place in range(1, 7)]
+    _without_site_4(faulty, number, code, [site for site in six if site != "site-4"])
+    following = _row(faulty, number + 1)
+    assert following["silos"] == six, "it is back in the next round"
+    assert following["static_opened"] and _row(faulty, number)["evaluated_by"] == six
+    assert following["dropped"] == {} and faulty.outcome["evaluated_by"] == six
+
+
+def test_the_run_goes_on_without_a_silo_that_has_died(
+    export: Callable[..., Path], simulate: Callable[..., Any]
+) -> None:
+    fault = {"site": ["site-4"], "round": 1, "kind": "killed"}
+    run = simulate(export(sites=4, fault=fault, changes={**PATIENCE, "min_sites": 3}), threads=4)
+    assert run.code == 0, run.output
+    three = ["site-1", "site-2", "site-3"]
+    _without_site_4(run, 1, "TF-502", three)
+    second = _row(run, 2)
+    assert second["silos"] == three
+    assert _row(run, 1)["evaluation"] is None and second["evaluation"] is None
+    assert run.outcome["evaluation"] is None
+    assert "Test metrics: missing (counts stay shut after a drop-out)" in run.output
+
+
 def test_fewer_than_the_minimum_end_the_run_and_are_named(
     export: Callable[..., Path], simulate: Callable[..., Any]
 ) -> None:
-    fault = {"site": ["site-2", "site-5"], "round": 1, "kind": "raise"}
-    run = simulate(export(fault=fault), threads=6, engine_command=True)
+    fault = {"site": ["site-2", "site-3"], "round": 1, "kind": "raise"}
+    run = simulate(export(sites=4, fault=fault, changes={"min_sites": 3}), threads=4, engine_command=True)
     assert run.code != 0
-    assert "TF-501" in run.output and "too few silos in round 1: expected at least 5, but got 4" in run.output
-    assert "site-2: TF-503" in run.output and "site-5: TF-503" in run.output
+    assert "TF-501" in run.output and "too few silos in round 1: expected at least 3, but got 2" in run.output
+    assert "site-2: TF-503" in run.output and "site-3: TF-503" in run.output
     assert "NOT TRAINED" in run.output
     assert run.outcome["trained"] is False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,33 +12,29 @@ from tests.engine.conftest import MODELS, Run, assert_equal, export_job, run_alo
 from tests.flare.boards import Daemon, expected_points, listening, read_events
 
 pytestmark = pytest.mark.engine
+SITES = 3
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
-    """The server's results of the job of so many sites in one process, run once."""
-
-    @functools.cache
-    def run(sites: int) -> Path:
-        folder = tmp_path_factory.mktemp("alone")
-        return run_alone(export_job(folder, sites=sites), folder)
-
-    return run
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's results of the job in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return run_alone(export_job(folder, sites=SITES), folder)
 
 
-# Without the flag one worker serves all silos in turn, a process for each of their tasks.
-@pytest.mark.parametrize(("threads", "sites"), [(None, 3), (6, 6)], ids=["no flag", "-t 6"])
+# Without the flag one worker serves all silos in turn, a process for each of their tasks. `test_secure` has
+# six silos at a time.
+@pytest.mark.parametrize("threads", [None, SITES], ids=["no flag", f"-t {SITES}"])
 def test_nvflare_equals_in_process(
     export: Callable[..., Path],
     simulate: Callable[..., Any],
-    alone: Callable[[int], Path],
+    alone: Path,
     threads: int | None,
-    sites: int,
 ) -> None:
     with listening() as daemon:
         # Where boards are asked for, nothing else of the run may change.
         asked = {"server": {"tensorboard": True, "statsd": {"port": daemon.port}}} if threads else None
-        run, expected = simulate(export(sites=sites), threads=threads, site_config=asked), alone(sites)
+        run, expected = simulate(export(sites=SITES), threads=threads, site_config=asked), alone
     assert run.code == 0, run.output
     if asked:
         _assert_told(run, daemon)
@@ -50,7 +45,7 @@ def test_nvflare_equals_in_process(
     for name in MODELS[:2]:
         assert (run.server / name).read_bytes() == (expected / name).read_bytes(), name
     assert_equal(run.server, expected)
-    for site in ("site-1", f"site-{sites}"):
+    for site in ("site-1", f"site-{SITES}"):
         kept = run.workspace / site / "simulate_job"
         assert (kept / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
         assert json.loads((kept / "local_report.json").read_text())["silo"] == site
@@ -78,11 +73,11 @@ def _events(run: Run) -> list[Path]:
 
 
 def test_plain_sums_by_name_give_the_same_in_nvflare(
-    export: Callable[..., Path], simulate: Callable[..., Any], alone: Callable[[int], Path]
+    export: Callable[..., Path], simulate: Callable[..., Any], alone: Path
 ) -> None:
     """Here against secure sums in one process, which equal those in NVFlare by the test above."""
-    run = simulate(export(changes={"summation": "plain"}), threads=6)
+    run = simulate(export(sites=SITES, changes={"summation": "plain"}), threads=SITES)
     assert run.code == 0, run.output
     assert "plain, as the job asks by name" in run.output
     assert not (run.server / "transcript.jsonl").exists(), "nothing was signed"
-    assert_equal(run.server, alone(6))
+    assert_equal(run.server, alone)

@@ -18,12 +18,12 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.faults.network import Network
-from tests.production.federation import FAULTS, LEAD, SERVER, Federation, add_site, free_port
+from tests.production.federation import LEAD, SERVER, Federation, add_site, free_port
 
 from tightframe_app import job_folders, recipes
 
 SITES = tuple(f"hospital-{number}" for number in range(1, 7))
-PAUSED, RELAYED, FULL, KILLED, ORPHANED, WRONG_CLOCK = SITES
+PAUSED, RELAYED, FULL, *_, WRONG_CLOCK = SITES
 HERE = Path(__file__).resolve().parent
 SMALL: Mapping[str, Any] = {
     "dataset_options.image_size": 16,
@@ -71,14 +71,6 @@ class Six(Federation):
         with self.clock_of(name):
             super().start(name)
 
-    def restart(self, name: str) -> None:
-        """Start a kit anew whose process is gone, and wait until the server has let it in again."""
-        self.processes[name].wait(timeout=15)
-        joined = self.said(SERVER).count(f"New client {name}@")
-        self.start(name)
-        if name != SERVER:
-            wait(lambda: self.said(SERVER).count(f"New client {name}@") > joined, f"{name} is not back")
-
     @contextmanager
     def lead(self) -> Iterator[Any]:
         session = new_secure_session(LEAD, str(self.kit(LEAD)))
@@ -90,14 +82,6 @@ class Six(Federation):
     def submit(self, job: Path) -> Job:
         with self.lead() as session:
             return Job(self, session.submit_job(str(job)))
-
-    def go_on(self, stopped: Path, name: str, only: slice) -> Job:
-        """Export and submit the job that goes on with one, by the guide's commands."""
-        mine = {r"\bfedmr_isic\b": "fedmr_isic_dp", r"\bresumed\b": name, "JOB_ID": stopped.name}
-        told = self.follow(self.operations, FAULTS, mine, only=only)
-        told += self.follow(self.operations, FAULTS, mine, only=slice(2, None))
-        (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
-        return Job(self, job_id)
 
     def export(self, recipe: str, name: str, rounds: int, **changes: Any) -> Path:
         """A job of all six that is small enough for seconds, and as patient as this machine needs now."""
@@ -112,11 +96,6 @@ class Six(Federation):
         children = psutil.Process(self.processes[name].pid).children(recursive=True)
         (found,) = [one for one in children if any("_process" in part for part in one.cmdline())]
         return found
-
-    def kill(self, name: str) -> None:
-        """`kill -9` of a kit's own process; not of those that it has started."""
-        self.processes[name].kill()
-        self.processes[name].wait(timeout=15)
 
 
 @dataclass
@@ -150,10 +129,6 @@ class Job:
 
         wait(done, f"round {number} is not done", self.log)
 
-    def status(self) -> str:
-        with self.federation.lead() as session:
-            return str(session.get_job_meta(self.job_id)["status"])
-
     def ended(self) -> str:
         """Wait for the end; the engine's word for it."""
         with self.federation.lead() as session:
@@ -172,7 +147,7 @@ class Done:
 
     Attributes:
         status: the engine's word for how.
-        results: what there is of it at the server, downloaded by the lead unless the server was killed.
+        results: what there is of it at the server.
     """
 
     job: Job
@@ -194,14 +169,6 @@ class Done:
 def over(job: Job) -> Done:
     """Wait for a job's end and get its results."""
     return Done(job, job.ended(), job.download())
-
-
-def gone(process: psutil.Process) -> bool:
-    """Whether a process has ended, also where nobody has asked for its exit code."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def wait(there: Callable[[], bool], what: str, log: Callable[[], str] = str) -> None:

@@ -79,8 +79,9 @@ ROUNDS = 10
 
 @pytest.fixture(scope="module")
 def faulted(six: Six) -> Done:
-    """One job to whose silos something happens in every other round."""
-    job = six.submit(six.export("fedmr_isic", "faulted", ROUNDS))
+    """One job to whose silos something happens in every other round; SCAFFOLD's silos keep state on disk."""
+    changes = {"method": "scaffold", "training.momentum": 0.0, "job_name": "faulted"}
+    job = six.submit(six.export("fedmr_isic", "faulted", ROUNDS, **changes))
     job.wait_round(0)
     for fault in FAULTS:
         job.wait_round(fault.round - 1)
@@ -114,10 +115,9 @@ def test_the_job_with_all_these_faults_has_trained_and_is_verified(six: Six, fau
     told = six.run(
         "tightframe", "transcript", "verify", str(faulted.results / "transcript.jsonl"), "--root", root
     )
-    assert (
-        f"sums        {ROUNDS + 1} opened, 0 failed, 3 with missing sites" in told
-        and "complete    yes" in told
-    )
+    missing = sum(fault.code is not None for fault in FAULTS) - (not six.small_disk)
+    assert f"sums        {ROUNDS + 1} opened, 0 failed, {missing} with missing sites" in told
+    assert "complete    yes" in told
     assert six.network is not None and six.network.corrupted == 1
 
 

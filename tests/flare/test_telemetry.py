@@ -202,7 +202,10 @@ def record(*rows: Row, epsilon: float | None = None) -> Any:
     return SimpleNamespace(status=Status("job", 3, (8.0, 1e-5)), rows=list(rows), watcher=None)
 
 
-def test_noisy_values_have_other_names_and_negative_ones_arrive(tmp_path: Path) -> None:
+def test_noisy_values_have_other_names_and_negative_ones_arrive(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     row = Row(1, "train", ["a"], {"b": "TF-502"}, 1.5, 10, 20, training={"loss": -0.25})
     test = {"noisy": True, "balanced_accuracy": 0.5, "auroc": None, "recall": {"no disease": 0.25, "b": None}}
     row.evaluation = {"test": test}
@@ -217,6 +220,7 @@ def test_noisy_values_have_other_names_and_negative_ones_arrive(tmp_path: Path) 
             )
             row.training["loss"] = -0.5
             one.watcher()
+    assert "agent" not in caplog.text, "the client library looks for one"
     gauges = daemon.gauges()
     assert gauges["tightframe_loss", None] == -0.5, "no difference to the value before"
     assert (

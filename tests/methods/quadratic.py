@@ -40,7 +40,7 @@ class QuadraticSilo(FakeSilo):
 
 
 def distance_to_optimum(
-    method: Method, config: Any, open_sum: Callable[..., Any], *, rounds: int = 60
+    method: Method, config: Any, open_sum: Callable[..., Any], *, rounds: int = 25
 ) -> float:
     """How far a method ends from the minimum of the silos' mean objective: 5 full steps a round.
 

@@ -12,7 +12,7 @@ from tightframe.data.benchmark_sets import open_silos
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
-LOCAL = {"epochs": 2, "batch_size": 16, "learning_rate": 0.02}
+LOCAL = {"epochs": 2, "batch_size": 32, "learning_rate": 0.04}
 
 
 def _accuracy(method: str, partition: dict[str, Any], seed: int) -> float:

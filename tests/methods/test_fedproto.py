@@ -21,7 +21,7 @@ from tightframe.methods.fedproto import (
     prototype_loss,
     update_prototypes,
 )
-from tightframe.own_models import OWN
+from tightframe.own_models import OWN, TRAINED
 
 
 def test_the_loss_is_the_distance_to_prototypes_that_exist() -> None:
@@ -108,7 +108,7 @@ def test_what_leaves(make_setting: Any, make_silo: Any) -> None:
     (phase,) = METHOD.plan(setting, 1, 2)
     assert {item.name for item in phase.schema.fields} == {
         *("training/loss", "training/cross_entropy", "training/prototype"),
-        *(SUMS, SHARES),
+        *(TRAINED.name, SUMS, SHARES),
     }
     state = METHOD.init_server(setting, 1)
     silo = make_silo(setting, [0] * 5 + [1])

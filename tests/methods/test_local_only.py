@@ -16,7 +16,7 @@ from tests.rounds.secure.runs import FOUR, twin
 from tightframe import federation
 from tightframe.errors import JobError
 from tightframe.methods.local_only import METHOD, LocalOnlyConfig
-from tightframe.own_models import OWN
+from tightframe.own_models import OWN, TRAINED
 from tightframe_app import pairs
 
 
@@ -37,7 +37,8 @@ def test_rounds_are_the_silos_own_training(open_sum: Callable[..., Any]) -> None
 def test_only_losses_are_told() -> None:
     setting = by_hand.setting_of(METHOD, LocalOnlyConfig())
     (phase,) = METHOD.plan(setting, 1, 1)
-    assert [item.name for item in phase.schema.fields] == ["training/loss", "training/cross_entropy"]
+    names = [item.name for item in phase.schema.fields]
+    assert names == [TRAINED.name, "training/loss", "training/cross_entropy"]
     assert phase.broadcast(METHOD.init_server(setting, 1)) == {}
 
 

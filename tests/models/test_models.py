@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -94,12 +92,3 @@ def test_unknown_names_list_the_known_ones() -> None:
 def test_feature_width_needs_a_model_that_tells_it() -> None:
     with pytest.raises(TypeError, match="tell its feature width"):
         models.feature_width(torch.nn.Flatten())
-
-
-def test_the_small_cnn_does_not_import_monai() -> None:
-    code = (
-        "import sys; from tightframe import models; spec = models.get('small_cnn');"
-        "spec.build(spec.options(), (3, 48, 48), 8); sys.exit('monai' in sys.modules)"
-    )
-    path = [entry for entry in sys.path if entry]
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(path)}, timeout=120)

@@ -39,7 +39,7 @@ SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
 FAULTS = "Go on with a stopped job"
-"""What stops jobs is in tests/faults."""
+"""A heading of the guide: its commands need a job that stopped."""
 MEMBERS = f"--member {MEMBER}=university"
 SPY = Path(__file__).parent / "spy"
 ALL = slice(None)

@@ -48,7 +48,3 @@ class Guide:
             for command in commands
             if heading not in self._elsewhere
         } - self._run
-
-    def not_run_under(self, heading: str) -> set[str]:
-        """Those under one heading."""
-        return set(self._commands[heading]) - self._run

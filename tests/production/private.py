@@ -72,12 +72,19 @@ class Search:
         for kind in ("<i4", "<i8", "<u4", "<f4", "<f8", ">i4", ">i8"):
             self.text(name, np.array(values, kind).tobytes())
 
-    def decimals(self, name: str, values: NDArray[np.floating], *, most: int = 40) -> int:
-        """Look for numbers written out, by their first seven digits; returns for how many."""
-        told = [value for value in values.reshape(-1).tolist() if 1e-3 < abs(value) < 1][:most]
+    def decimals(self, name: str, values: NDArray[np.float32], *, most: int = 40) -> int:
+        """Look for numbers written out, as Python and numpy do; returns for how many.
+
+        Nine digits at least, and none that a difference of clock readings can be (those are multiples of
+        2^-22, as changes of a large weight may be): the engine writes hundreds of times down.
+        """
+        told = [value for value in values.reshape(-1) if 1e-3 < abs(value) < 1 and value * 2**22 % 1][:most]
         for value in told:
-            digits = f"{abs(value):.12f}"
-            self.text(name, digits[: len(digits) - len(digits[2:].lstrip("0")) + 7])
+            digits = f"{abs(float(value)):.16f}"
+            self.text(name, digits[: len(digits) - len(digits[2:].lstrip("0")) + 10])
+            short = str(abs(value))
+            if len(short.lstrip("0.")) >= 9:
+                self.text(name, short)
         return len(told)
 
     def within(self, content: bytes, *, depth: int = 3) -> set[str]:

@@ -117,9 +117,14 @@ def test_class_counts_are_found(search: Search, content: bytes) -> None:
 def test_numbers_and_paths_are_found_and_others_are_not(search: Search, tmp_path: Path) -> None:
     for name, content in (
         ("numbers", json.dumps([float(value) for value in VECTOR[:20]]).encode()),
+        ("numbers too", " ".join(map(str, VECTOR[:40])).encode()),
         ("path", b"cannot read /data/hospital-1/records/image.jpg"),
         ("nothing", json.dumps([float(value) for value in VECTOR[:20] * 1.001]).encode()),
     ):
         (tmp_path / name).write_bytes(content)
     found, searched = search.files(sorted(tmp_path.iterdir()))
-    assert found == {name: {str(tmp_path / name)} for name in ("numbers", "path")} and searched == 3
+    assert found == {
+        "numbers": {str(tmp_path / "numbers"), str(tmp_path / "numbers too")},
+        "path": {str(tmp_path / "path")},
+    }
+    assert searched == 4

@@ -104,6 +104,7 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     assert first[6] == Revealed(JOB, 0, 1, without.survivors, ("update",))
 
 
+@pytest.mark.slow
 def test_a_hundred_sites_of_which_ten_drop_out_and_nine_reveal_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

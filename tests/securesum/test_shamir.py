@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import Counter
@@ -26,8 +27,15 @@ def carryless(a: int, b: int) -> int:
     return product
 
 
-PRODUCTS = [[carryless(a, b) for b in range(256)] for a in range(256)]
-INVERSES = [0] + [row.index(1) for row in PRODUCTS[1:]]
+@functools.cache
+def all_products() -> list[list[int]]:
+    """Of every two bytes; not made on import, which every process of tests does, for a second."""
+    return [[carryless(a, b) for b in range(256)] for a in range(256)]
+
+
+@functools.cache
+def inverses() -> list[int]:
+    return [0] + [row.index(1) for row in all_products()[1:]]
 
 
 def value_at(coefficients: list[int], x: int) -> int:
@@ -35,7 +43,7 @@ def value_at(coefficients: list[int], x: int) -> int:
     total = 0
     for degree, coefficient in enumerate(coefficients):
         for _ in range(degree):
-            coefficient = PRODUCTS[coefficient][x]
+            coefficient = all_products()[coefficient][x]
         total ^= coefficient
     return total
 
@@ -47,10 +55,10 @@ def interpolated(points: dict[int, int]) -> int:
     for step in range(1, len(xs)):
         for row in range(len(xs) - 1, step - 1, -1):
             difference = xs[row] ^ xs[row - step]
-            table[row] = PRODUCTS[table[row] ^ table[row - 1]][INVERSES[difference]]
+            table[row] = all_products()[table[row] ^ table[row - 1]][inverses()[difference]]
     total = 0
     for row in range(len(xs) - 1, -1, -1):
-        total = PRODUCTS[total][xs[row]] ^ table[row]
+        total = all_products()[total][xs[row]] ^ table[row]
     return total
 
 
@@ -60,8 +68,8 @@ def fixed(seed: int) -> shamir.Random:
 
 def test_the_oracle_is_the_field_of_aes() -> None:
     """FIPS 197, section 4.2."""
-    assert PRODUCTS[0x57][0x83] == 0xC1
-    assert PRODUCTS[0x57][0x13] == 0xFE
+    assert all_products()[0x57][0x83] == 0xC1
+    assert all_products()[0x57][0x13] == 0xFE
 
 
 @st.composite
@@ -131,7 +139,7 @@ def test_many_secrets_are_split_and_recovered_like_single_ones() -> None:
 def test_every_multiple_of_every_byte() -> None:
     every = np.arange(256, dtype=np.uint8)
     products = shamir._product(every.reshape(256, 1), every.reshape(1, 256))
-    assert products.tolist() == PRODUCTS
+    assert products.tolist() == all_products()
 
 
 def test_the_first_shares_by_place_are_used() -> None:

@@ -148,6 +148,7 @@ def _reporter(where: StatsD) -> Any:
         raise SiteConfigError(
             f"Expected server.statsd to name a host that can be found, but got {where.host!r}: {error}."
         ) from None
+    logging.getLogger("datadog.api").setLevel(logging.ERROR)  # of an agent that nobody asked for
     return engine.StatsDReporter(site="server", host=where.host, port=where.port)
 
 

@@ -31,7 +31,7 @@ from tightframe import model_update, phases
 from tightframe.errors import TrainingError
 from tightframe.models import feature_width
 from tightframe.optimizers import OptimizerSettings
-from tightframe.own_models import kept_model, own_tensors, own_trained
+from tightframe.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -152,7 +152,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     shares = phases.Field(
         SHARES, (classes,), bound=COUNT_BOUND if by_records else 1.0, static=True, per_class=True
     )
-    schema = phases.Schema((*model_update.training_fields(TERMS), sums, shares))
+    schema = phases.Schema((TRAINED, *model_update.training_fields(TERMS), sums, shares))
     return (Phase("train", schema, broadcast, contribute, update),)
 
 
@@ -183,7 +183,7 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     if config.weighting == "holders":
         sums, shares = sums / counts.clamp_min(1)[:, None], (counts > 0).to(torch.float64)
     told = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
-    return Contribution(told, kept_model(model))
+    return Contribution({**trained(), **told}, kept_model(model))
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:

@@ -2,7 +2,7 @@
 
 The yardstick of every comparison: R rounds of E local epochs each, which is what a silo can do alone with
 the same work. A silo's model starts from a draw of its own, is the silo's own state, and never leaves;
-what is summed are the means of the losses and the evaluation. There is no global model.
+what is summed are a one, the means of the losses, and the evaluation. There is no global model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 from tightframe import model_update
 from tightframe.optimizers import OptimizerSettings
-from tightframe.own_models import kept_model, own_tensors, own_trained
+from tightframe.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -43,8 +43,8 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase, in which only the losses are told."""
-    schema = Schema(model_update.training_fields(TERMS))
+    """One phase, in which only the losses are told, and that the silo has trained."""
+    schema = Schema((TRAINED, *model_update.training_fields(TERMS)))
     return (Phase("train", schema, broadcast, contribute, update),)
 
 
@@ -59,7 +59,8 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     local = silo.setting.local
     stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
     report = silo.fit(model, [stage])
-    return Contribution(model_update.training_terms(report, TERMS), kept_model(model))
+    told = {**trained(), **model_update.training_terms(report, TERMS)}
+    return Contribution(told, kept_model(model))
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:

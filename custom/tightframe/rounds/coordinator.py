@@ -25,6 +25,7 @@ from tightframe.phases import Cohort, Phase, ServerState, Totals
 from tightframe.report.words import plural
 from tightframe.rounds import checkpoint, classes, evaluation, personal, resume, statistics
 from tightframe.rounds.context import Message
+from tightframe.rounds.declaration import WEIGHTS
 from tightframe.rounds.exchanges import Exchanges, Place
 from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import shown
@@ -390,12 +391,6 @@ class Coordinator:
         if self._on_round is not None:
             self._on_round(row)
 
-
-WEIGHTS: Mapping[str, str] = {
-    "exact": "training records",
-    "power_of_two": "training records, rounded down to a power of two",
-    "uniform": "one each",
-}
 
 BANNER = (
     "SYNTHETIC TWIN: no silo was told where its records lie, so every one trains on generated stand-ins for "

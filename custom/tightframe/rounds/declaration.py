@@ -6,7 +6,7 @@ same one of every other and a server cannot give silos different weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -61,6 +61,14 @@ def tellers(declared: Iterable[Declaration]) -> dict[str, int]:
     """Of how many silos each fold is in an exact evaluation."""
     found = list(declared)
     return {fold: sum(fold not in item.untold for item in found) for fold in ("validation", "test")}
+
+
+WEIGHTS: Mapping[str, str] = {
+    "exact": "training records",
+    "power_of_two": "training records, rounded down to a power of two",
+    "uniform": "one each",
+}
+"""What each kind of public weight is, in words."""
 
 
 def public_weight(records: int, how: str) -> float:

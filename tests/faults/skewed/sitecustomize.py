@@ -11,16 +11,23 @@ import time
 def _shift(ahead: int) -> None:
     real_time, real_time_ns, real = time.time, time.time_ns, datetime.datetime
 
-    class Skewed(real):  # type: ignore[misc, valid-type]
+    class Either(type):
+        # What is not Python (certificates' dates) makes the real ones.
+        def __instancecheck__(cls, value):  # type: ignore[no-untyped-def]
+            return isinstance(value, real)
+
+    class Skewed(real, metaclass=Either):  # type: ignore[misc, valid-type]
         __slots__ = ()
 
         @classmethod
         def now(cls, tz=None):  # type: ignore[no-untyped-def]
-            return real.now(tz) + datetime.timedelta(seconds=ahead)
+            at = real.now(tz) + datetime.timedelta(seconds=ahead)
+            # Of this very class, as `cryptography` asks.
+            return cls(*at.timetuple()[:6], at.microsecond, at.tzinfo)
 
         @classmethod
         def utcnow(cls):  # type: ignore[no-untyped-def]
-            return real.utcnow() + datetime.timedelta(seconds=ahead)
+            return cls.now(datetime.UTC).replace(tzinfo=None)
 
     time.time = lambda: real_time() + ahead
     time.time_ns = lambda: real_time_ns() + ahead * 10**9

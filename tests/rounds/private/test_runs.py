@@ -31,6 +31,7 @@ from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance
+from tightframe.privacy.training import dp_sgd
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.identity import simulated_identity, simulated_root_pem
@@ -65,9 +66,13 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def no_prv(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PRV takes a second a silo, and stands beside what is held; the run of ``finished`` has it."""
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PRV, which stands beside what is held, and the probe of what is trained; ``finished`` has both.
+
+    Each takes a second a silo, the probe in every round. ``tests/privacy`` tests them.
+    """
     monkeypatch.setattr(accounting, "_prv", lambda *_: None)
+    monkeypatch.setattr(dp_sgd, "check_per_record", lambda *_, **__: None)
 
 
 def _charges(folder: Path, site: str) -> list[Charge]:
