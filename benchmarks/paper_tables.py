@@ -331,7 +331,7 @@ def ilc1() -> Table:
     notes = (
         "Printed numbers are of the model with the lowest loss on the same records, and AUROC of 0/1 "
         "predictions; ours are of the last model, AUROC of scores. Our AUCPR is the mean over both classes, "
-        "so that it lies above that of the deaths alone.",
+        "which for eICU lies above that of the deaths alone.",
         "What the paper's tables call FedCurv is Fishr with the arithmetic mean; the real one is `fedcurv`.",
     )
     title = "FedILC: out-of-distribution loss, accuracy, AUROC, AUCPR"
