@@ -261,8 +261,14 @@ def _path(file: Path | None, state_dir: Path | None, site: str | None) -> Path:
     if site is not None:
         return ledger_path(state_dir, site)
     sites = sorted(item.parent.name for item in (state_dir / FOLDER).glob(f"*/{FILE}"))
+    if not sites and state_dir.is_dir():
+        console(WIDTH).print(
+            f"no ledger in {shown(str(state_dir))} yet: the first job with differential privacy makes it",
+            soft_wrap=True,
+        )
+        raise typer.Exit()
     if len(sites) != 1:
-        found = f"of {', '.join(map(shown, sites))}: name one with --site" if sites else "none"
+        found = f"of {', '.join(map(shown, sites))}: name one with --site" if sites else "no such folder"
         raise typer.BadParameter(f"expected one ledger in {state_dir}, got {found}", param_hint="--state-dir")
     return ledger_path(state_dir, sites[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -123,7 +124,10 @@ def stop(
 
     opened = kits.Kit.open(kit)
     if opened.kind != "site":
-        raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
+        raise typer.BadParameter(
+            "expected a site's kit, got the server's: end that by SIGTERM to the process of its sub_start.sh",
+            param_hint="--kit",
+        )
     found = site_stop.running(opened.folder)
     site_stop.check_owner(found)
     if when_idle:
@@ -135,6 +139,9 @@ def stop(
         out.print(_shown(f"{opened.name}: {one.described()}"))
     if names := site_stop.jobs(found):
         out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
+        if not yes and not sys.stdin.isatty():
+            out.print("nothing was stopped: say --yes, or --when-idle to wait for the job's end")
+            raise typer.Exit(1)
         if not yes and not typer.confirm("Stop it?"):
             out.print("nothing was stopped; --when-idle waits for the job's end")
             raise typer.Exit(1)
