@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import SMALL
 from torch import nn
 
+from tightframe.errors import JobError
 from tightframe.exact_sums import as_summed, exact_update_fields, silos_ever
 from tightframe.phases import Cohort, Schema, Setting
 from tightframe.rounds import codec
+from tightframe.rounds.setup import prepare
 from tightframe.rounds.summation import unpack
 
 
@@ -67,7 +70,16 @@ def test_what_the_silo_knows_is_what_the_sum_holds(norm: float | None, scale: fl
 
 def test_a_norm_below_the_rounding_is_refused() -> None:
     with pytest.raises(ValueError, match="`update_norm` to be above"):
-        as_summed(_terms(_setting(1e-7), 1.0), norm=1e-7)
+        as_summed(_terms(_setting(None), 1.0), norm=1e-7)
+    with pytest.raises(ValueError, match="`update_norm` to be above"):
+        exact_update_fields(_setting(1e-7))
+
+
+@pytest.mark.parametrize("method", ["feddyn", "feddc"])
+def test_a_job_with_such_a_norm_is_refused_before_it_runs(method: str) -> None:
+    training = {"epochs": 1, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.0}
+    with pytest.raises(JobError, match="`update_norm` to be above"):
+        prepare({**SMALL, "method": method, "training": training, "update_norm": 1e-7})
 
 
 def test_silos_are_those_ever_enrolled() -> None:

@@ -185,6 +185,7 @@ def jobs_export(
     if what != recipe.title and "job_name" not in changes:
         out.print(f"its outcome will call it {job.job_name}; --set job_name=NAME gives it a name of its own")
     out.print(f"run it here:  tightframe simulate {shlex.quote(str(folder))}")
+    out.print(f"or at a federation:  nvflare job submit -j {shlex.quote(str(folder))}")
 
 
 def _resume(

@@ -136,7 +136,7 @@ def ledger_verify(
     from tightframe.privacy.ledger.entries import TamperError
     from tightframe.rounds.private.ledger_keys import signature_check, signer_name
 
-    path, out = _path(file, state_dir, site), console(WIDTH)
+    path, out = _path(file, state_dir, site, needed=True), console(WIDTH)
     heads = [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root])
     try:
@@ -249,8 +249,8 @@ def _read(
     return whole, spendings(entries, delta)
 
 
-def _path(file: Path | None, state_dir: Path | None, site: str | None) -> Path:
-    """The ledger that is meant."""
+def _path(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
+    """The ledger that is meant; where there is none yet the command ends, in an error if it is ``needed``."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
 
     if (file is None) == (state_dir is None):
@@ -261,6 +261,12 @@ def _path(file: Path | None, state_dir: Path | None, site: str | None) -> Path:
     if site is not None:
         return ledger_path(state_dir, site)
     sites = sorted(item.parent.name for item in (state_dir / FOLDER).glob(f"*/{FILE}"))
+    if not sites and not needed and state_dir.is_dir():
+        console(WIDTH).print(
+            f"no ledger in {shown(str(state_dir))} yet: the first job with differential privacy makes it",
+            soft_wrap=True,
+        )
+        raise typer.Exit()
     if len(sites) != 1:
         found = f"of {', '.join(map(shown, sites))}: name one with --site" if sites else "none"
         raise typer.BadParameter(f"expected one ledger in {state_dir}, got {found}", param_hint="--state-dir")

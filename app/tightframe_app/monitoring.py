@@ -67,7 +67,7 @@ def find_kit(given: Path | None) -> Path:
     except kit_config.StartupKitConfigError as error:
         raise WatchError(
             f"Expected a startup kit of a person (a lead, an admin, a member), but the engine says: {error}. "
-            f"{error.hint or 'Give its folder with --kit.'}",
+            "Give its folder with --kit, for example kits/PROJECT/prod_00/lead@example.org.",
             code="TF-811",
         ) from None
     found = sorted(path.parent.parent for path in Path(KITS).glob("*/prod_*/*/startup/fed_admin.json"))

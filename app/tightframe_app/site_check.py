@@ -176,7 +176,9 @@ def _job(
 
     area = area_of("job", name or "")
     if name is not None and name not in job.sites:
-        yield Finding(area, "problem", f"the job is for {', '.join(job.roster)}, and not for {name}")
+        yield Finding(
+            area, "problem", f"the job is for {', '.join(job.roster)}, and not for {name}: ask the lead"
+        )
     if policy.allowed_submitters is not None and asked.submitter is None:
         yield Finding(area, "note", "allowed_submitters: say with --submitter who would submit the job")
     submitter = asked.submitter or next(iter(policy.allowed_submitters or ()), None)

@@ -123,7 +123,10 @@ def stop(
 
     opened = kits.Kit.open(kit)
     if opened.kind != "site":
-        raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
+        raise typer.BadParameter(
+            "expected a site's kit, got the server's: end that by SIGTERM to the process of its sub_start.sh",
+            param_hint="--kit",
+        )
     found = site_stop.running(opened.folder)
     site_stop.check_owner(found)
     if when_idle:
@@ -135,8 +138,8 @@ def stop(
         out.print(_shown(f"{opened.name}: {one.described()}"))
     if names := site_stop.jobs(found):
         out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
-        if not yes and not typer.confirm("Stop it?"):
-            out.print("nothing was stopped; --when-idle waits for the job's end")
+        if not (yes or _agreed("Stop it?")):
+            out.print("nothing was stopped; --when-idle waits for the job's end, --yes asks nothing")
             raise typer.Exit(1)
     ended = site_stop.stop(opened.folder, found, timeout=timeout)
     for one in ended.killed:
@@ -217,6 +220,15 @@ def cohort_accept(
     with vault.locked():  # no job writes meanwhile
         append_entries(path, [CohortAccepted(dataset, roster)])
     out.print(f"{dataset}: this site's counts may now be opened for {', '.join(roster)}")
+
+
+def _agreed(question: str) -> bool:
+    """What a person answers; no answer, as from a script without a terminal, is a no."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        out.print()
+        return False
 
 
 def _journal(config: Path, site: str) -> Path:

@@ -230,11 +230,13 @@ def judge(job_id: str, seen: Seen, last: RunStatus | None, found: Outcome | NoOu
     allowed = isinstance(found, Outcome) or found.allowed
     fetch = (f"its result: nvflare job download {job_id}",) if allowed else ()
     if seen.engine != COMPLETED:
-        return _failed(seen, last, outcome, fetch)
+        on = () if outcome is None or outcome.trained else _go_on(job_id, outcome)
+        return _failed(seen, last, outcome, (*fetch, *on))
     if outcome is not None:
         done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')} in {outcome.seconds:.0f} s"
         if not outcome.trained:
-            return Verdict(NOT_TRAINED, f"NOT TRAINED, {done}", (*_reason(outcome, last), *fetch))
+            told = (*_reason(outcome, last), *fetch, *_go_on(job_id, outcome))
+            return Verdict(NOT_TRAINED, f"NOT TRAINED, {done}", told)
         title = "TRAINED, BUT NOT EVALUATED" if outcome.reason else "TRAINED"
         return Verdict(TRAINED, f"{title}, {done}", (*_reason(outcome, last), *_metrics(outcome), *fetch))
     if last is not None and last.state in ("trained", "stopped"):
@@ -257,6 +259,14 @@ def _failed(seen: Seen, last: RunStatus | None, outcome: Outcome | None, fetch: 
         if outcome.trained:
             lines.append("its outcome says that the model was trained before that")
     return Verdict(NOT_TRAINED, title, (*lines, *(() if seen.engine in NEVER_BEGAN else fetch)))
+
+
+def _go_on(job_id: str, outcome: Outcome) -> tuple[str, ...]:
+    """How a run goes on that was stopped after a round was done."""
+    if not outcome.rounds_done:
+        return ()
+    made = f"tightframe jobs export {outcome.job_name} --resume {job_id} -o resumed"
+    return (f"to go on after round {outcome.rounds_done}, once it is downloaded: {made}",)
 
 
 def _reason(outcome: Outcome | None, last: RunStatus | None) -> list[str]:

@@ -23,8 +23,15 @@ GRID = 2.0**24
 
 
 def exact_update_fields(setting: Setting) -> tuple[Field, ...]:
-    """The fields of the model's update and buffers, each silo counting once."""
-    return tuple(replace(item, ring=64, weighted=False) for item in model_update.model_fields(setting))
+    """The fields of the model's update and buffers, each silo counting once.
+
+    Raises:
+        ValueError: if the job's ``update_norm`` is below what rounding alone can amount to.
+    """
+    fields = tuple(replace(item, ring=64, weighted=False) for item in model_update.model_fields(setting))
+    if setting.update_norm is not None:
+        _longest(setting.update_norm, sum(item.size for item in fields if item.name.startswith(UPDATE)))
+    return fields
 
 
 def on_grid(values: torch.Tensor) -> torch.Tensor:
@@ -52,17 +59,23 @@ def as_summed(terms: Tensors, *, norm: float | None) -> dict[str, torch.Tensor]:
     """
     updates = {name: item.double() for name, item in terms.items() if name.startswith(UPDATE)}
     if norm is not None and updates:
-        size = sum(item.numel() for item in updates.values())
-        limit = norm * (1 - 2.0**-30) - math.sqrt(size) / (2 * GRID)
-        if limit <= 0:
-            raise ValueError(
-                f"Expected `update_norm` to be above {math.sqrt(size) / (2 * GRID):.3g}, which rounding of "
-                f"{size} numbers can amount to, but got {norm:g}."
-            )
+        limit = _longest(norm, sum(item.numel() for item in updates.values()))
         length = float(torch.stack([torch.linalg.vector_norm(item) for item in updates.values()]).norm())
         if length > limit:
             updates = {name: item * (limit / length) for name, item in updates.items()}
     return {**terms, **{name: on_grid(item) for name, item in updates.items()}}
+
+
+def _longest(norm: float, size: int) -> float:
+    """To what an update of so many numbers is shortened, so that its rounded form is within the norm."""
+    rounding = math.sqrt(size) / (2 * GRID)
+    limit = norm * (1 - 2.0**-30) - rounding
+    if limit <= 0:
+        raise ValueError(
+            f"Expected `update_norm` to be above {rounding:.3g}, which rounding of {size} numbers can amount "
+            f"to, but got {norm:g}."
+        )
+    return limit
 
 
 def silos_ever(known: torch.Tensor, cohort: Cohort) -> torch.Tensor:

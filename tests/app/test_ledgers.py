@@ -226,7 +226,11 @@ def test_which_ledger(state: Path, keys: SiteKeys, root: Path, tmp_path: Path) -
     assert run("show", tmp_path / "missing").exit_code == 2
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert run("show", "--state-dir", empty).exit_code == 2
+    for command in ("show", "explain"):  # before a site's first private job
+        none = run(command, "--state-dir", empty)
+        assert none.exit_code == 0 and "the first job with differential privacy makes it" in none.stdout
+    assert run("verify", "--state-dir", empty, "--root", root).exit_code == 2, "nothing is verified"
+    assert run("show", "--state-dir", tmp_path / "nowhere").exit_code == 2
     open_ledger(ledger_path(state, "site-2"), keys, create=True).close()
     done = run("show", "--state-dir", state)
     assert done.exit_code == 2 and "--site" in done.stderr

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.rounds.secure.runs import FOUR, job, run
 
 from tightframe import federation
 from tightframe.errors import TrainingError
@@ -148,3 +150,29 @@ def test_a_drop_out_after_the_rounds_is_asked_once_more(caplog: pytest.LogCaptur
     assert "asking all once more" in caplog.text
     whole = _run()
     assert all(torch.equal(found.state.model[name], whole.state.model[name]) for name in whole.state.model)
+
+
+@pytest.mark.parametrize(("summation", "attempts"), [("secure", {0}), ("secure", {0, 1}), ("plain", {0})])
+def test_too_few_silos_after_the_rounds_cost_no_model(
+    summation: str, attempts: set[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three silos all must be there, and one is late when its class sums are asked for."""
+    of = job(
+        method="ccvr",
+        sites=FOUR[:3],
+        rounds=1,
+        summation=summation,
+        model_options={"widths": [8]},
+        method_options={"virtual_features": 20, "epochs": 2},
+    )
+
+    def late(task: str, site: str, request: Any) -> bool:
+        place = (request.get("kind"), request.get("phase"), request.get("attempt"))
+        return site == "site-1" and place[:2] == ("after", 1) and place[2] in attempts
+
+    with caplog.at_level(logging.WARNING):
+        result, _ = run(of, tmp_path, silent=late)
+    assert result.outcome.trained and (tmp_path / "server" / "model.safetensors").is_file()
+    left = "the model is as that round left it" in caplog.text
+    assert left == (summation == "plain" or attempts == {0, 1})
+    assert ("asking all once more" in caplog.text) == (summation == "secure")

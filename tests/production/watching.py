@@ -38,8 +38,8 @@ def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
     while time.monotonic() < until:
         time.sleep(0.1)
         stats = told(session, job_id)
-        if stats.get("state") != "summing":
-            continue
+        if stats.get("state") != "summing" or stats["evaluated_round"] is None:
+            continue  # the first round takes a silo long, which has to import torch in it
         # From here on the silo gets on in small steps only, so that the round cannot be missed.
         silo.send_signal(signal.SIGSTOP)
         before = told(session, job_id)

@@ -184,8 +184,15 @@ def server_rule() -> ServerRule:
         fields=mean.fields,
         update=update,
         initial=lambda setting: {SUMS: torch.zeros((), dtype=torch.int64)},
-        broadcast=lambda state: dict(state.extra),
+        broadcast=_curvature,
     )
+
+
+def _curvature(state: ServerState) -> dict[str, torch.Tensor]:
+    """What silos receive of the server's state, which may hold pooled statistics too."""
+    return {
+        name: item for name, item in state.extra.items() if name == SUMS or name.startswith((FISHER, PRODUCT))
+    }
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

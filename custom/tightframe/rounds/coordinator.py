@@ -27,6 +27,7 @@ from tightframe.rounds import checkpoint, classes, evaluation, personal, resume,
 from tightframe.rounds.context import Message
 from tightframe.rounds.declaration import WEIGHTS
 from tightframe.rounds.exchanges import Exchanges, Place
+from tightframe.rounds.notices import BANNER, UNCHANGED
 from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import shown
 from tightframe.rounds.private.plan import honest_silos
@@ -40,6 +41,7 @@ from tightframe.rounds.summation import (
     Accept,
     PlainSums,
     Sums,
+    TooFewError,
     Transport,
     named_codes,
 )
@@ -157,8 +159,7 @@ class Coordinator:
                 opened=self._exchanges.opened,
                 holders=self._holders,
             )
-        for place, phase in _places("after", job.rounds, self.setup.after_phases()):
-            state, _ = self._phase(transport, state, phase, place)
+        state = self._after(transport, state)
         sha256 = None
         if self.setup.method.own_model is None:
             sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
@@ -168,6 +169,16 @@ class Coordinator:
         if job.personalise:
             self._personal(transport, state)
         self.record.write_card(sha256)
+        return state
+
+    def _after(self, transport: Transport, state: ServerState) -> ServerState:
+        """What a method asks after the last round; there is a model by then, which no drop-out takes back."""
+        for place, phase in _places("after", self.setup.job.rounds, self.setup.after_phases()):
+            try:
+                state, _ = self._phase(transport, state, phase, place)
+            except TooFewError as error:
+                self.log.warning("%s: %s", UNCHANGED, error)
+                break
         return state
 
     def _announce(self) -> None:
@@ -281,12 +292,11 @@ class Coordinator:
         )
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
-        row, totals = self._exchanges.collect(transport, schema, sent, place, evaluate=evaluate, among=among)
-        if row.shut and place.kind != "train" and phase.schema.group("static"):
-            if row.dropped:
-                row, totals = self._exchanges.again(transport, schema, sent, row, place, evaluate=False)
-            if row.shut:
-                self._without(place, row)
+        counts = place.kind != "train" and bool(phase.schema.group("static"))
+        ask = self._exchanges.counted if counts else self._exchanges.collect
+        row, totals = ask(transport, schema, sent, place, evaluate=evaluate, among=among)
+        if row.shut and counts:
+            self._without(place, row)
         own, others = evaluation.split_totals(totals)
         if flagged:
             others, holders = classes.admit(phase.schema, others, offer)
@@ -328,10 +338,7 @@ class Coordinator:
         )
         if place.kind != "after":
             raise RunError(f"statistics that the method needs could not be opened: {why}.", code="TF-510")
-        self.log.warning(
-            "class sums after the last round stayed shut, so the model is as that round left it: %s",
-            why,
-        )
+        self.log.warning("%s: %s", UNCHANGED, why)
 
     def _spent(self, told: Totals, row: Row) -> shown.Spent | None:
         """What silos tell of the epsilon that the job has cost them; None if one of them tells nonsense."""
@@ -390,11 +397,3 @@ class Coordinator:
         self.record.add(row, counted, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)
-
-
-BANNER = (
-    "SYNTHETIC TWIN: no silo was told where its records lie, so every one trains on generated stand-ins for "
-    "{dataset}. "
-    "They show that the software works; they say nothing about medicine or about a method. "
-    "For real records, see docs/data.md."
-)

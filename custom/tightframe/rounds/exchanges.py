@@ -109,6 +109,27 @@ class Exchanges:
         )
         return row, totals
 
+    def counted(
+        self,
+        transport: Transport,
+        schema: Schema,
+        broadcast: Mapping[str, torch.Tensor],
+        place: Place,
+        *,
+        evaluate: bool,
+        among: Sequence[str] | None = None,
+    ) -> tuple[Row, Totals]:
+        """A method's sum with counts outside the rounds: if they stay shut, all are asked once more.
+
+        After the last round also if there were too few silos: a trained model must not hang on one answer.
+        """
+        if place.kind == "after":
+            return self.counts(transport, schema, broadcast, place, evaluate=evaluate)
+        row, totals = self.collect(transport, schema, broadcast, place, evaluate=evaluate, among=among)
+        if row.shut and row.dropped:
+            row, totals = self.again(transport, schema, broadcast, row, place, evaluate=evaluate)
+        return row, totals
+
     def counts(
         self,
         transport: Transport,

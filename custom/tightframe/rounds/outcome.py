@@ -9,7 +9,7 @@ from typing import Any
 
 from tightframe.errors import REASONS
 from tightframe.report.words import plural, shown
-from tightframe.rounds.checkpoint import BEST
+from tightframe.rounds.checkpoint import BEST, CHECKPOINT
 from tightframe.rounds.private import noisy_metrics
 from tightframe.rounds.private.shown import Spent
 from tightframe.rounds.rows import Row, last_spent
@@ -22,6 +22,8 @@ _FILES = (
     "outcome.json",
     "report.html",
     "transcript.jsonl",
+    CHECKPOINT,
+    "tb_events",
 )
 
 
@@ -167,7 +169,7 @@ class Outcome:
     def _file_lines(self) -> list[str]:
         kept = " (temporary: folder=... keeps them)" if self.temporary else ""
         lines = [f" Files: {self.folder}{kept}"]
-        present = [name for name in _FILES if (self.folder / name).is_file()]
+        present = [name for name in _FILES if (self.folder / name).exists()]
         if present:
             lines.append("   " + "  ".join(present))
         return lines

@@ -73,7 +73,7 @@ def in_words(found: ServerResults) -> str:
                 f"{shown(validation.balanced_accuracy)} "
                 f"and {shown(validation.auroc)}."
                 if validation.records or validation.noisy
-                else "; there are no validation records."
+                else "; no validation records could be counted."
             )
         )
     else:

@@ -1,0 +1,293 @@
+"""What a paper's table is made of, and what stands in for its data at the small scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import eicu
+import isic
+from scales import HAM, Scale, scale_of
+
+from methods import Bench, parse_method, parse_partition
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.data.base import SiloData
+from tightframe.data.benchmark_sets import DERIVED, SPECS, open_silos
+
+Size = Literal["cpu", "paper"]
+Measure = Literal[
+    "accuracy",
+    "personal",
+    "valid_classes",
+    "label_share",
+    "spread",
+    "loss",
+    "rate",
+    "auroc",
+    "average_precision",
+]
+"""``accuracy``: mean of the last rounds, %; ``rate``: of the last model, a fraction; ``spread``: FedMR's."""
+
+WEIGHTS = "Weights of terms are each method's defaults here; those that a paper searched are not known to us."
+EICU, TINY = "eicu", "tiny_imagenet"
+TITLES = {
+    **{name: spec.title for name, spec in SPECS.items()},
+    HAM: "the HAM four-centre subset",
+    EICU: "the eICU demo",
+    TINY: "Tiny-ImageNet",
+}
+SMALL_AS_THEY_ARE = ("fashion_mnist", "svhn", "cifar10")
+"""Sets of ten classes: at the small scale they are taken where their files are given."""
+SMALL_DERIVED = {name: {"rounds": 60, "epochs": 1, "last": 1} for name in DERIVED}
+
+
+def numbers(text: str) -> tuple[str | None, ...]:
+    """Numbers as they are printed, after commas or blanks; ``-`` is not printed.
+
+    >>> numbers("1.0,- .25")
+    ('1.0', None, '.25')
+    """
+    return tuple(None if item == "-" else item for item in text.replace(",", " ").split())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Data, partition and settings of a column, as in the paper and at the small scale.
+
+    Attributes:
+        data: a set's name.
+        partition: as ``methods.parse_partition`` reads it.
+        small: the partition at the small scale, of ten classes.
+        scale: changes of the scale (``scales.Scale``) at the paper's.
+        small_scale: likewise at the small one.
+        job: keys of the job, at both.
+        options: options of the data set, at both.
+        share: part of the silos that is asked in a round, at the paper's scale; None is all.
+        small_share: likewise at the small scale.
+    """
+
+    data: str
+    partition: str
+    small: str
+    scale: Mapping[str, Any] = field(default_factory=dict)
+    small_scale: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    share: float | None = None
+    small_share: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: a measure at one place, or its mean over several.
+
+    Attributes:
+        title: as shown.
+        places: where.
+        measure: what.
+        variant: which of a row's methods, where rows have several.
+    """
+
+    title: str
+    places: tuple[Place, ...]
+    measure: Measure = "accuracy"
+    variant: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: a method and what the paper prints of it.
+
+    Attributes:
+        title: as printed.
+        methods: by a column's variant, as ``methods.parse_method`` reads it; "" is that of all others. A
+            ``warm_up`` below 1 is a part of the rounds. Without any there is no such method here.
+        printed: by column; None is not printed, or not known to us.
+        small: other methods at the small scale.
+    """
+
+    title: str
+    methods: Mapping[str, str]
+    printed: tuple[str | None, ...]
+    small: Mapping[str, str] = field(default_factory=dict)
+
+    def method(self, variant: str, size: Size) -> str | None:
+        """The method of a column; None where there is none."""
+        known = {**self.methods, **(self.small if size == "cpu" else {})}
+        return known.get(variant, known.get(""))
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a paper.
+
+    Attributes:
+        name: as ``--table`` calls it.
+        title: which table of which paper.
+        columns, rows: see there.
+        notes: what is different here, or uncertain.
+    """
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: a method at a place with a seed; ``site`` says how its records are opened.
+
+    Attributes:
+        job: all that decides its numbers.
+        data: the set that is really trained on.
+        root: folder of its files.
+        last: the score is the mean over so many last rounds.
+    """
+
+    job: JobConfig
+    data: str
+    root: Path | None
+    last: int
+
+    def open(self) -> dict[str, SiloData]:
+        """The silos' records."""
+        if self.data == EICU:
+            assert self.root is not None
+            return eicu.silos(self.root)
+        if self.data == HAM:
+            assert self.root is not None
+            return isic.silos(self.root, 32)
+        return open_silos(self.data, root=self.root, **self.job.dataset_options)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A place at one of the scales: what is really trained on.
+
+    Attributes:
+        place: of the paper.
+        data, partition, root, scale: see ``methods.Bench``.
+        share: part of the silos that is asked in a round.
+    """
+
+    place: Place
+    data: str
+    partition: Mapping[str, Any]
+    root: Path | None
+    scale: Scale
+    share: float | None
+
+    @property
+    def described(self) -> str:
+        """``digits P10C2`` and the like."""
+        chosen = ", ".join(str(value) for value in self.partition.values())
+        return f"{TITLES[self.data]} ({chosen or 'silos of its own'})"
+
+    def run(self, method: str, seed: int) -> Run:
+        """The job of a method.
+
+        Args:
+            method: as ``methods.parse_method`` reads it.
+            seed: of the run and the partition.
+        """
+        name, given = parse_method(method)
+        options = dict(given or {})
+        if 0 < options.get("warm_up", 1) < 1:
+            options["warm_up"] = max(2, round(options["warm_up"] * self.scale.rounds))
+        names = silo_names(self.data, self.partition)
+        if self.data == EICU:
+            return Run(self._eicu_job(name, options, names, seed), EICU, self.root, self.scale.last)
+        bench = Bench(self.data, self.partition, self.root, self.scale, summation="plain")
+        values = bench.job(name, options, names, seed, "off").model_dump()
+        values["dataset_options"] = {**values["dataset_options"], **self.place.options}
+        if self.share is not None:
+            values["sites_per_round"] = max(1, round(self.share * len(names)))
+            values["min_sites"] = values["sites_per_round"]
+        job = parse_job({**values, **self.place.job})
+        return Run(job, self.data, self.root, self.scale.last)
+
+    def _eicu_job(self, name: str, options: Mapping[str, Any], names: list[str], seed: int) -> JobConfig:
+        return parse_job(
+            {
+                "job_name": f"{name}-eicu",
+                "method": name,
+                "method_options": dict(options),
+                "dataset": EICU,
+                "dataset_options": eicu.OPTIONS,
+                "model": self.scale.model,
+                "model_options": dict(self.scale.model_options),
+                "sites": names,
+                "min_sites": len(names),
+                "rounds": self.scale.rounds,
+                "seed": seed,
+                "class_rules": "off",
+                "summation": "plain",
+                "training": eicu.LOCAL,
+                "evaluation": {"score_bins": 1024},
+            }
+        )
+
+
+def silo_names(data: str, partition: Mapping[str, Any]) -> list[str]:
+    """Names of a set's silos, without opening them."""
+    if data == EICU:
+        return sorted(region.lower() for region in eicu.REGIONS)
+    if data == HAM:
+        return [f"centre-{centre}" for centre in isic.CENTRES]
+    number = SPECS[data].num_centers if data in DERIVED else int(partition["silos"])
+    width = len(str(number - 1))
+    return [f"silo-{place:0{width}}" for place in range(number)]
+
+
+def missing(name: str) -> str:
+    """What is said of a set without files."""
+    return f"not run: files of {TITLES[name]} not given (--root {name}=FOLDER)"
+
+
+def setting_of(
+    place: Place, size: Size, roots: Mapping[str, Path], changes: Mapping[str, Any]
+) -> Setting | str:
+    """A place at one of the scales, or why it cannot be had.
+
+    Args:
+        place: of the paper.
+        size: ``cpu`` or ``paper``.
+        roots: folders that exist, by set.
+        changes: of the scale, from the command line.
+    """
+    if place.data == EICU:
+        return _eicu(place, size, roots, changes)
+    data, share = place.data, place.share
+    needed = next((name for name in (data, DERIVED.get(data, data)) if name in roots), None)
+    partition = parse_partition(place.partition)
+    if size == "cpu":
+        share = place.small_share
+        if (data in SPECS and data not in DERIVED) or data == TINY:
+            if data not in SMALL_AS_THEY_ARE or needed is None:
+                data, needed = "digits", "digits"
+            partition = parse_partition(place.small)
+    elif data == TINY:
+        return "not run: Tiny-ImageNet is no data set of Tightframe"
+    if needed is None and data != "digits":
+        return missing(DERIVED.get(data, data))
+    root = None if data == "digits" else roots[str(needed)]
+    asked = {**(place.small_scale if size == "cpu" else place.scale)}
+    if size == "cpu" and data in SMALL_DERIVED:
+        asked = {**SMALL_DERIVED[data], **asked}
+        if data == "color_mnist" and root is not None and not list(root.rglob("train-images*")):
+            partition = {"source": "test"}
+    scale = replace(scale_of(data, size), **{**asked, **changes})
+    return Setting(place, data, partition, root, replace(scale, last=min(scale.last, scale.rounds)), share)
+
+
+def _eicu(place: Place, size: Size, roots: Mapping[str, Path], changes: Mapping[str, Any]) -> Setting | str:
+    if size == "paper":
+        return "not run: the paper's eICU table is not published; the demo runs with --scale cpu"
+    if EICU not in roots:
+        return missing(EICU)
+    scale = Scale("mlp", {"widths": [], "single_logit": True}, 30, 1, 32, 0.03, last=1)
+    return Setting(place, EICU, {}, roots[EICU], replace(scale, **changes), None)

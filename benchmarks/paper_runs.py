@@ -1,0 +1,234 @@
+"""The runs behind the papers' tables: what is to be trained, what is done, and what is kept of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import comparison
+import torch
+from paper_layout import Column, Row, Run, Setting, Size, Table, setting_of
+
+from tightframe import federation, methods, metrics
+from tightframe.data.base import SiloData
+from tightframe.errors import TightframeError
+from tightframe.files import write_json
+from tightframe.rounds.setup import prepare
+
+PERCENT = ("accuracy", "personal", "valid_classes", "label_share")
+SPREAD_RECORDS = 128
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row at a column.
+
+    Attributes:
+        row, column: of the table.
+        printed: what the paper has there.
+        here: what is trained on here.
+        runs: of each seed, one for each of the column's places.
+        reason: why there are none.
+    """
+
+    row: Row
+    column: Column
+    printed: str | None
+    here: str
+    runs: Mapping[int, tuple[Run, ...]]
+    reason: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all its runs."""
+        return tuple(key_of(run) for runs in self.runs.values() for run in runs)
+
+
+class Store:
+    """Runs that are done, in one JSON file, by what decides their numbers.
+
+    Raises:
+        SystemExit: if the file is not such a one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs: dict[str, dict[str, Any]] = {}
+        if path.exists():
+            try:
+                self.runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise SystemExit(f"expected a file of this program's runs, got {path}: {error!r}") from error
+
+    def put(self, run: Run, found: dict[str, Any]) -> None:
+        """Keep a run, at once."""
+        job = run.job
+        described = {"data": run.data, "method": job.method, "options": job.method_options, "seed": job.seed}
+        self.runs[key_of(run)] = {**described, "partition": job.dataset_options, **found}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {"runs": self.runs})
+
+
+def key_of(run: Run) -> str:
+    """The same for runs whose settings are all the same, and for no others."""
+    values = json.dumps([run.data, run.job.model_dump(mode="json")], sort_keys=True)
+    return hashlib.sha256(values.encode()).hexdigest()[:24]
+
+
+def cells_of(
+    table: Table, size: Size, roots: Mapping[str, Path], seeds: Sequence[int], changes: Mapping[str, Any]
+) -> list[list[Cell]]:
+    """Every row's cells, in the columns' order."""
+    made = [[setting_of(place, size, roots, changes) for place in column.places] for column in table.columns]
+
+    def cell(row: Row, place: int) -> Cell:
+        column, printed = table.columns[place], row.printed[place]
+        method = row.method(column.variant, size)
+        here = sorted({item.described for item in made[place] if isinstance(item, Setting)})
+        reason = next((item for item in made[place] if isinstance(item, str)), "")
+        if method is None:
+            reason = f"not run: there is no {row.title} without the rest here"
+        if reason or method is None:
+            return Cell(row, column, printed, "", {}, reason)
+        settings = [item for item in made[place] if isinstance(item, Setting)]
+        runs = {seed: tuple(item.run(method, seed) for item in settings) for seed in seeds}
+        return Cell(row, column, printed, "; ".join(here), runs)
+
+    return [[cell(row, place) for place in range(len(table.columns))] for row in table.rows]
+
+
+def train(run: Run, records: Mapping[str, SiloData]) -> dict[str, Any]:
+    """Everything that some table shows of a run. A failure is a result, too."""
+    begun = time.monotonic()
+    try:
+        result = federation.run_job(run.job, data=records)
+    except TightframeError as error:
+        return {"error": error.code, "reason": str(error), "seconds": time.monotonic() - begun}
+    models = [row.evaluation or {} for row in result.outcome.rows if row.makes_model]
+    final = models[-1].get("test", {}) if models else {}
+    names = ("accuracy", "balanced_accuracy", "loss", "auroc", "average_precision")
+    own = methods.get(run.job.method).own_model is not None
+    return {
+        # Silos' own models are evaluated, too, but are no global one.
+        "course": [] if own else [model.get("test", {}).get("accuracy") for model in models],
+        "final": {name: final.get(name) for name in names},
+        "personal": result.outcome.personal,
+        "spread": spread(run, result.state.model, records),
+        "seconds": time.monotonic() - begun,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "torch": torch.__version__,
+    }
+
+
+@torch.no_grad()
+def spread(run: Run, model: Mapping[str, torch.Tensor], records: Mapping[str, SiloData]) -> float | None:
+    """FedMR's table 7 of the last model: on test records of all silos together, drawn by the seed."""
+    if not model:
+        return None
+    module: Any = prepare(run.job).setting.build_model()
+    module.load_state_dict(dict(model))
+    folds = [silo.records("test") for silo in records.values()]
+    places = [(fold, index) for fold in folds for index in range(len(fold))]
+    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(run.job.seed))
+    chosen = [places[int(place)] for place in order[:SPREAD_RECORDS]]
+    inputs = torch.stack([fold[index][0] for fold, index in chosen])
+    return metrics.eigenvalue_spread(module.eval().features(inputs).double().numpy())
+
+
+def fill(cells: Sequence[Cell], store: Store, *, retry: bool, tell: Tell, workers: int = 1) -> dict[str, str]:
+    """Make the runs that are not there yet, seed by seed, and write each at once.
+
+    Args:
+        cells: whose runs.
+        store: where they are kept.
+        retry: make those that failed again.
+        tell: gets a line after each run.
+        workers: processes that share them.
+
+    Returns:
+        Why a run could not be made, by its key: its records cannot be opened.
+    """
+    wanted: dict[str, Run] = {}
+    for cell in cells:
+        for run in _runs(cell):
+            done = store.runs.get(key_of(run))
+            if done is None or (retry and "error" in done):
+                wanted[key_of(run)] = run
+    refused: dict[str, str] = {}
+    for number, (key, found) in enumerate(_made(sorted(wanted.values(), key=_order), workers), 1):
+        run = wanted[key]
+        if isinstance(found, str):
+            refused[key] = ended = found
+        else:
+            store.put(run, found)
+            value = value_of(found, "accuracy", run.last)
+            ended = found.get("error") or ("no global model" if value is None else f"{value:.1f} %")
+        asked = f"{run.job.method} ({comparison.described(run.job.method_options)})"
+        tell(f"{number} of {len(wanted)}: seed {run.job.seed}, {run.data}: {asked}: {ended}")
+    return refused
+
+
+def _made(runs: Sequence[Run], workers: int) -> Iterator[tuple[str, dict[str, Any] | str]]:
+    """Keys of the runs, each with what came out, as they are done."""
+    if workers == 1 or len(runs) < 2:
+        yield from map(make, runs)
+        return
+    with ProcessPoolExecutor(min(workers, len(runs)), mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(make, run) for run in runs]):
+            yield done.result()
+
+
+_opened: dict[tuple[int, str, str], Mapping[str, SiloData] | str] = {}
+"""The records that this process opened last."""
+
+
+def make(run: Run) -> tuple[str, dict[str, Any] | str]:
+    """A run's key, and the run, or why its records cannot be opened."""
+    if (order := _order(run)) not in _opened:
+        _opened.clear()
+        _opened[order] = _open(run)
+    records = _opened[order]
+    if isinstance(records, str):
+        return key_of(run), records
+    assert sorted(records) == list(run.job.roster)
+    return key_of(run), train(run, records)
+
+
+def _runs(cell: Cell) -> Iterator[Run]:
+    return (run for runs in cell.runs.values() for run in runs)
+
+
+def _order(run: Run) -> tuple[int, str, str]:
+    """Runs with the same one have the same records."""
+    options = json.dumps(run.job.dataset_options, sort_keys=True)
+    return run.job.seed, f"{run.data} {run.root}", options
+
+
+def _open(run: Run) -> Mapping[str, SiloData] | str:
+    try:
+        return run.open()
+    except TightframeError as error:
+        return f"not run: {error}"
+
+
+def value_of(found: Mapping[str, Any], measure: str, last: int) -> float | None:
+    """A measure of a run as the tables have it; None where there is none."""
+    if measure == "accuracy":
+        value = comparison.score(found, last)
+    elif measure == "rate":
+        value = found.get("final", {}).get("accuracy")
+    elif measure == "spread":
+        value = found.get("spread")
+    elif measure in PERCENT:
+        value = (found.get("personal") or {}).get("accuracy" if measure == "personal" else measure)
+    else:
+        value = found.get("final", {}).get(measure)
+    return value * 100 if value is not None and measure in PERCENT else value

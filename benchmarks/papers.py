@@ -1,0 +1,237 @@
+"""The papers' tables: our numbers beside the printed ones.
+
+At the scale ``cpu`` small networks and data that are at hand stand in for the papers' (the digits always,
+Fashion-MNIST and others where their files are given): its numbers are of other data and another size than
+the printed ones, and not to be compared with them. ``paper`` takes the papers' data and schedules, for a
+GPU. Every run is written to a file as soon as it is done and not made again, so that a table can be
+filled run by run, by several calls; a changed setting makes another run. A table shows what is there.
+
+    python benchmarks/papers.py --table mr1
+    python benchmarks/papers.py --table etf1 --seeds 3 --rows FedAvg FedETF --columns "CIFAR-10 a=0.1 General"
+    python benchmarks/papers.py --table mr8 --root fashion_mnist=/data/fashion --markdown
+    python benchmarks/papers.py --table ilc1 --root mnist=/data/mnist --root eicu=/data
+    python benchmarks/papers.py --table gmv4 --scale paper --root cifar10=/data --root cifar100=/data
+    python benchmarks/papers.py --table mr1 --show           # what is done so far
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paper_layout import TITLES, Size, Table
+from paper_runs import PERCENT, Cell, Store, cells_of, fill, key_of, value_of
+from paper_tables import TABLES
+from rich.console import Console
+from rich.table import Table as Shown
+
+from methods import RESULTS, ROOTS
+from tightframe.data.benchmark_sets import DERIVED
+from tightframe.errors import TightframeError
+
+CPU = (
+    "CPU SCALE: small networks, and other data where said, stand in for the paper's. Ours are numbers of "
+    "other data and another size than the printed ones, and not to be compared with them."
+)
+
+
+def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
+    """What a cell shows of our runs: mean and spread over the seeds that are done, or why there is none."""
+    if cell.reason:
+        return "not run"
+    measure = cell.column.measure
+    values, failed, pending = [], [], 0
+    for runs in cell.runs.values():
+        if any(key_of(run) in refused for run in runs):
+            return "not run"
+        found = [store.runs.get(key_of(run)) for run in runs]
+        if None in found:
+            pending += 1
+            continue
+        done = [item for item in found if item is not None]
+        codes = [item["error"] for item in done if "error" in item]
+        each = [value_of(item, measure, run.last) for item, run in zip(done, runs, strict=True)]
+        known = [value for value in each if value is not None]
+        if codes or len(known) < len(each):
+            failed.append(codes[0] if codes else "no such number")
+        else:
+            values.append(statistics.fmean(known))
+    if not values:
+        return ", ".join(sorted(set(failed))) if failed else "…"
+    form = "{:.1f}" if measure in PERCENT else "{:.0f}" if measure == "spread" else "{:.3f}"
+    shown = form.format(statistics.fmean(values))
+    if len(values) > 1:
+        shown += " ± " + form.format(statistics.stdev(values))
+    if failed:
+        shown += f" ({len(failed)} of {len(cell.runs)} failed: {', '.join(sorted(set(failed)))})"
+    return shown + (f" ({len(values)} seeds of {len(cell.runs)})" if pending else "")
+
+
+def texts(rows: Sequence[Sequence[Cell]], store: Store, refused: Mapping[str, str]) -> list[list[str]]:
+    """Every cell as ``printed / ours``; one with the same runs as an earlier column's says so."""
+    shown = []
+    for cells in rows:
+        line, seen = [cells[0].row.title], dict[Any, str]()
+        for cell in cells:
+            same = (cell.keys, cell.column.measure)
+            found = f"as {seen[same]}" if cell.keys and same in seen else ours(cell, store, refused)
+            seen.setdefault(same, cell.column.title)
+            line.append(f"{cell.printed or '-'} / {found}")
+        shown.append(line)
+    return shown
+
+
+def remarks(
+    table: Table, rows: Sequence[Sequence[Cell]], refused: Mapping[str, str], size: Size, seeds: int
+) -> list[str]:
+    """What has to be said with the numbers."""
+    found = [CPU] if size == "cpu" else []
+    found.append(
+        f"Cells are printed / ours; - is not printed, … not run yet; ours: mean ± sd, up to {seeds} seeds."
+    )
+    found += table.notes
+    reasons: dict[str, list[str]] = {}
+    for cells in rows:
+        for cell in cells:
+            said = (
+                [cell.reason]
+                if cell.reason
+                else sorted({refused[key] for key in cell.keys if key in refused})
+            )
+            if size == "cpu" and cell.here:
+                said.append(f"ours: {cell.here}")
+            for text in said:
+                reasons.setdefault(text, [])
+                if cell.column.title not in reasons[text]:
+                    reasons[text].append(cell.column.title)
+    return found + [f"{', '.join(titles)}: {text}" for text, titles in reasons.items()]
+
+
+def show(
+    title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], said: Sequence[str], wide: int
+) -> str:
+    """The table for a terminal, at most ``wide`` columns side by side."""
+    shown = io.StringIO()
+    console = Console(file=shown, width=40 + 32 * min(wide, len(columns)))
+    for start in range(0, len(columns), wide):
+        block = Shown("", *columns[start : start + wide], title=title, show_lines=False)
+        for line in lines:
+            block.add_row(line[0], *line[1 + start : 1 + start + wide])
+        console.print(block)
+    for text in said:
+        console.print(text, highlight=False)
+    return shown.getvalue()
+
+
+def markdown(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], said: Sequence[str]) -> str:
+    """The table for a page."""
+    head = ["| " + " | ".join(("method", *columns)) + " |", "|---" * (len(columns) + 1) + "|"]
+    body = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([f"**{title}**", "", *head, *body, "", *(f"- {text}" for text in said), ""])
+
+
+def chosen(table: Table, rows: Sequence[str] | None, columns: Sequence[str] | None) -> Table:
+    """The table with these rows and columns only.
+
+    Raises:
+        SystemExit: if it has no such one.
+    """
+    for what, asked, known in (
+        ("rows", rows, [row.title for row in table.rows]),
+        ("columns", columns, [column.title for column in table.columns]),
+    ):
+        if strange := [title for title in asked or () if title not in known]:
+            raise SystemExit(f"{table.name} has no {what} {strange}, but {known}")
+    places = [place for place, column in enumerate(table.columns) if not columns or column.title in columns]
+    kept = [
+        replace(row, printed=tuple(row.printed[place] for place in places))
+        for row in table.rows
+        if not rows or row.title in rows
+    ]
+    return replace(table, rows=tuple(kept), columns=tuple(table.columns[place] for place in places))
+
+
+def parse_root(text: str) -> tuple[str, Path]:
+    """``fashion_mnist=/data/fashion``."""
+    name, equals, folder = text.partition("=")
+    known = sorted({DERIVED.get(title, title) for title in TITLES} - {"digits", "tiny_imagenet"})
+    if not equals or name not in known:
+        raise argparse.ArgumentTypeError(f"expected SET=FOLDER with SET of {known}, got {text!r}")
+    if not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder that exists, got {folder!r}")
+    return name, Path(folder)
+
+
+def positive(text: str) -> int:
+    """1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--table", choices=list(TABLES), required=True)
+    found.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
+    found.add_argument("--seeds", type=positive, help="how many, from 0 on; default: 1 at cpu, 3 at paper")
+    found.add_argument("--root", type=parse_root, action="append", default=[], metavar="SET=FOLDER")
+    found.add_argument("--rows", nargs="+", help="only these, by their titles")
+    found.add_argument("--columns", nargs="+", help="only these, by their titles")
+    found.add_argument(
+        "--out", type=Path, help="file of the runs; default: benchmarks/results/papers-SCALE.json"
+    )
+    found.add_argument("--show", action="store_true", help="run nothing, show what is done")
+    found.add_argument("--retry", action="store_true", help="make runs that failed again")
+    found.add_argument("--workers", type=positive, help="processes; default: 2 at cpu, 1 at paper")
+    found.add_argument("--markdown", action="store_true")
+    found.add_argument("--wide", type=positive, default=5, help="columns side by side on the terminal")
+    for name in ("rounds", "epochs", "subset"):
+        found.add_argument(f"--{name}", type=positive, help="instead of the scale's")
+    return found
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Fill, show."""
+    arguments = parser().parse_args(given)
+    progress = partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
+    size: Size = arguments.scale
+    seeds = range(arguments.seeds or (1 if size == "cpu" else 3))
+    here = {name: folder for name, folder in ROOTS.items() if name == "fashion_mnist" and folder.is_dir()}
+    changes = {
+        name: value
+        for name in ("rounds", "epochs", "subset")
+        if (value := getattr(arguments, name)) is not None
+    }
+    table = chosen(TABLES[arguments.table](), arguments.rows, arguments.columns)
+    store = Store(arguments.out or RESULTS / f"papers-{size}.json")
+    rows = cells_of(table, size, {**here, **dict(arguments.root)}, seeds, changes)
+    refused: dict[str, str] = {}
+    if not arguments.show:
+        cells = [cell for cells in rows for cell in cells]
+        workers = arguments.workers or (2 if size == "cpu" else 1)
+        refused = fill(cells, store, retry=arguments.retry, tell=progress, workers=workers)
+        progress(f"runs are in {store.path}")
+    lines, said = texts(rows, store, refused), remarks(table, rows, refused, size, len(seeds))
+    columns = [column.title for column in table.columns]
+    if arguments.markdown:
+        print(markdown(table.title, columns, lines, said))
+    else:
+        print(show(table.title, columns, lines, said, arguments.wide))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except TightframeError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    sys.exit(code)
