@@ -278,7 +278,7 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
 def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     federation: Federation, done: Path, tmp_path: Path
 ) -> None:
-    """Vectors, secrets, keys, counts, records, their places: after two jobs that trained and one that failed."""
+    """Vectors, secrets, keys, counts, records, their places: after jobs that trained and one that failed."""
     search = private_values(federation)
     first = federation.kit("hospital-1")
     reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
