@@ -278,13 +278,13 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
 def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     federation: Federation, done: Path, tmp_path: Path
 ) -> None:
-    """Vectors, secrets, keys, counts, records, their places: after a job that trained and one that failed."""
+    """Vectors, secrets, keys, counts, records, their places: after jobs that trained and one that failed."""
     search = private_values(federation)
     first = federation.kit("hospital-1")
     reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
     search.text("reason", reason)
     jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
-    assert done.name in jobs and len(jobs) == 2
+    assert done.name in jobs and len(jobs) == 3
     with _lead(federation) as session:
         for job in jobs:
             told, refused = told_to_the_lead(session, job)

@@ -68,6 +68,11 @@ def watched(federation: Federation, name: str, job_id: str, *, code: int) -> str
     return done.output
 
 
+def _heeds_ctrl_c() -> None:
+    """A process that a shell put into the background ignores Ctrl-C, and so do those that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str, Any]) -> None:
     """Watch in a terminal of 80 columns, see what there is to see, and leave with Ctrl-C."""
     ours, theirs = pty.openpty()
@@ -81,6 +86,7 @@ def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=_heeds_ctrl_c,
     )
     os.close(theirs)
     seen, left = "", False
