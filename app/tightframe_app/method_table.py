@@ -101,11 +101,10 @@ def describe(name: str, like: str = LIKE) -> Sums:
 def setup_of(name: str, like: str) -> JobSetup:
     """A recipe's rehearsal with another method, whose options are its defaults."""
     from tightframe.rounds.setup import prepare
-    from tightframe_app import recipes
+    from tightframe_app import pairs, recipes
 
-    # SCAFFOLD refuses momentum and FedILC a second epoch; nothing that is summed depends on them.
-    plain = {"training.momentum": 0.0, "training.epochs": 1}
-    changes: dict[str, Any] = {"method": name, "rounds": ROUNDS, **plain}
+    needs = {f"training.{key}": value for key, value in pairs.NEEDS.get(name, {}).items()}
+    changes: dict[str, Any] = {"method": name, "rounds": ROUNDS, **needs}
     return prepare(recipes.get(like).job(changes=changes))
 
 
