@@ -34,6 +34,7 @@ from torch import nn
 from tightframe import model_update, phases
 from tightframe.errors import TrainingError
 from tightframe.head_training import fit_head
+from tightframe.local_training import predict
 from tightframe.models import feature_width
 from tightframe.optimizers import OptimizerSettings
 from tightframe.phases import (
@@ -303,12 +304,6 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     own.head = own.head.generic
     module: nn.Module = own.eval()
     return module
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C) of the re-trained head: the model is in evaluation mode."""
-    logits: torch.Tensor = model(inputs)
-    return logits
 
 
 METHOD = Method(

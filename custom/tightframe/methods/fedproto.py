@@ -29,6 +29,7 @@ from torch import nn
 
 from tightframe import model_update, phases
 from tightframe.errors import TrainingError
+from tightframe.local_training import predict
 from tightframe.models import feature_width
 from tightframe.optimizers import OptimizerSettings
 from tightframe.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
@@ -195,12 +196,6 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     )
     valid = (state.extra[VALID].bool() | seen).to(torch.uint8)
     return state.evolve(extra={**state.extra, PROTOTYPES: prototypes, VALID: valid})
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C) of the silo's own head."""
-    logits: torch.Tensor = model(inputs)
-    return logits
 
 
 METHOD = Method(

@@ -7,11 +7,10 @@ what is summed are a one, the means of the losses, and the evaluation. There is 
 
 from __future__ import annotations
 
-import torch
 from pydantic import BaseModel, ConfigDict
-from torch import nn
 
 from tightframe import model_update
+from tightframe.local_training import predict
 from tightframe.optimizers import OptimizerSettings
 from tightframe.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.phases import (
@@ -66,12 +65,6 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     """Nothing changes at the server."""
     return state
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
 
 
 METHOD = Method(
