@@ -248,6 +248,19 @@ def require_sgd(setting: Setting, what: str) -> None:
         )
 
 
+def require_no_momentum(setting: Setting, what: str) -> None:
+    """Refuse a job whose SGD has momentum, for a method with an option that allows for it.
+
+    Raises:
+        ValueError: saying what assumes plain SGD.
+    """
+    if momentum := setting.local.momentum:
+        raise ValueError(
+            f"Expected `training.momentum` to be 0, because {what} assume plain SGD, but "
+            f"got {momentum:g}: set it to 0, or the method's option `momentum` to 'normalise'."
+        )
+
+
 def gradient_weight(steps: int, *, momentum: float = 0.0, proximal: float = 0.0) -> float:
     """How many gradients are in a silo's update: FedNova's normaliser ``a``.
 

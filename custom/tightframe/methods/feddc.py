@@ -38,6 +38,7 @@ from tightframe.local_training import (
     mean_updates,
     next_model,
     plus,
+    require_no_momentum,
     require_sgd,
     trained_parameters,
 )
@@ -99,11 +100,8 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
         ValueError: if the job's optimiser is not SGD, or has momentum that the options refuse.
     """
     require_sgd(setting, "FedDC's gradient state")
-    if setting.local.momentum and config.momentum == "refuse":
-        raise ValueError(
-            "Expected `training.momentum` to be 0, because FedDC's gradient states assume plain SGD, but "
-            f"got {setting.local.momentum:g}: set it to 0, or the method's option `momentum` to 'normalise'."
-        )
+    if config.momentum == "refuse":
+        require_no_momentum(setting, "FedDC's gradient states")
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         drifts, gradients = _named(state, DRIFT), _named(state, GRADIENT)

@@ -37,6 +37,7 @@ from tightframe.local_training import (
     mean_updates,
     next_model,
     plus,
+    require_no_momentum,
     require_sgd,
     trained_parameters,
     update_fields,
@@ -115,11 +116,8 @@ def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
         ValueError: if the job's optimiser is not SGD, or has momentum that the options refuse.
     """
     require_sgd(setting, "SCAFFOLD's control variate")
-    if setting.local.momentum and config.momentum == "refuse":
-        raise ValueError(
-            "Expected `training.momentum` to be 0, because SCAFFOLD's control variates assume plain SGD, but "
-            f"got {setting.local.momentum:g}: set it to 0, or the method's option `momentum` to 'normalise'."
-        )
+    if config.momentum == "refuse":
+        require_no_momentum(setting, "SCAFFOLD's control variates")
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         common = {name: item.to(silo.device) for name, item in _controls(broadcast).items()}
