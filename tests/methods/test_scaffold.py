@@ -19,6 +19,7 @@ from torch import nn
 from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
+from tightframe.exact_sums import silos_ever
 from tightframe.methods import fedavg, scaffold
 from tightframe.methods.scaffold import METHOD, ScaffoldConfig, control_change, mean_control
 from tightframe.models import Classifier
@@ -210,7 +211,7 @@ def test_a_personal_model_is_trained_without_the_correction(open_sum: Callable[.
 def test_a_cohort_that_does_not_tell_who_is_enrolled_is_refused(open_sum: Callable[..., Any]) -> None:
     state = METHOD.init_server(_setting(), 0)
     with pytest.raises(ValueError, match="enrolled"):
-        scaffold._silos(state, Cohort(1, {"a": 1.0, "b": 1.0}, 1.0, enrolled=1))
+        silos_ever(state.extra[scaffold.SILOS], Cohort(1, {"a": 1.0, "b": 1.0}, 1.0, enrolled=1))
 
 
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:

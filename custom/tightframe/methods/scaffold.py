@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import phases
+from tightframe.exact_sums import on_grid, silos_ever
 from tightframe.local_training import (
     LocalRule,
     Objective,
@@ -51,9 +52,6 @@ Momentum = Literal["refuse", "normalise", "ignore"]
 CONTROL = "control/"
 SILOS = "control_silos"
 
-# Changes are rounded to the grid of the 64-bit ring, so that silos and server add up the same numbers;
-# sums of multiples of 2**-24 are exact in float64 while they stay below 2**29.
-GRID = 2.0**24
 CONTROL_BOUND = 1e6
 
 
@@ -106,7 +104,7 @@ def control_change(
     [0.25]
     """
     change = -update.double() / (learning_rate * weight) - common.double()
-    return (change * GRID).round() / GRID
+    return on_grid(change)
 
 
 def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
@@ -164,7 +162,7 @@ def server_rule(config: ScaffoldConfig) -> ServerRule:
         }
         return state.evolve(
             model=next_model(state.model, plus(state.model, steps), totals, size),
-            extra={**state.extra, **sums, SILOS: _silos(state, cohort)},
+            extra={**state.extra, **sums, SILOS: silos_ever(state.extra[SILOS], cohort)},
         )
 
     return ServerRule(
@@ -179,16 +177,6 @@ def mean_control(state: ServerState) -> dict[str, torch.Tensor]:
     """c, the mean over all silos of c_k, as ``control/<parameter>`` in float32."""
     silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
     return {CONTROL + name: (item / silos).float() for name, item in _controls(state.extra).items()}
-
-
-def _silos(state: ServerState, cohort: Cohort) -> torch.Tensor:
-    """K. A silo that is lost for good keeps its place, as its c_k stays in the sum."""
-    if cohort.enrolled < cohort.size:
-        raise ValueError(
-            f"Expected `cohort.enrolled` to be at least the {cohort.size} silos of the sum, but got "
-            f"{cohort.enrolled}."
-        )
-    return torch.tensor(max(int(state.extra[SILOS]), cohort.enrolled), dtype=torch.int64)
 
 
 def _no_controls(setting: Setting) -> dict[str, torch.Tensor]:
