@@ -71,6 +71,75 @@ class BatchClasses:
         return self.member @ norms[:, None] / count
 
 
+class ClassSums:
+    """Per class the sum of a silo's features and the number of records, float64 on the CPU.
+
+    Args:
+        classes: C.
+        width: of a feature.
+    """
+
+    def __init__(self, classes: int, width: int) -> None:
+        self.sums = torch.zeros(classes, width, dtype=torch.float64)
+        self.counts = torch.zeros(classes, dtype=torch.float64)
+
+    def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count a batch: features (B, width), labels (B,)."""
+        # A product, because adding by index has no fixed order on a GPU.
+        member = nn.functional.one_hot(labels, len(self.counts)).to(torch.float64)
+        self.sums += (member.T @ features.detach().to(torch.float64)).cpu()
+        self.counts += member.sum(0).cpu()
+
+    @torch.no_grad()
+    def add_pass(self, model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Count all batches by the features that ``model`` gives them."""
+        for inputs, labels in batches:
+            self.add(model.features(inputs), labels)  # type: ignore[operator]
+
+    def totals(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums (C, width) and numbers of records (C,); zero for classes with fewer than ``least``, or none.
+
+        Raises:
+            TrainingError: TF-301 if a feature is not finite.
+        """
+        if not bool(self.sums.isfinite().all()):
+            raise TrainingError("Expected finite features of local training, but some are NaN or infinite.")
+        held = self.counts >= max(least, 1)
+        return torch.where(held[:, None], self.sums, 0), torch.where(held, self.counts, 0)
+
+    def means(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Class means (C, width) and which classes are told of (C,), as ``totals``.
+
+        Raises:
+            TrainingError: TF-301 if a feature is not finite.
+        """
+        sums, counts = self.totals(least=least)
+        return sums / counts.clamp_min(1)[:, None], (counts > 0).double()
+
+
+def ratio_of_sums(
+    previous: torch.Tensor, sums: torch.Tensor, shares: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors of the classes as the ratio of two sums; a class that nobody has keeps its previous one.
+
+    Args:
+        previous: (C, d).
+        sums: over holders or records, (C, d).
+        shares: how many these are, (C,); below 1/2 counts as none.
+
+    Returns:
+        (C, d) in the type of ``previous``, and which classes are in these sums, (C,) bool.
+
+    >>> found, seen = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
+    >>> found.tolist(), seen.tolist()
+    ([[3.0], [1.0]], [True, False])
+    """
+    seen = shares >= 0.5
+    divisor = torch.where(seen, shares, 1).to(torch.float64)
+    ratio = (sums.to(torch.float64) / divisor[:, None]).to(previous.dtype)
+    return torch.where(seen[:, None], ratio, previous), seen
+
+
 @torch.no_grad()
 def class_feature_sums(
     model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int

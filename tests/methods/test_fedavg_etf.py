@@ -15,6 +15,7 @@ from tests.methods.in_memory import RUN, GoneOnce, made_silos
 from torch import nn
 
 from tightframe import federation
+from tightframe.class_sums import ClassSums
 from tightframe.errors import TrainingError
 from tightframe.methods import fedavg_etf
 from tightframe.methods.fedavg_etf import (
@@ -78,12 +79,12 @@ def test_every_divisor_from_what_silos_send(case: int, divisor: Any) -> None:
     totals = {NUMERATOR: np.zeros(means.shape[1:]), DENOMINATOR: np.zeros(means.shape[1])}
     stream = torch.Generator().manual_seed(case)
     for mine, vectors in zip(counts, means, strict=True):
-        sums = fedavg_etf.ClassSums(*vectors.shape)
+        sums = ClassSums(*vectors.shape)
         for label, count in enumerate(mine):
             spread = torch.randn(count, vectors.shape[1], generator=stream, dtype=torch.float64)
             features = vectors[label] + spread - (spread.mean(0) if count else 0)
             sums.add(features, torch.full((count,), label))
-        numerator, denominator = sums.terms(config)
+        numerator, denominator = fedavg_etf.memory_terms(sums, config)
         totals[NUMERATOR] += numerator.numpy()
         totals[DENOMINATOR] += denominator.numpy()
     state = ServerState({}, {MEMORY: _golden(prefix + "prev"), MEMORY_VALID: torch.zeros(len(mine))})
@@ -161,17 +162,19 @@ def test_margin_is_the_lead_that_offsets_give_alone() -> None:
 
 
 def test_a_class_below_the_least_count_adds_nothing() -> None:
-    sums = fedavg_etf.ClassSums(4, 2)
+    sums = ClassSums(4, 2)
     labels = torch.tensor([0, 0, 0, 1, 1, 2])
     sums.add(torch.arange(12.0).reshape(6, 2), labels)
     for least, held in ((0, [1, 1, 1, 0]), (1, [1, 1, 1, 0]), (2, [1, 1, 0, 0]), (4, [0, 0, 0, 0])):
-        numerator, denominator = sums.terms(FedAvgETFConfig(min_class_count=least))
+        numerator, denominator = fedavg_etf.memory_terms(sums, FedAvgETFConfig(min_class_count=least))
         assert denominator.tolist() == held and numerator.any(1).tolist() == [bool(flag) for flag in held]
-    numerator, denominator = sums.terms(FedAvgETFConfig(min_class_count=2, mu_divisor="count_weighted"))
+    numerator, denominator = fedavg_etf.memory_terms(
+        sums, FedAvgETFConfig(min_class_count=2, mu_divisor="count_weighted")
+    )
     assert denominator.tolist() == [3, 2, 0, 0] and numerator[0].tolist() == [6.0, 9.0]
     sums.add(torch.tensor([[torch.nan, 0.0]]), torch.tensor([3]))
     with pytest.raises(TrainingError, match="TF-301"):
-        sums.terms(FedAvgETFConfig())
+        fedavg_etf.memory_terms(sums, FedAvgETFConfig())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.rounds.secure.runs import FOUR, twin
 from torch import nn
 
 from tightframe import federation
+from tightframe.class_sums import ratio_of_sums
 from tightframe.methods.fedproto import (
     METHOD,
     PROTOTYPES,
@@ -19,7 +20,6 @@ from tightframe.methods.fedproto import (
     VALID,
     FedProtoConfig,
     prototype_loss,
-    update_prototypes,
 )
 from tightframe.own_models import OWN, TRAINED
 
@@ -42,7 +42,7 @@ def test_the_loss_is_the_distance_to_prototypes_that_exist() -> None:
 
 def test_prototypes_are_the_ratio_of_two_sums() -> None:
     previous = torch.full((3, 2), 7.0)
-    found, seen = update_prototypes(
+    found, seen = ratio_of_sums(
         previous, torch.tensor([[2.0, 4.0], [0.0, 0.0], [3.0, 3.0]]), torch.tensor([2.0, 0.0, 1.0])
     )
     assert found.tolist() == [[1.0, 2.0], [7.0, 7.0], [3.0, 3.0]] and seen.tolist() == [True, False, True]

@@ -16,7 +16,7 @@ rows exist, never mu. Inference has no offsets: ``logits = f V``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.errors import TrainingError
+from tightframe.class_sums import ClassSums, ratio_of_sums
 from tightframe.local_training import update_fields
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
@@ -102,10 +102,7 @@ def update_memory(previous: torch.Tensor, summed_means: torch.Tensor, holders: t
     >>> update_memory(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0])).tolist()
     [[3.0], [1.0]]
     """
-    seen = holders >= 0.5
-    divisor = torch.where(seen, holders, 1).to(torch.float64)
-    means = (summed_means.to(torch.float64) / divisor[:, None]).to(previous.dtype)
-    return torch.where(seen[:, None], means, previous)
+    return ratio_of_sums(previous, summed_means, holders)[0]
 
 
 def memory_logits(
@@ -274,7 +271,7 @@ def contribute(
     if measured and config.measure == "eval_pass":
         seen.add_pass(model.eval(), silo.batches("train", augment=False, shuffle=False))
     tensors = model_update.model_terms(received, model) | model_update.training_terms(report, terms)
-    numerator, denominator = seen.terms(config)
+    numerator, denominator = memory_terms(seen, config)
     if collect != "nothing":
         tensors[DENOMINATOR] = denominator
     if collect == "means":
@@ -299,40 +296,16 @@ def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
     )
 
 
-class ClassSums:
-    """Per class the sum of a silo's features and the number of records, float64 on the CPU."""
+def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """A silo's terms of the memory's numerator (C, d) and denominator (C,).
 
-    def __init__(self, classes: int, width: int) -> None:
-        self.sums = torch.zeros(classes, width, dtype=torch.float64)
-        self.counts = torch.zeros(classes, dtype=torch.float64)
+    Classes with fewer than ``min_class_count`` records are zero in both.
 
-    def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count a batch: features (B, d), labels (B,)."""
-        # A product, because adding by index has no fixed order on a GPU.
-        member = nn.functional.one_hot(labels, len(self.counts)).to(torch.float64)
-        self.sums += (member.T @ features.detach().to(torch.float64)).cpu()
-        self.counts += member.sum(0).cpu()
-
-    @torch.no_grad()
-    def add_pass(self, model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Count all batches by the features that ``model`` gives them."""
-        for inputs, labels in batches:
-            self.add(model.features(inputs), labels)  # type: ignore[operator]
-
-    def terms(self, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
-        """The silo's terms of the memory's numerator (C, d) and denominator (C,).
-
-        Classes with fewer than ``min_class_count`` records are zero in both.
-
-        Raises:
-            TrainingError: TF-301 if a feature is not finite.
-        """
-        if not bool(self.sums.isfinite().all()):
-            raise TrainingError("Expected finite features of local training, but some are NaN or infinite.")
-        held = self.counts >= max(config.min_class_count, 1)
-        if config.mu_divisor == "count_weighted":
-            return torch.where(held[:, None], self.sums, 0), torch.where(held, self.counts, 0)
-        return torch.where(held[:, None], self.sums / self.counts.clamp_min(1)[:, None], 0), held.double()
+    Raises:
+        TrainingError: TF-301 if a feature is not finite.
+    """
+    told = seen.totals if config.mu_divisor == "count_weighted" else seen.means
+    return told(least=config.min_class_count)
 
 
 def _watch(seen: ClassSums, *, after: int) -> Term:

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.class_sums import BatchClasses, class_sum_fields, silo_class_sums
+from tightframe.class_sums import BatchClasses, class_sum_fields, ratio_of_sums, silo_class_sums
 from tightframe.frozen_classes import frozen_terms, moment_scale, summed
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
@@ -217,10 +217,7 @@ def update_prototypes(
     Returns:
         Prototypes (C, d) in the type of ``previous``, and which classes are in this sum, (C,) bool.
     """
-    seen = counts >= 0.5
-    divisor = torch.where(seen, counts, 1).to(torch.float64)
-    means = (feature_sums.to(torch.float64) / divisor[:, None]).to(previous.dtype)
-    return torch.where(seen[:, None], means, previous), seen
+    return ratio_of_sums(previous, feature_sums, counts)
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:

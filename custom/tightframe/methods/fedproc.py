@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.errors import TrainingError
+from tightframe.class_sums import ClassSums, ratio_of_sums
 from tightframe.local_training import LocalRule, Objective, ServerRule, Trained, predict, train_phase
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import unit_features
@@ -138,21 +138,6 @@ def prototypical_losses(
     return nn.functional.cross_entropy(logits, stand_in, reduction="none") * known
 
 
-def next_prototypes(previous: torch.Tensor, means: torch.Tensor, holders: torch.Tensor) -> torch.Tensor:
-    """The ratio of two sums, ``c_j = sum_k m_kj / sum_k has_kj``; without holders the previous one.
-
-    Args:
-        previous: (C, w).
-        means: class means summed over silos, (C, w).
-        holders: silos that have the class, (C,); below 1/2 counts as none.
-
-    >>> next_prototypes(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2.0, 0.0])).tolist()
-    [[3.0], [1.0]]
-    """
-    ratio = means.double() / holders.double().clamp_min(1)[:, None]
-    return torch.where((holders >= 0.5)[:, None], ratio.to(previous.dtype), previous)
-
-
 def local_rule(config: FedProcConfig, *, alpha: float) -> LocalRule:
     """Both losses, and the class means of the trained model.
 
@@ -205,20 +190,12 @@ def class_means(silo: SiloView, model: nn.Module, *, least: int) -> dict[str, to
     Raises:
         TrainingError: TF-301 if a feature is not finite.
     """
-    sums = torch.zeros(silo.setting.num_classes, _width(silo.setting), dtype=torch.float64)
-    counts = torch.zeros(len(sums), dtype=torch.float64)
+    seen = ClassSums(silo.setting.num_classes, _width(silo.setting))
     passes = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     for inputs, labels in passes:
-        vectors = projected(model, at_least_float32(model.features(inputs)))  # type: ignore[operator]
-        # A product, because adding by index has no fixed order on a GPU.
-        member = nn.functional.one_hot(labels, len(counts)).double()
-        sums += (member.T @ vectors.double()).cpu()
-        counts += member.sum(0).cpu()
-    if not bool(sums.isfinite().all()):
-        raise TrainingError("Expected finite features of local training, but some are NaN or infinite.")
-    held = counts >= max(least, 1)
-    means = torch.where(held[:, None], sums / counts.clamp_min(1)[:, None], 0)
-    return {MEANS: means, HOLDERS: held.double()}
+        seen.add(projected(model, at_least_float32(model.features(inputs))), labels)  # type: ignore[operator]
+    means, held = seen.means(least=least)
+    return {MEANS: means, HOLDERS: held}
 
 
 def server_rule() -> ServerRule:
@@ -229,8 +206,8 @@ def server_rule() -> ServerRule:
         if MEANS not in totals:
             return state
         means, holders = torch.as_tensor(totals[MEANS]), torch.as_tensor(totals[HOLDERS])
-        prototypes = next_prototypes(state.extra[PROTOTYPES], means, holders)
-        valid = (state.extra[VALID].to(torch.bool) | (holders >= 0.5)).to(torch.uint8)
+        prototypes, seen = ratio_of_sums(state.extra[PROTOTYPES], means, holders)
+        valid = (state.extra[VALID].to(torch.bool) | seen).to(torch.uint8)
         return state.evolve(extra={**state.extra, PROTOTYPES: prototypes, VALID: valid})
 
     return ServerRule(

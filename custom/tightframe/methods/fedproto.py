@@ -25,10 +25,9 @@ from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch import nn
 
 from tightframe import model_update, phases
-from tightframe.errors import TrainingError
+from tightframe.class_sums import ClassSums, ratio_of_sums
 from tightframe.local_training import predict
 from tightframe.models import feature_width
 from tightframe.optimizers import OptimizerSettings
@@ -89,46 +88,6 @@ def prototype_loss(
     return torch.where(known, distances, 0.0).sum() / known.sum().clamp_min(1)
 
 
-def update_prototypes(
-    previous: torch.Tensor, sums: torch.Tensor, shares: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``G_c``, the ratio of two sums; a class that nobody has keeps its previous prototype.
-
-    Args:
-        previous: (C, d).
-        sums: of class means over holders, or of features over records, (C, d).
-        shares: holders or records, (C,); below 1/2 counts as none.
-
-    Returns:
-        (C, d) in the type of ``previous``, and which classes are in these sums, (C,) bool.
-    """
-    seen = shares >= 0.5
-    means = sums.to(torch.float64) / torch.where(seen, shares, 1).to(torch.float64)[:, None]
-    return torch.where(seen[:, None], means.to(previous.dtype), previous), seen
-
-
-@torch.no_grad()
-def class_sums(silo: SiloView, model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sums of the features of this silo's training records by class (C, d), and their numbers (C,), float64.
-
-    Raises:
-        TrainingError: TF-301 if a feature is not finite.
-    """
-    classes = silo.setting.num_classes
-    sums = torch.zeros(classes, feature_width(model), dtype=torch.float64)
-    counts = torch.zeros(classes, dtype=torch.float64)
-    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    for inputs, labels in records:
-        # A product, because adding by index has no fixed order on a GPU.
-        member = nn.functional.one_hot(labels, classes).to(torch.float64)
-        features: torch.Tensor = model.features(inputs)  # type: ignore[operator]
-        sums += (member.T @ features.to(torch.float64)).cpu()
-        counts += member.sum(0).cpu()
-    if not bool(sums.isfinite().all()):
-        raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
-    return sums, counts
-
-
 def init_server(setting: Setting, seed: int) -> ServerState:
     """No model, and no prototype yet."""
     width = feature_width(model_update.shared_template(setting))
@@ -179,10 +138,10 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
         epochs=local.epochs,
     )
     report = silo.fit(model, [stage])
-    sums, counts = class_sums(silo, model)
-    shares = counts
-    if config.weighting == "holders":
-        sums, shares = sums / counts.clamp_min(1)[:, None], (counts > 0).to(torch.float64)
+    seen = ClassSums(silo.setting.num_classes, feature_width(model))
+    if silo.offers_prototypes:
+        seen.add_pass(model, silo.batches("train", augment=False, shuffle=False))
+    sums, shares = (seen.means if config.weighting == "holders" else seen.totals)(least=1)
     told = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
     return Contribution({**trained(), **told}, kept_model(model))
 
@@ -191,7 +150,7 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     """The prototypes of the classes in these sums; after a drop-out, without class sums, all stay."""
     if SHARES not in totals:
         return state
-    prototypes, seen = update_prototypes(
+    prototypes, seen = ratio_of_sums(
         state.extra[PROTOTYPES], torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[SHARES])
     )
     valid = (state.extra[VALID].bool() | seen).to(torch.uint8)
