@@ -30,16 +30,26 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.stages import FitReport, GradientCorrection, ParameterTerm, Stage, Term, cross_entropy
+from tightframe.stages import (
+    FitReport,
+    GradientCorrection,
+    ParameterTerm,
+    Stage,
+    Term,
+    cross_entropy,
+    every_parameter,
+)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a silo minimises in one round: parts of a ``Stage``."""
+    """What a silo minimises in one round: parts of a ``Stage``, and the stages before that one."""
 
     terms: Sequence[Term]
     parameter_terms: Sequence[ParameterTerm] = ()
     corrections: Sequence[GradientCorrection] = ()
+    trainable: Callable[[str], bool] = every_parameter
+    before: Sequence[Stage] = ()
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,10 @@ def _nothing_to_add(_trained: Trained) -> Contribution:
     return Contribution({})
 
 
+def _as_received(received: Tensors, _state: Tensors) -> Tensors:
+    return received
+
+
 def _no_tensors(_: Any) -> dict[str, torch.Tensor]:
     return {}
 
@@ -84,12 +98,14 @@ class LocalRule:
         objective: (silo, broadcast, silo state) -> what is minimised in this round.
         fields: what is sent beside the update and the report.
         finish: tensors for these fields, and the silo's proposed state.
+        start: (the model received, silo state) -> the model that training starts from.
     """
 
     names: tuple[str, ...]
     objective: Callable[[SiloView, Tensors, Tensors], Objective]
     fields: Callable[[Setting], tuple[Field, ...]] = _no_fields
     finish: Callable[[Trained], Contribution] = _nothing_to_add
+    start: Callable[[Tensors, Tensors], Tensors] = _as_received
 
 
 @dataclass(frozen=True)
@@ -215,17 +231,18 @@ def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase
 def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) -> Trained:
     """E epochs of the rule's objective from the global model, by the job's optimiser."""
     received = model_update.received_model(broadcast)
-    model = silo.load(received)
+    model = silo.load(local.start(received, state))
     objective = local.objective(silo, broadcast, state)
     settings = silo.setting.local
     stage = Stage(
         terms=objective.terms,
         optimizer=OptimizerSettings.of(settings),
         epochs=settings.epochs,
+        trainable=objective.trainable,
         parameter_terms=objective.parameter_terms,
         corrections=objective.corrections,
     )
-    report = silo.fit(model, [stage])
+    report = silo.fit(model, [*objective.before, stage])
     return Trained(silo, broadcast, state, model, report, model_update.model_terms(received, model))
 
 

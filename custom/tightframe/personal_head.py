@@ -7,12 +7,11 @@ server: the global model is the common body with it, and is near chance until si
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from dataclasses import replace
 
-from tightframe import model_update
-from tightframe.model_update import BUFFER, UPDATE
-from tightframe.phases import Field, Setting, Tensors
+from tightframe.local_training import ServerRule, Trained, averaging
+from tightframe.model_update import BUFFER, UPDATE, model_fields
+from tightframe.phases import Contribution, Field, Setting, Tensors
 
 HEAD = "head."
 _OWN = (UPDATE + HEAD, BUFFER + HEAD)
@@ -28,22 +27,27 @@ def in_body(name: str) -> bool:
     return not in_head(name)
 
 
-def body_fields(setting: Setting) -> tuple[Field, ...]:
-    """``model_update.model_fields`` without those of the head."""
-    return tuple(item for item in model_update.model_fields(setting) if not item.name.startswith(_OWN))
+def averaging_body() -> ServerRule:
+    """FedAvg's mean of the body; the head at the server stays as it is."""
+    return replace(averaging(), fields=_body_fields, terms=lambda trained: _sent(trained.terms))
 
 
-def body_terms(received: Tensors, model: nn.Module) -> dict[str, torch.Tensor]:
-    """``model_update.model_terms`` without those of the head."""
-    terms = model_update.model_terms(received, model)
+def keep_head(trained: Trained) -> Contribution:
+    """Nothing more to send; the silo's state is its head."""
+    state = trained.model.state_dict()
+    return Contribution(
+        {}, {name: item.detach().cpu().clone() for name, item in state.items() if in_head(name)}
+    )
+
+
+def _body_fields(setting: Setting) -> tuple[Field, ...]:
+    return tuple(item for item in model_fields(setting) if not item.name.startswith(_OWN))
+
+
+def _sent(terms: Tensors) -> Tensors:
     return {name: item for name, item in terms.items() if not name.startswith(_OWN)}
 
 
-def own_model(received: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
+def own_model(received: Tensors, state: Tensors) -> Tensors:
     """The body received, under the head that the silo has kept, or the common one while it has none."""
     return {**received, **{name: item for name, item in state.items() if in_head(name)}}
-
-
-def kept_head(model: nn.Module) -> dict[str, torch.Tensor]:
-    """A model's head by names, to keep; a copy on the CPU."""
-    return {name: item.detach().cpu().clone() for name, item in model.state_dict().items() if in_head(name)}

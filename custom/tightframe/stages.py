@@ -66,7 +66,8 @@ class ParameterTerm:
     fn: Callable[[nn.Module], torch.Tensor]
 
 
-def _every_parameter(_name: str) -> bool:
+def every_parameter(_name: str) -> bool:
+    """A stage trains all of them, unless it says otherwise."""
     return True
 
 
@@ -88,7 +89,7 @@ class Stage:
     optimizer: OptimizerSettings
     epochs: int | None = None
     steps: int | None = None
-    trainable: Callable[[str], bool] = _every_parameter
+    trainable: Callable[[str], bool] = every_parameter
     parameter_terms: Sequence[ParameterTerm] = ()
     corrections: Sequence[GradientCorrection] = ()
 

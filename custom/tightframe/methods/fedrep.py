@@ -15,28 +15,16 @@ run's seed gave, has a head that nobody has trained; what the method is for are 
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
+
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from tightframe import model_update
+from tightframe.local_training import LocalRule, Objective, ServerRule, composed_method
 from tightframe.optimizers import OptimizerSettings
-from tightframe.personal_head import body_fields, body_terms, in_body, in_head, kept_head, own_model
-from tightframe.phases import (
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    Schema,
-    ServerState,
-    Setting,
-    SiloView,
-    Tensors,
-    Totals,
-)
+from tightframe.personal_head import averaging_body, in_body, in_head, keep_head, own_model
+from tightframe.phases import Setting, SiloView, Tensors
 from tightframe.stages import Stage, cross_entropy
-
-TERMS = ("cross_entropy",)
 
 
 class FedRepConfig(BaseModel):
@@ -52,52 +40,19 @@ class FedRepConfig(BaseModel):
     head_epochs: int = Field(default=10, ge=1, le=10_000)
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives: the body, and the head with which every silo begins."""
-    return ServerState(model=model_update.initial_model(setting, seed))
-
-
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: head, then body; sums the weighted differences of the body."""
-    schema = Schema((*body_fields(setting), *model_update.training_fields(TERMS)))
-    return (Phase("train", schema, broadcast, contribute, update),)
-
-
-def broadcast(state: ServerState) -> Tensors:
-    """The body and the common head, as ``model/<name>``."""
-    return model_update.broadcast_model(state.model)
-
-
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """The head's epochs, then the body's; sends the body's change, keeps the head."""
-    received = model_update.received_model(broadcast)
-    model = silo.load(own_model(received, state))
-    report = silo.fit(model, [head_stage(silo.setting), body_stage(silo.setting)])
-    terms = {**body_terms(received, model), **model_update.training_terms(report, TERMS)}
-    return Contribution(terms, kept_head(model))
-
-
 def head_stage(setting: Setting) -> Stage:
     """E_h epochs that leave the body's parameters as they are."""
     optimizer = OptimizerSettings.of(setting.local)
     return Stage((cross_entropy(),), optimizer, epochs=setting.config.head_epochs, trainable=in_head)
 
 
-def body_stage(setting: Setting) -> Stage:
-    """The job's epochs, which leave the head's parameters as they are."""
-    local = setting.local
-    return Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs, trainable=in_body)
-
-
-def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """``u <- u + sum_k p_k (u_k - u)`` with ``p_k = n_k / sum_j n_j`` over the cohort; the head stays."""
-    return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """The head's epochs under the silo's own head, then the body's; the mean of the body."""
+    objective = Objective((cross_entropy(),), trainable=in_body, before=(head_stage(setting),))
+    local = LocalRule(
+        ("cross_entropy",), lambda silo, broadcast, state: objective, start=own_model, finish=keep_head
+    )
+    return local, averaging_body()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
@@ -116,15 +71,15 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return own.eval()
 
 
-METHOD = Method(
-    name="fedrep",
-    title="FedRep",
-    paper=(
-        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
+METHOD = replace(
+    composed_method(
+        name="fedrep",
+        title="FedRep",
+        paper=(
+            "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
+        ),
+        config=FedRepConfig,
+        parts=parts,
     ),
-    config=FedRepConfig,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
     personalise=personalise,
 )
