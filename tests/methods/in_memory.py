@@ -48,3 +48,8 @@ RUN = {"a": [0] * 6 + [1] * 6, "b": [0] * 5 + [1], "c": [0] * 7 + [1] + [2], "d"
 
 def made_silos() -> dict[str, Records]:
     return {name: Records(labels, seed) for seed, (name, labels) in enumerate(RUN.items())}
+
+
+def in_turn(seed: int) -> list[int]:
+    """Labels of one silo of several: class 0 or 1 in turn, and class 2 that all have."""
+    return [seed % 2] * 8 + [2] * 8

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.methods.in_memory import Records, in_turn
 from tests.rounds.secure.runs import FOUR, job, run
 
 from tightframe import federation
@@ -98,28 +99,16 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
     assert moments.update(state, alone, cohort) is state, "one class alone says nothing of the others"
 
 
-class _Records:
-    """Thirty records in memory, two classes a silo."""
+class _FailsOnce(Records):
+    """Records that cannot be read when they are first passed over without augmentation."""
 
-    source, synthetic = "random numbers", True
-
-    def __init__(self, seed: int, *, fails: bool = False) -> None:
-        self._labels = np.array([seed % 2] * 8 + [2] * 8, dtype=np.int64)
-        stream = torch.Generator().manual_seed(seed)
-        self._inputs = torch.randn(len(self._labels), 3, 16, 16, generator=stream)
-        self.passes, self._fails = 0, fails
-
-    def labels(self, fold: str) -> np.ndarray:
-        return self._labels
-
-    def check(self, progress: Any = None) -> None:
-        pass
+    _first = True
 
     def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        self.passes += fold == "train" and augment_seed is None
-        if self._fails and fold == "train" and augment_seed is None and self.passes == 1:
+        if fold == "train" and augment_seed is None and self._first:
+            self._first = False
             raise RuntimeError("the disk is away")
-        return list(zip(self._inputs, self._labels.tolist(), strict=True))
+        return super().records(fold, augment_seed=augment_seed)
 
 
 def _run(method: str = "ccvr", *, fails: bool = False, **changes: Any) -> Any:
@@ -130,7 +119,9 @@ def _run(method: str = "ccvr", *, fails: bool = False, **changes: Any) -> Any:
         "training": {"epochs": 1, "batch_size": 8, "learning_rate": 0.05},
         "method_options": {"virtual_features": 20, "epochs": 2} if method == "ccvr" else {},
     }
-    silos = {name: _Records(seed, fails=fails and seed == 3) for seed, name in enumerate("abcdef")}
+    silos = {name: Records(in_turn(seed), seed) for seed, name in enumerate("abcdef")}
+    if fails:
+        silos["d"] = _FailsOnce(in_turn(3), 3)
     return federation.run(method, silos, 2, **{**options, **changes})
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.methods.in_memory import Records, in_turn
 from torch import nn
 
 from tightframe import federation
@@ -165,30 +165,12 @@ def test_a_personal_model_predicts_with_the_head_that_it_trains(make_setting: An
     assert (own(silo.inputs).argmax(1) != 2).any() and not own.training
 
 
-class _Records:
-    source, synthetic = "random numbers", True
-
-    def __init__(self, seed: int) -> None:
-        self._labels = np.array([seed % 2] * 8 + [2] * 8, dtype=np.int64)
-        stream = torch.Generator().manual_seed(seed)
-        self._inputs = torch.randn(len(self._labels), 3, 16, 16, generator=stream)
-
-    def labels(self, fold: str) -> np.ndarray:
-        return self._labels
-
-    def check(self, progress: Any = None) -> None:
-        pass
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        return list(zip(self._inputs, self._labels.tolist(), strict=True))
-
-
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Under the class rules: flags in round 1, gradients from round 2 on, all of classes 0 to 2."""
     plain, secure = (
         federation.run(
             "creff",
-            {name: _Records(seed) for seed, name in enumerate("abcdef")},
+            {name: Records(in_turn(seed), seed) for seed, name in enumerate("abcdef")},
             3,
             dataset="fed_isic2019",
             dataset_options={"image_size": 16},

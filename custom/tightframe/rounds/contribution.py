@@ -80,16 +80,15 @@ class Contributor:
             else:
                 schema = self._setup.schema(phase, evaluated=message["evaluate"])
             if message["evaluate"] and self._setup.evaluates:
-                counted = self._evaluate(silo, received)
+                final = self._final(silo, received)
+                counted = self._count(silo, silo.load(final))
                 try:
                     exact = evaluation.without(counted, left_out)
                     tensors |= self._told(exact, message, sorted(weights), honest)
                 finally:
                     # Whatever the budget says, a silo keeps the model and its own, exact report.
                     if message["kind"] == "closing":
-                        own_report.close(
-                            self._context, self._setup, silo, self._final(silo, received), counted
-                        )
+                        own_report.close(self._context, self._setup, silo, final, counted)
             if ended:
                 own = self._personalise(silo, received)
                 # Its accuracy is an exact count of the very records that are not to be told of.
@@ -97,8 +96,9 @@ class Contributor:
             elif phase is not None:
                 tensors |= self._contribution(silo, phase, received, sum_id)
             elif not self._setup.evaluates:
-                counted = self._evaluate(silo, received)
-                own_report.close(self._context, self._setup, silo, self._final(silo, received), counted)
+                final = self._final(silo, received)
+                counted = self._count(silo, silo.load(final))
+                own_report.close(self._context, self._setup, silo, final, counted)
                 tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
         parties = len(weights)
         term = codec.encode(
@@ -228,9 +228,6 @@ class Contributor:
             "train": lambda: setup.training_phases(number),
             "after": setup.after_phases,
         }[kind]()
-
-    def _evaluate(self, silo: LocalSilo, received: Tensors) -> dict[str, torch.Tensor]:
-        return self._count(silo, silo.load(self._final(silo, received)))
 
     def _final(self, silo: LocalSilo, received: Tensors) -> Tensors:
         """The model received; or the silo's own, where the method has no global one."""

@@ -293,8 +293,12 @@ class Coordinator:
         schema = setup.schema(phase, evaluated=evaluate)
         sent = {**broadcast, classes.OFFERED: offer} if flagged else broadcast
         counts = place.kind != "train" and bool(phase.schema.group("static"))
-        ask = self._exchanges.counted if counts else self._exchanges.collect
-        row, totals = ask(transport, schema, sent, place, evaluate=evaluate, among=among)
+        if counts:
+            row, totals = self._exchanges.counts(transport, schema, sent, place, evaluate=evaluate)
+        else:
+            row, totals = self._exchanges.collect(
+                transport, schema, sent, place, evaluate=evaluate, among=among
+            )
         if row.shut and counts:
             self._without(place, row)
         own, others = evaluation.split_totals(totals)

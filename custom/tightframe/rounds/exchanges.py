@@ -11,7 +11,7 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Schema, Totals, stream_seed
-from tightframe.rounds import checkpoint, codec
+from tightframe.rounds import checkpoint, codec, statistics
 from tightframe.rounds.rows import Row
 from tightframe.rounds.run_record import RunRecord
 from tightframe.rounds.summation import Collected, Sums, TooFewError, Transport, named_codes
@@ -31,6 +31,11 @@ class Place:
     def evaluates(self) -> bool:
         """A round's first sum carries the evaluation of the model before it."""
         return self.kind == "train" and self.index == 0
+
+    @property
+    def before(self) -> bool:
+        """It comes before the first round, so that no work is lost if the run ends there."""
+        return self.kind in (statistics.KIND, "before")
 
 
 class Exchanges:
@@ -109,27 +114,6 @@ class Exchanges:
         )
         return row, totals
 
-    def counted(
-        self,
-        transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
-        place: Place,
-        *,
-        evaluate: bool,
-        among: Sequence[str] | None = None,
-    ) -> tuple[Row, Totals]:
-        """A method's sum with counts outside the rounds: if they stay shut, all are asked once more.
-
-        After the last round also if there were too few silos: a trained model must not hang on one answer.
-        """
-        if place.kind == "after":
-            return self.counts(transport, schema, broadcast, place, evaluate=evaluate)
-        row, totals = self.collect(transport, schema, broadcast, place, evaluate=evaluate, among=among)
-        if row.shut and row.dropped:
-            row, totals = self.again(transport, schema, broadcast, row, place, evaluate=evaluate)
-        return row, totals
-
     def counts(
         self,
         transport: Transport,
@@ -139,11 +123,14 @@ class Exchanges:
         *,
         evaluate: bool,
     ) -> tuple[Row, Totals]:
-        """A sum of counts alone: opened for the whole roster only, so that all may be asked twice."""
+        """A sum of counts alone: opened for the whole roster only, so that all may be asked twice.
+
+        After the rounds also if there were too few silos: a trained model must not hang on one answer.
+        """
         try:
             row, totals = self.collect(transport, schema, broadcast, place, evaluate=evaluate)
         except TooFewError as error:
-            if self._job.summation == "plain":
+            if self._job.summation == "plain" or place.before:
                 raise
             row = Row(place.round, place.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
             totals = {}
