@@ -171,21 +171,22 @@ class Setting:
     Attributes:
         place: of the paper.
         data, partition, root, scale: see ``methods.Bench``.
+        written: the partition, as a reader knows it.
         share: part of the silos that is asked in a round.
     """
 
     place: Place
     data: str
     partition: Mapping[str, Any]
+    written: str
     root: Path | None
     scale: Scale
     share: float | None
 
     @property
     def described(self) -> str:
-        """``digits P10C2`` and the like."""
-        chosen = ", ".join(str(value) for value in self.partition.values())
-        return f"{TITLES[self.data]} ({chosen or 'silos of its own'})"
+        """``digits, P10C2`` and the like."""
+        return f"{TITLES[self.data]}, {self.written}"
 
     def run(self, method: str, seed: int) -> Run:
         """The job of a method.
@@ -263,25 +264,29 @@ def setting_of(
         return _eicu(place, size, roots, changes)
     data, share = place.data, place.share
     needed = next((name for name in (data, DERIVED.get(data, data)) if name in roots), None)
-    partition = parse_partition(place.partition)
+    written = place.partition
     if size == "cpu":
         share = place.small_share
         if (data in SPECS and data not in DERIVED) or data == TINY:
             if data not in SMALL_AS_THEY_ARE or needed is None:
                 data, needed = "digits", "digits"
-            partition = parse_partition(place.small)
+            written = place.small
     elif data == TINY:
         return "not run: Tiny-ImageNet is no data set of Tightframe"
     if needed is None and data != "digits":
         return missing(DERIVED.get(data, data))
     root = None if data == "digits" else roots[str(needed)]
+    partition = parse_partition(written)
+    if written == "natural":
+        written = "silos of its own"
     asked = {**(place.small_scale if size == "cpu" else place.scale)}
     if size == "cpu" and data in SMALL_DERIVED:
         asked = {**SMALL_DERIVED[data], **asked}
         if data == "color_mnist" and root is not None and not list(root.rglob("train-images*")):
-            partition = {"source": "test"}
+            partition, written = {"source": "test"}, "silos of its own, from the test images"
     scale = replace(scale_of(data, size), **{**asked, **changes})
-    return Setting(place, data, partition, root, replace(scale, last=min(scale.last, scale.rounds)), share)
+    scale = replace(scale, last=min(scale.last, scale.rounds))
+    return Setting(place, data, partition, written, root, scale, share)
 
 
 def _eicu(place: Place, size: Size, roots: Mapping[str, Path], changes: Mapping[str, Any]) -> Setting | str:
@@ -290,4 +295,4 @@ def _eicu(place: Place, size: Size, roots: Mapping[str, Path], changes: Mapping[
     if EICU not in roots:
         return missing(EICU)
     scale = Scale("mlp", {"widths": [], "single_logit": True}, 30, 1, 32, 0.03, last=1)
-    return Setting(place, EICU, {}, roots[EICU], replace(scale, **changes), None)
+    return Setting(place, EICU, {}, "regions", roots[EICU], replace(scale, **changes), None)

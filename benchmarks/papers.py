@@ -65,7 +65,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
             values.append(statistics.fmean(known))
     if not values:
         return ", ".join(sorted(set(failed))) if failed else "…"
-    form = "{:.1f}" if measure in PERCENT else "{:.0f}" if measure == "spread" else "{:.3f}"
+    form = "{:.1f}" if measure in PERCENT else "{:.2f}" if measure == "spread" else "{:.3f}"
     shown = form.format(statistics.fmean(values))
     if len(values) > 1:
         shown += " ± " + form.format(statistics.stdev(values))
@@ -74,18 +74,32 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
     return shown + (f" ({len(values)} seeds of {len(cell.runs)})" if pending else "")
 
 
-def texts(rows: Sequence[Sequence[Cell]], store: Store, refused: Mapping[str, str]) -> list[list[str]]:
-    """Every cell as ``printed / ours``; one with the same runs as an earlier column's says so."""
-    shown = []
-    for cells in rows:
-        line, seen = [cells[0].row.title], dict[Any, str]()
-        for cell in cells:
-            same = (cell.keys, cell.column.measure)
-            found = f"as {seen[same]}" if cell.keys and same in seen else ours(cell, store, refused)
-            seen.setdefault(same, cell.column.title)
-            line.append(f"{cell.printed or '-'} / {found}")
-        shown.append(line)
-    return shown
+def texts(
+    rows: Sequence[Sequence[Cell]], store: Store, refused: Mapping[str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """The columns' titles, and every cell as ``printed / ours``.
+
+    A cell with the same runs as one of an earlier column says so; if that holds for all, their title does.
+    """
+    lines = [[cells[0].row.title] for cells in rows]
+    titles: list[str] = []
+    earlier = dict[Any, str]()
+    seen = [dict[Any, str]() for _ in rows]
+    for column in zip(*rows, strict=True):
+        runs = [(cell.keys, cell.column.measure) for cell in column]
+        title = column[0].column.title
+        twin = earlier.setdefault(tuple(runs), title) if any(keys for keys, _ in runs) else title
+        titles.append(title if twin == title else f"{title} (ours: {twin})")
+        for line, known, cell, same in zip(lines, seen, column, runs, strict=True):
+            found = known.setdefault(same, title) if cell.keys else title
+            printed = cell.printed or "-"
+            if twin != title:
+                line.append(printed)
+            elif found != title:
+                line.append(f"{printed} / as {found}")
+            else:
+                line.append(f"{printed} / {ours(cell, store, refused)}")
+    return titles, lines
 
 
 def remarks(
@@ -93,9 +107,8 @@ def remarks(
 ) -> list[str]:
     """What has to be said with the numbers."""
     found = [CPU] if size == "cpu" else []
-    found.append(
-        f"Cells are printed / ours; - is not printed, … not run yet; ours: mean ± sd, up to {seeds} seeds."
-    )
+    spread = "one seed" if seeds == 1 else f"mean ± sd, up to {seeds} seeds"
+    found.append(f"Cells are printed / ours; - is not printed, … not run yet; ours: {spread}.")
     found += table.notes
     reasons: dict[str, list[str]] = {}
     for cells in rows:
@@ -130,11 +143,17 @@ def show(
     return shown.getvalue()
 
 
-def markdown(title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], said: Sequence[str]) -> str:
-    """The table for a page."""
-    head = ["| " + " | ".join(("method", *columns)) + " |", "|---" * (len(columns) + 1) + "|"]
-    body = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([f"**{title}**", "", *head, *body, "", *(f"- {text}" for text in said), ""])
+def markdown(
+    title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], said: Sequence[str], wide: int
+) -> str:
+    """The table for a page, at most ``wide`` columns side by side."""
+    shown = [f"**{title}**", ""]
+    for start in range(0, len(columns), wide):
+        block = ("method", *columns[start : start + wide])
+        shown += ["| " + " | ".join(block) + " |", "|---" * len(block) + "|"]
+        shown += ["| " + " | ".join((line[0], *line[1 + start : 1 + start + wide])) + " |" for line in lines]
+        shown.append("")
+    return "\n".join([*shown, *(f"- {text}" for text in said), ""])
 
 
 def chosen(table: Table, rows: Sequence[str] | None, columns: Sequence[str] | None) -> Table:
@@ -192,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--retry", action="store_true", help="make runs that failed again")
     found.add_argument("--workers", type=positive, help="processes; default: 2 at cpu, 1 at paper")
     found.add_argument("--markdown", action="store_true")
-    found.add_argument("--wide", type=positive, default=5, help="columns side by side on the terminal")
+    found.add_argument("--wide", type=positive, default=5, help="columns side by side")
     for name in ("rounds", "epochs", "subset"):
         found.add_argument(f"--{name}", type=positive, help="instead of the scale's")
     return found
@@ -219,12 +238,10 @@ def main(given: Sequence[str] | None = None) -> int:
         workers = arguments.workers or (2 if size == "cpu" else 1)
         refused = fill(cells, store, retry=arguments.retry, tell=progress, workers=workers)
         progress(f"runs are in {store.path}")
-    lines, said = texts(rows, store, refused), remarks(table, rows, refused, size, len(seeds))
-    columns = [column.title for column in table.columns]
-    if arguments.markdown:
-        print(markdown(table.title, columns, lines, said))
-    else:
-        print(show(table.title, columns, lines, said, arguments.wide))
+    columns, lines = texts(rows, store, refused)
+    said = remarks(table, rows, refused, size, len(seeds))
+    lay_out = markdown if arguments.markdown else show
+    print(lay_out(table.title, columns, lines, said, arguments.wide))
     return 0
 
 

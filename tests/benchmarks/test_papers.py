@@ -192,7 +192,7 @@ def test_runs_are_made_once_and_again_where_a_setting_changed(
     assert len(trained) == 2, "showing runs nothing"
     shown = capsys.readouterr().out
     spread = next(iter(kept.values()))["spread"]
-    assert f"| FedAvg | 1201 / {spread:.0f} |" in shown
+    assert f"| FedAvg | 1201 / {spread:.2f} |" in shown
     assert papers.CPU in shown and "(1 seeds of 2)" in shown
     # Table 1 has the same run: it is not made again.
     other = ["--table", "mr1", "--rows", "FedAvg", "--columns", "FMNIST P5C2", *TINY, "--out", str(out)]
@@ -216,9 +216,9 @@ def test_a_run_that_fails_shows_its_code_and_is_made_again_only_when_asked(
     asked = ["--table", "gmv2", "--rows", "FedNova + ETF", "--workers", "1", "--markdown"]
     asked += ["--out", str(tmp_path / "runs.json")]
     assert papers.main(asked) == 0
-    assert (
-        "| FedNova + ETF | 71.5 / TF-501 | 81.1 / TF-501 | 47.9 / as C10-100-2 |" in capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert "| method | C10-100-2 | C10-100-5 | C100-100-20 (ours: C10-100-2) |\n|---|---|---|---|\n" in shown
+    assert "| FedNova + ETF | 71.5 / TF-501 | 81.1 / TF-501 | 47.9 |" in shown
     assert len(made) == 2
     assert papers.main(asked) == 0 and len(made) == 2
     assert papers.main([*asked, "--retry"]) == 0 and len(made) == 4
