@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from tightframe.phases import Method, Phase, ServerState, Setting
 
 
 class Records:
@@ -53,3 +56,24 @@ def made_silos() -> dict[str, Records]:
 def in_turn(seed: int) -> list[int]:
     """Labels of one silo of several: class 0 or 1 in turn, and class 2 that all have."""
     return [seed % 2] * 8 + [2] * 8
+
+
+def stateless_rounds(
+    method: Method, setting: Setting, silos: Mapping[str, Any], open_sum: Callable[..., Any], count: int
+) -> tuple[list[ServerState], Phase, dict[str, Any]]:
+    """Rounds of a method with one phase whose silos keep nothing, on silos of ``make_silo``.
+
+    Returns:
+        The server's states, the first one included; the last phase, and what was contributed to it.
+    """
+    states = [method.init_server(setting, 7)]
+    for number in range(1, count + 1):
+        (phase,) = method.plan(setting, number, count)
+        terms = {}
+        for name, silo in silos.items():
+            silo.round = number
+            contribution = phase.contribute(silo, phase.broadcast(states[-1]), {})
+            assert contribution.proposed_state == {}
+            terms[name] = (len(silo.labels), contribution.tensors)
+        states.append(phase.update(states[-1], *open_sum(phase.schema, terms)))
+    return states, phase, terms

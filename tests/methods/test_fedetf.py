@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.methods.in_memory import stateless_rounds
 from torch import nn
 
 from tightframe import losses, training
@@ -258,19 +259,9 @@ ROSTER = {
 
 def _rounds(make_setting: Any, make_silo: Any, open_sum: Any, config: FedETFConfig, rounds: int = 2) -> Any:
     setting = _setting(make_setting, config)
-    state = METHOD.init_server(setting, 7)
-    terms: dict[str, Any] = {}
-    for number in range(1, rounds + 1):
-        (phase,) = METHOD.plan(setting, number, rounds)
-        terms = {}
-        for name, labels in ROSTER.items():
-            silo = make_silo(setting, labels, name=name, round=number)
-            contribution = phase.contribute(silo, phase.broadcast(state), {})
-            assert contribution.proposed_state == {}
-            terms[name] = (len(labels), contribution.tensors)
-        totals, cohort = open_sum(phase.schema, terms)
-        state = phase.update(state, totals, cohort)
-    return setting, state, terms
+    silos = {name: make_silo(setting, labels, name=name) for name, labels in ROSTER.items()}
+    states, _, terms = stateless_rounds(METHOD, setting, silos, open_sum, rounds)
+    return setting, states[-1], terms
 
 
 @pytest.mark.parametrize("zero_counts", ["clamp", "exclude"])

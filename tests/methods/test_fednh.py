@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.methods.in_memory import RUN, GoneOnce, made_silos
+from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation
@@ -277,18 +277,8 @@ def _rounds(
     make_setting: Any, make_silo: Any, open_sum: Any, config: FedNHConfig, count: int = 2, **local: Any
 ) -> tuple[list[ServerState], Any, dict[str, Any], dict[str, Any]]:
     setting = _setting(make_setting, config, **local)
-    states = [METHOD.init_server(setting, 7)]
     silos = {name: make_silo(setting, labels, name=name) for name, labels in LABELS.items()}
-    for number in range(1, count + 1):
-        (phase,) = METHOD.plan(setting, number, count)
-        terms = {}
-        for name, silo in silos.items():
-            silo.round = number
-            contribution = phase.contribute(silo, phase.broadcast(states[-1]), {})
-            assert contribution.proposed_state == {}
-            terms[name] = (len(silo.labels), contribution.tensors)
-        states.append(phase.update(states[-1], *open_sum(phase.schema, terms)))
-    return states, phase, terms, silos
+    return *stateless_rounds(METHOD, setting, silos, open_sum, count), silos
 
 
 @pytest.mark.parametrize(
