@@ -46,6 +46,7 @@ def runs(draw: st.DrawFn) -> tuple[World, list[dict[str, list[str]]]]:
     return world, [{stage: draw(someone) for stage in stages} for _ in range(2)]
 
 
+@pytest.mark.broad
 @settings(deadline=None, max_examples=60)
 @given(runs())
 def test_the_total_is_exact_or_nothing_is_opened(case: tuple[World, list[dict[str, list[str]]]]) -> None:
