@@ -95,7 +95,7 @@ class Recipe:
             return self.title
         from tightframe import data, methods
 
-        title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.model}"
+        title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.models}"
         title += ", personal models" if job.personalise else ""
         return title if job.privacy is None else f"{title}, differential privacy"
 
@@ -109,7 +109,7 @@ class Recipe:
 
 
 _NAMED = ("method", "dataset", "model")
-_TITLE_TELLS = ("method", "method_options", "dataset", "dataset_options", "personalise")
+_TITLE_TELLS = ("method", "method_options", "dataset", "dataset_options", "site_models", "personalise")
 
 
 def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:

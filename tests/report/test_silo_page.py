@@ -62,6 +62,7 @@ def test_records_and_hashes(run: Path) -> None:
     }
     server = values(run / "server" / "model.json")["model_sha256"]
     assert page.facts("Models") == {
+        "architecture": "small_cnn (widths: [8, 8, 8])",
         "model.safetensors": server,
         "personal_model.safetensors": report["personal"]["model_sha256"],
     }

@@ -8,23 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_serializer
 
 from tightframe.errors import JobError
 from tightframe.phases import Neighbours
 from tightframe.problems import listed
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
-PlainValue = str | int | float | bool | None
-Options = dict[str, PlainValue | list[PlainValue]]
 # Of the engine; a silo finds its own state by it, so that it must be one plain name of a folder.
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 # The engine takes an argument that is a dictionary with one of these keys for an object to build.
 BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
+
+
+def _nothing_to_build(values: Any) -> Any:
+    found = sorted(BUILD_KEYS.intersection(values)) if isinstance(values, dict) else []
+    if found:
+        raise ValueError(
+            f"no key may be called {found}, because the engine would build an object from a "
+            "dictionary with such a key"
+        )
+    return values
+
+
+PlainValue = str | int | float | bool | None
+Options = Annotated[dict[str, PlainValue | list[PlainValue]], BeforeValidator(_nothing_to_build)]
 
 
 class Strict(BaseModel):
@@ -108,6 +121,17 @@ class Privacy(Strict):
     normalisation: Literal["group", "frozen"] = "group"
 
 
+class SiteModel(Strict):
+    """What one silo trains.
+
+    Attributes:
+        model, model_options: as the job's.
+    """
+
+    model: str
+    model_options: Options = {}
+
+
 class Resume(Strict):
     """Which stopped job this one goes on with; written by ``tightframe jobs export --resume``.
 
@@ -132,6 +156,7 @@ class JobConfig(Strict):
         method, method_options: a name of ``tightframe.methods.METHODS`` and its options.
         dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and what a job may ask.
         model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
+        site_models: silos that train another model than this, where the method has no global one.
         sites: the silos, by their provisioned names.
         min_sites: fewer contributions than this end the run.
         sites_per_round: silos asked in each training round, drawn anew by the seed; None asks all. With
@@ -167,6 +192,7 @@ class JobConfig(Strict):
     dataset_options: Options = {}
     model: str
     model_options: Options = {}
+    site_models: Annotated[dict[SiteName, SiteModel], BeforeValidator(_nothing_to_build)] = {}
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)
     sites_per_round: int | None = Field(default=None, ge=1, le=250)
@@ -190,16 +216,26 @@ class JobConfig(Strict):
     privacy: Privacy | None = None
     resume: Resume | None = None
 
-    @field_validator("method_options", "dataset_options", "model_options", mode="before")
-    @classmethod
-    def _nothing_to_build(cls, options: Any) -> Any:
-        found = sorted(BUILD_KEYS.intersection(options)) if isinstance(options, dict) else []
-        if found:
-            raise ValueError(
-                f"no option may be called {found}, because the engine would build an object from a "
-                "dictionary with such a key"
-            )
-        return options
+    @model_serializer(mode="wrap")
+    def _unless_it_says_nothing(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
+        """Without ``site_models`` where it is empty: files and hashes of jobs without it are as they were."""
+        values = plain(self)
+        if not self.site_models:
+            values.pop("site_models", None)
+        return values
+
+    def model_at(self, site: str) -> SiteModel:
+        """What a silo trains: its own model, or the job's."""
+        return self.site_models.get(site) or SiteModel(model=self.model, model_options=self.model_options)
+
+    @property
+    def models(self) -> str:
+        """The models in words: the job's, and which silos have others."""
+        others = [
+            f"{site}: {'another ' if own.model == self.model else ''}{own.model}"
+            for site, own in sorted(self.site_models.items())
+        ]
+        return f"{self.model} ({', '.join(others)})" if others else self.model
 
     def assumed_colluders(self, sites: int) -> int:
         """Silos assumed to collude in a roster of so many."""
@@ -242,6 +278,9 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
     problems += _sampling_problems(values, len(sites))
     if isinstance(chosen, list) and (strangers := sorted({str(site) for site in chosen} - set(sites))):
         problems.append(f"prototype_sites: {strangers} are not in `sites`")
+    others = values.get("site_models")
+    if isinstance(others, dict) and (strangers := sorted({str(site) for site in others} - set(sites))):
+        problems.append(f"site_models: {strangers} are not in `sites`")
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:

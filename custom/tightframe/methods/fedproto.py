@@ -15,8 +15,8 @@ pulls features to zero. Published codes take the mean over d of the squared dist
 and FedETF's comparisons, 1 in the authors').
 
 The silo's model never leaves, and becomes what it was trained to only if the silo's term was in the opened
-sum. Models start from a draw of each silo's own; what they must share is the feature width. There is no
-global model: what is evaluated is each silo's own, by its own head.
+sum. Models start from a draw of each silo's own, and may be of different architectures; what they must share
+is the feature width. There is no global model: what is evaluated is each silo's own, by its own head.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from tightframe.report.values import (
     Exchange,
     Outcome,
     SiloBaseline,
+    SiloModel,
     SiloPersonal,
     SiloPrivacy,
     SiloRecords,
@@ -59,6 +60,7 @@ class SiloReport(Values):
     model_sha256: str
     final: Evaluation = Field(alias="global")
     own_model: bool = False
+    model: SiloModel | None = None
     local_only: SiloBaseline | None = None
     personal: SiloPersonal | None = None
     privacy: SiloPrivacy | None = None

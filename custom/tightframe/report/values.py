@@ -145,6 +145,13 @@ class Card(Values):
     initial_model: InitialModel | None = None
 
 
+class SiloModel(Values):
+    """What a silo trained: a backbone's name and its options."""
+
+    model: str
+    model_options: dict[str, Any] = {}
+
+
 class SiloBaseline(Evaluation):
     """The model that a silo trained on its own records alone."""
 

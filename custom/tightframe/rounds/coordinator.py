@@ -189,7 +189,7 @@ class Coordinator:
             method.title,
             method.name,
             self.setup.dataset.title,
-            job.model,
+            job.models,
             plural(len(job.sites), "silo"),
             plural(job.rounds, "round"),
             job.summation,

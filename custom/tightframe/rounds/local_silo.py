@@ -25,7 +25,7 @@ class LocalSilo:
     ) -> None:
         self.name = context.name
         self.round = round_number
-        self.setting: Setting = setup.setting
+        self.setting: Setting = setup.setting_at(context.name)
         self.device = device
         self._context = context
         self._setup = setup

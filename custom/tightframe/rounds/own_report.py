@@ -43,6 +43,7 @@ def close(context: SiloContext, setup: JobSetup, silo: LocalSilo, final: Tensors
             "model_sha256": sha256,
             "global": evaluation.local_metrics(counted, names),
             "own_model": setup.method.own_model is not None,
+            "model": context.job.model_at(silo.name).model_dump(mode="json"),
             "local_only": None,
             "personal": None,
             "privacy": None if setup.privacy is None else _spent(context, setup.privacy),

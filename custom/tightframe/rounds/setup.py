@@ -6,12 +6,13 @@ registries; nothing a job says is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from tightframe import data, methods, model_update, models
 from tightframe.config.job import JobConfig, check_job
@@ -32,8 +33,8 @@ from tightframe.phases import (
     stream_seed,
 )
 from tightframe.privacy.accounting import BudgetError
-from tightframe.problems import listed
 from tightframe.rounds import classes, codec, evaluation, personal, statistics
+from tightframe.rounds.naming import named, options_of
 from tightframe.rounds.private import plan, shown
 from tightframe.rounds.private.plan import PrivacyPlan
 
@@ -47,13 +48,23 @@ HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
 
 @dataclass(frozen=True)
 class JobSetup:
-    """Everything that server and silos derive from a job alone."""
+    """Everything that server and silos derive from a job alone.
+
+    Attributes:
+        setting: of the job's own model, on which the sums rest.
+        site_settings: of silos that train another.
+    """
 
     job: JobConfig
     method: Method
     dataset: DatasetSpec
     setting: Setting
     privacy: PrivacyPlan | None = None
+    site_settings: Mapping[str, Setting] = field(default_factory=dict)
+
+    def setting_at(self, site: str) -> Setting:
+        """The setting with the model that a silo trains."""
+        return self.site_settings.get(site, self.setting)
 
     def initial_state(self) -> ServerState:
         """The state before round 1, from the job's seed."""
@@ -73,7 +84,7 @@ class JobSetup:
     def statistics_phases(self) -> tuple[Phase, ...]:
         """The sums of pooled statistics that the method needs, before anything else."""
         names = self.method.statistics(self.setting) if self.method.statistics else ()
-        if STANDARDISE_MEAN in dict(model_update.shared_template(self.setting).named_parameters()):
+        if _standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
         return statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
 
@@ -157,18 +168,19 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     """
     raw = values.model_dump() if isinstance(values, JobConfig) else values
     job, problems = check_job(raw)
-    method = _named(methods.get, raw.get("method"), "method", problems)
-    dataset = _named(data.get, raw.get("dataset"), "dataset", problems)
-    backbone = _named(models.get, raw.get("model"), "model", problems)
-    config = _options(method, "config", raw, "method_options", problems)
-    dataset_options = _options(dataset, "options", raw, "dataset_options", problems)
-    model_options = _options(backbone, "options", raw, "model_options", problems)
+    method = named(methods.get, raw.get("method"), "method", problems)
+    dataset = named(data.get, raw.get("dataset"), "dataset", problems)
+    backbone = named(models.get, raw.get("model"), "model", problems)
+    config = options_of(method, "config", raw, "method_options", problems)
+    dataset_options = options_of(dataset, "options", raw, "dataset_options", problems)
+    model_options = options_of(backbone, "options", raw, "model_options", problems)
+    others = _site_models(method, raw.get("site_models"), problems)
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)
 
-    def build_model() -> torch.nn.Module:
-        model = backbone.build(model_options, input_shape, dataset.num_classes)
+    def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
+        model = backbone.build(options, input_shape, dataset.num_classes)
         head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
         if head is not None:
             model.head = head
@@ -178,19 +190,44 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
         config=config,
         num_classes=dataset.num_classes,
         input_shape=input_shape,
-        build_model=build_model,
+        build_model=partial(build, backbone, model_options),
         local=job.training,
         update_norm=job.update_norm,
         update_bound=job.update_bound,
         privacy=plan.public_setting(job),
     )
-    setup = JobSetup(job, method, dataset, setting)
+    shared: dict[str, Setting] = {}  # of silos that train the same
+    own = {
+        site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
+        for site, other in others.items()
+    }
+    setup = JobSetup(job, method, dataset, setting, site_settings=own)
     if job.privacy is not None:
         setup = _with_privacy(setup)
-    _check_own_models(setup)
     _check_sums(setup)
+    _check_own_models(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
+
+
+def _site_models(method: Method | None, asked: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
+    """Backbone and options of each silo that has a model of its own, as far as they are right."""
+    if not isinstance(asked, dict) or not asked:
+        return {}  # what is no mapping the job's own validation has told of
+    if method is not None and method.own_model is None:
+        others = ", ".join(item.name for item in methods.METHODS if item.own_model is not None)
+        problems.append(
+            f"site_models: {method.name} has a global model, which all silos train; silos may have models of "
+            f"their own with {others}"
+        )
+    found = {}
+    for site, values in asked.items():
+        if isinstance(values, dict):
+            place = f"site_models.{site}."
+            backbone = named(models.get, values.get("model"), f"{place}model", problems)
+            options = options_of(backbone, "options", values, "model_options", problems, place)
+            found[site] = (backbone, options)
+    return found
 
 
 def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
@@ -294,13 +331,57 @@ def _check_own_models(setup: JobSetup) -> None:
     if setup.method.own_model is None:
         return
     problems = []
-    why = f"{setup.method.name} has no global model"
     if setup.job.local_baseline_epochs:
-        problems.append(f"local_baseline_epochs: {why} from which such a baseline would start")
-    if STANDARDISE_MEAN in dict(model_update.shared_template(setup.setting).named_parameters()):
-        problems.append(f"model_options.standardise: {why} with which pooled moments would reach silos")
+        problems.append(
+            f"local_baseline_epochs: {setup.method.name} has no global model from which such a baseline "
+            "would start"
+        )
+    if _standardises(setup.setting):
+        problems.append(_no_moments("model_options", setup.method))
+    told: dict[int, list[str]] = {}  # by setting, which silos that train the same share
+    for site, setting in sorted(setup.site_settings.items()):
+        if id(setting) not in told:
+            told[id(setting)] = _site_model_problems(setup, setting, setup.job.model_at(site).model)
+        problems += [f"site_models.{site}{problem}" for problem in told[id(setting)]]
     if problems:
         raise JobError(problems)
+
+
+def _site_model_problems(setup: JobSetup, setting: Setting, name: str) -> list[str]:
+    """Why a model that some silos train cannot be built, or does not go with the job's sums."""
+    try:
+        width, sums = _width(setting), _schemas(setup, setting)
+    except (ValueError, TypeError) as error:
+        return [f".model: {error}"]
+    problems = []
+    if _standardises(setting):
+        problems.append(_no_moments(".model_options", setup.method))
+    if sums != _schemas(setup, setup.setting):
+        problems.append(
+            f": Expected a model of feature width {_width(setup.setting)}, as that of the job's "
+            f"{setup.job.model}, because {setup.method.name}'s sums have it, but got {name} of width {width}"
+        )
+    return problems
+
+
+def _no_moments(place: str, method: Method) -> str:
+    return (
+        f"{place}.standardise: {method.name} has no global model with which pooled moments would reach silos"
+    )
+
+
+def _standardises(setting: Setting) -> bool:
+    return STANDARDISE_MEAN in dict(model_update.shared_template(setting).named_parameters())
+
+
+def _width(setting: Setting) -> int:
+    return models.feature_width(model_update.shared_template(setting))
+
+
+def _schemas(setup: JobSetup, setting: Setting) -> list[Schema]:
+    """The sums of a method with a setting's model."""
+    of = replace(setup, setting=setting)
+    return [item.schema for item in (*of.before_phases(), *of.training_phases(1), *of.after_phases())]
 
 
 def _check_head(setup: JobSetup, asked: dict[str, Any]) -> None:
@@ -309,32 +390,7 @@ def _check_head(setup: JobSetup, asked: dict[str, Any]) -> None:
     method, setting = setup.method, setup.setting
     if not options or method.head is None:
         return
-    width = models.feature_width(model_update.shared_template(setting))
-    if method.head(setting.config, width, setting.num_classes) is not None:
+    if method.head(setting.config, _width(setting), setting.num_classes) is not None:
         raise JobError(
             [f"model_options.{name}: {method.name} has a head of its own, without it" for name in options]
         )
-
-
-def _named(get: Any, name: Any, key: str, problems: list[str]) -> Any:
-    """What a registry has under a name; None, and the problem noted, if that is nothing."""
-    if not isinstance(name, str):
-        return None  # missing or no text: the job's own validation has said so
-    try:
-        return get(name)
-    except JobError as error:
-        problems += [f"{key}: {problem}" for problem in error.problems]
-        return None
-
-
-def _options(owner: Any, attribute: str, raw: dict[str, Any], key: str, problems: list[str]) -> Any:
-    """The options that a job gives to what it names, validated by that; None if they are wrong."""
-    values = raw.get(key, {})
-    if owner is None or not isinstance(values, dict):
-        return None
-    model: type[BaseModel] = getattr(owner, attribute)
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        problems += listed(error, f"{key}.", model)
-        return None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import participation, record, results
@@ -47,9 +50,8 @@ def in_words(found: ServerResults) -> str:
     """What the run was, how it ended and how good the model is, in one paragraph."""
     outcome = found.outcome
     data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
-    model = outcome.job.get("model")
     done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')}"
-    what = f"the model {model}" if model else "a model"
+    what = _models(outcome.job)
     verb = "trained" if outcome.trained else "was to train"
     said = [
         f"The method {outcome.method} {verb} {what} over {plural(len(outcome.roster), 'silo')} with "
@@ -79,6 +81,16 @@ def in_words(found: ServerResults) -> str:
     else:
         said.append(f"Its test metrics are missing: {why_missing(found)}.")
     return " ".join(said)
+
+
+def _models(job: Mapping[str, Any]) -> str:
+    """What was trained: the job's model, and those of silos that have others."""
+    model, others = job.get("model"), job.get("site_models")
+    if not isinstance(others, Mapping) or not others:
+        return f"the model {model}" if model else "a model"
+    own = {site: values.get("model") for site, values in others.items() if isinstance(values, Mapping)}
+    told = ", ".join(f"{name} at {site}" for site, name in sorted(own.items()))
+    return f"the silos' own models ({model}; others are {told})"
 
 
 def model_named(outcome: Outcome) -> str:

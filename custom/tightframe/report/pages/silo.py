@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import results
 from tightframe.report.reading import SiloReport, SiloResults
-from tightframe.report.values import FoldMetrics, SiloPersonal
+from tightframe.report.values import FoldMetrics, SiloModel, SiloPersonal
 from tightframe.report.words import plural, shown
 from tightframe.rounding import rounded_up
 
@@ -227,13 +228,26 @@ def _records(report: SiloReport) -> Markup:
 
 def _hashes(report: SiloReport) -> Markup:
     own = report.personal
+    shared = "the first is the same at every silo and at the server"
+    whose = "each silo has models of its own" if report.own_model else shared
     return section(
         "Models",
         facts(
             [
+                ("architecture", _architecture(report.model) if report.model else None),
                 ("model.safetensors", tag("code", report.model_sha256)),
                 ("personal_model.safetensors", tag("code", own.model_sha256) if own else None),
             ]
         ),
-        tag("p", "Hashes are SHA-256; the first is the same at every silo and at the server."),
+        tag("p", f"Hashes are SHA-256; {whose}."),
     )
+
+
+def _architecture(model: SiloModel) -> str:
+    """A backbone and its options, as the job has them.
+
+    >>> _architecture(SiloModel(model="mlp", model_options={"widths": [32, 8]}))
+    'mlp (widths: [32, 8])'
+    """
+    options = "; ".join(f"{name}: {json.dumps(value)}" for name, value in model.model_options.items())
+    return f"{model.model} ({options})" if options else model.model
