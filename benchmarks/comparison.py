@@ -16,8 +16,12 @@ Run = Mapping[str, Any]
 
 
 def score(run: Run, last: int) -> float | None:
-    """Mean of the measure over the last rounds of a run; None if the run failed."""
-    course = [value for value in run.get("course", [])[-last:] if value is not None]
+    """Mean of the measure over the last rounds of a run; None if the run failed.
+
+    Of a method that changes the model once more ``after`` the rounds it is that model's alone.
+    """
+    rounds = 1 if run.get("after") else last
+    course = [value for value in run.get("course", [])[-rounds:] if value is not None]
     return statistics.fmean(course) if course else None
 
 
@@ -54,18 +58,21 @@ def rounds_to(course: Sequence[float | None], target: float) -> int | None:
 
 
 def paired(runs: Iterable[Run], base: Iterable[Run], last: int) -> list[float]:
-    """Differences of the scores to the baseline's, seed by seed, where both have one."""
+    """Differences of the scores to the baseline's, seed by seed, where both have one.
+
+    Silos' own models, each on its own silo's records, are not compared with a global one on all.
+    """
     found = []
     by_seed = {run["seed"]: score(run, last) for run in base}
     for run in runs:
-        own, other = score(run, last), by_seed.get(run["seed"])
-        if own is not None and other is not None:
-            found.append(own - other)
+        value, other = score(run, last), by_seed.get(run["seed"])
+        if value is not None and other is not None and not run.get("own_models"):
+            found.append(value - other)
     return found
 
 
 def reached(runs: Iterable[Run], base: Iterable[Run]) -> list[int | None]:
-    """Rounds that each run takes to the best value of the baseline's run with its seed."""
+    """Rounds that each run with a global model takes to the best of the baseline's run with its seed."""
     best = {
         run["seed"]: max(value for value in run["course"][1:] if value is not None)
         for run in base
@@ -74,7 +81,7 @@ def reached(runs: Iterable[Run], base: Iterable[Run]) -> list[int | None]:
     return [
         rounds_to(run["course"], best[run["seed"]])
         for run in runs
-        if run.get("course") and run["seed"] in best
+        if run.get("course") and run["seed"] in best and not run.get("own_models")
     ]
 
 
@@ -85,7 +92,8 @@ def summarise(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     ``failed`` (numbers of them), ``difference`` (mean, low, high, the latter None
     for a single seed; None for the baseline),
     ``rounds_to_baseline_best`` (mean over the runs that get there; how many do), ``seconds``, ``bytes``
-    (both a round, all silos together), ``personal`` (mean accuracy of personal models, or None).
+    (both a round, all silos together), ``personal`` (mean accuracy of personal models, or None),
+    ``own_models`` (what is measured are silos' own models, because there is no global one).
     """
     last, rows = report["settings"]["last"], []
     for rules, methods in report["results"].items():
@@ -114,6 +122,7 @@ def summarise(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "seconds": statistics.fmean(run["seconds_a_round"] for run in whole) if whole else None,
                     "bytes": statistics.fmean(run["bytes_a_round"] for run in whole) if whole else None,
                     "personal": statistics.fmean(personal) if personal else None,
+                    "own_models": any(run.get("own_models") for run in runs),
                 }
             )
     return rows
@@ -215,7 +224,7 @@ def _mean(row: Mapping[str, Any]) -> str:
         return f"failed ({', '.join(sorted(set(row['failed'])))})"
     spread = "" if row["spread"] is None else f" ± {row['spread']:.3f}"
     lost = f" ({len(row['failed'])} of {row['runs']} failed)" if row["failed"] else ""
-    return f"{row['mean']:.3f}{spread}{lost}"
+    return f"{'own models: ' if row['own_models'] else ''}{row['mean']:.3f}{spread}{lost}"
 
 
 def _difference(row: Mapping[str, Any]) -> str:

@@ -192,6 +192,8 @@ class Bench:
             "seconds_a_round": sum(row.seconds for row in exchanges) / job.rounds,
             "bytes_a_round": sum(row.bytes_up + row.bytes_down for row in exchanges) / job.rounds,
             "personal": (found.personal or {}).get("accuracy"),
+            "own_models": found.own_models,
+            "after": methods.get(job.method).after is not None,
             "rules": found.rules,
             "sums": found.summation,
         }

@@ -150,9 +150,20 @@ def test_rounds_to_the_baselines_best_are_counted_seed_by_seed(comparison: Modul
     assert other["rounds_to_baseline_best"] == {"mean": 3.0, "arrived": 1, "of": 2}
 
 
+def test_silos_own_models_are_not_compared_with_a_global_one(comparison: ModuleType) -> None:
+    own = {**_run(0, [0.1, 0.9]), "own_models": True}
+    base, other = comparison.summarise(_report({"FedAvg": [_run(0, [0.1, 0.5])], "Other": [own]}))
+    assert other["own_models"] and not base["own_models"]
+    assert other["mean"] == 0.9 and other["difference"] is None
+    assert other["rounds_to_baseline_best"]["of"] == 0
+    assert comparison._mean(other) == "own models: 0.900"
+
+
 def test_the_score_is_the_mean_of_the_last_rounds(comparison: ModuleType) -> None:
     assert comparison.score(_run(0, [0.0, 0.2, 0.4, 0.6]), 2) == pytest.approx(0.5)
     assert comparison.score({"seed": 0, "error": "TF-301"}, 2) is None
+    calibrated = {**_run(0, [0.0, 0.2, 0.4, 0.6]), "after": True}
+    assert comparison.score(calibrated, 2) == 0.6, "a mean with models before it would not be the method's"
 
 
 def test_partitions_and_methods_are_read_as_the_papers_write_them(benchmark: ModuleType) -> None:
