@@ -60,7 +60,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
         each = [value_of(item, measure, run.last) for item, run in zip(done, runs, strict=True)]
         known = [value for value in each if value is not None]
         if codes or len(known) < len(each):
-            failed.append(codes[0] if codes else "no such number")
+            failed.append(codes[0] if codes else "none")
         else:
             values.append(statistics.fmean(known))
     if not values:

@@ -259,7 +259,7 @@ def test_methods_without_a_global_model_have_no_such_number(papers: ModuleType, 
     store = runs.Store(tmp_path / "runs.json")
     runs.fill(cells, store, retry=False, tell=lambda text: None)
     (found,) = store.runs.values()
-    assert papers.ours(cells[0], store, {}) == "no such number"
+    assert papers.ours(cells[0], store, {}) == "none"
     assert papers.ours(cells[1], store, {}) == f"{100 * found['personal']['accuracy']:.1f}"
 
 
