@@ -40,6 +40,12 @@ class JobError(TightframeError):
         super().__init__(f"the job cannot run as it is written:\n{listed}", code=code)
 
 
+class JobFolderError(TightframeError):
+    """A job folder is not written over what somebody may still want (TF-102)."""
+
+    code = "TF-102"
+
+
 class SiteConfigError(TightframeError):
     """A site's own ``local/tightframe.json`` is missing (TF-201) or wrong (TF-202)."""
 
