@@ -228,8 +228,9 @@ def jobs_check(
 ) -> None:
     """Prove that job folders hold what their recipes give, and nothing else.
 
-    A given folder is compared with what the job in it gives. Without folders the committed ones are
-    checked, and the simulator's allow list is restored if a crash has lost it.
+    A given folder is compared with what the job in it gives, and what a silo's line has to carry is
+    told. Without folders the committed ones are checked, and the simulator's allow list is restored
+    if a crash has lost it.
     """
     from tightframe_app import job_folders, recipes
 
@@ -244,6 +245,7 @@ def jobs_check(
         problems += found
         if not found:
             out.print(f"{folder}: valid")
+            out.print(f"{folder}: {job_folders.traffic(folder)}")
     _report(problems, "tightframe jobs export NAME --set KEY=VALUE -o FOLDER")
 
 

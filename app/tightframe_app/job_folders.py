@@ -16,6 +16,7 @@ from tightframe.errors import JobError, JobFolderError, RunError
 from tightframe.rounds.silo import TASKS
 from tightframe.rounds.takeover import CHECKPOINT
 from tightframe_app.kits import BEFORE
+from tightframe_app.traffic import Traffic, resend_after
 
 CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
@@ -70,9 +71,7 @@ def job_files(
             }
         ],
     }
-    # A message that is lost with its connection is sent again after so long; the engine's own 300 s are
-    # longer than many a silo has for its whole task.
-    again = max(5, job.site_timeout // 3)
+    again = resend_after(job)
     client = {
         "format_version": 2,
         "get_task_timeout": again,
@@ -167,6 +166,13 @@ def check_folder(folder: Path) -> list[str]:
     gpus, gpu_memory = _resources(folder / "meta.json")
     files = job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=_checkpoint(job, folder))
     return out_of_sync(files, folder, source="what the job of the server's file gives")
+
+
+def traffic(folder: Path) -> Traffic:
+    """What the job of a folder moves over a silo's line."""
+    from tightframe.rounds.setup import prepare
+
+    return Traffic.of(prepare(read_job(folder)))
 
 
 def read_job(folder: Path) -> dict[str, Any]:
