@@ -86,9 +86,19 @@ class TrainingError(TightframeError):
 
 
 class ContributionError(TightframeError):
-    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404)."""
+    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404).
+
+    Args:
+        message: what was expected, and what came.
+        code: of these.
+        field: which field it is about; None if it is no single one.
+    """
 
     code = "TF-403"
+
+    def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message, code=code)
 
 
 class RunError(TightframeError):
