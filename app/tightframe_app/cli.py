@@ -102,6 +102,10 @@ def jobs_export(
             help="Job folder to write, free or an earlier export of this job; exported/NAME by default.",
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(help="Write the folder also if it holds something else, which is kept as *.before."),
+    ] = False,
     sites: Annotated[str | None, typer.Option(help="Silo names, separated by commas.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Training rounds.")] = None,
     min_sites: Annotated[int | None, typer.Option(help="Fewer contributions than this end the run.")] = None,
@@ -148,7 +152,7 @@ def jobs_export(
         }
         others |= {"--set": change, "--committed": committed or None}
         others |= {"--preset": None if preset == "rehearsal" else preset}
-        _resume(name, resume, output, others, gpus=gpus or 0, gpu_memory=gpu_memory)
+        _resume(name, resume, output, others, gpus=gpus or 0, gpu_memory=gpu_memory, force=force)
         return
     recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
     name = recipe.name
@@ -174,7 +178,8 @@ def jobs_export(
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", name) if committed else output or Path("exported", name)
-    job_folders.write_job(files, folder)
+    if (told := job_folders.write_job(files, folder, force=force, anew=committed)) and not committed:
+        err.print(told)
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is {changes[kind]} now; options of the recipe's own dropped: {', '.join(keys)}")
     what = recipe.described(job, preset)
@@ -189,7 +194,14 @@ def jobs_export(
 
 
 def _resume(
-    name: str, stopped: Path, output: Path | None, others: dict[str, Any], *, gpus: int, gpu_memory: int
+    name: str,
+    stopped: Path,
+    output: Path | None,
+    others: dict[str, Any],
+    *,
+    gpus: int,
+    gpu_memory: int,
+    force: bool,
 ) -> None:
     """Export the job that goes on with a stopped run."""
     from tightframe_app import resuming
@@ -200,7 +212,10 @@ def _resume(
             param_hint="--resume",
         )
     folder = output or Path("exported", f"{name}-resumed")
-    for line in resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory):
+    told, lines = resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory, force=force)
+    if told:
+        err.print(told)
+    for line in lines:
         out.print(line)
 
 
@@ -213,8 +228,9 @@ def jobs_check(
 ) -> None:
     """Prove that job folders hold what their recipes give, and nothing else.
 
-    A given folder is compared with what the job in it gives. Without folders the committed ones are
-    checked, and the simulator's allow list is restored if a crash has lost it.
+    A given folder is compared with what the job in it gives, and what a silo's line has to carry is
+    told. Without folders the committed ones are checked, and the simulator's allow list is restored
+    if a crash has lost it.
     """
     from tightframe_app import job_folders, recipes
 
@@ -229,6 +245,7 @@ def jobs_check(
         problems += found
         if not found:
             out.print(f"{folder}: valid")
+            out.print(f"{folder}: {job_folders.traffic(folder)}")
     _report(problems, "tightframe jobs export NAME --set KEY=VALUE -o FOLDER")
 
 

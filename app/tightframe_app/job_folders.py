@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import JobError, RunError
+from tightframe.errors import JobError, JobFolderError, RunError
 from tightframe.rounds.silo import TASKS
 from tightframe.rounds.takeover import CHECKPOINT
+from tightframe_app.kits import BEFORE
+from tightframe_app.traffic import Traffic, resend_after
 
 CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
@@ -69,9 +71,7 @@ def job_files(
             }
         ],
     }
-    # A message that is lost with its connection is sent again after so long; the engine's own 300 s are
-    # longer than many a silo has for its whole task.
-    again = max(5, job.site_timeout // 3)
+    again = resend_after(job)
     client = {
         "format_version": 2,
         "get_task_timeout": again,
@@ -94,25 +94,42 @@ def job_files(
     return files
 
 
-def write_job(files: Mapping[str, str | bytes], folder: Path) -> None:
+def write_job(
+    files: Mapping[str, str | bytes], folder: Path, *, force: bool = False, anew: bool = False
+) -> str:
     """Write a job folder, replacing an earlier export of the same job, and nothing else.
 
+    Args:
+        files: relative path -> text or bytes.
+        folder: to write.
+        force: write it also where the folder holds something else, which is kept beside it.
+        anew: the folder is generated, as the committed ones are: whatever its own files hold is replaced.
+
+    Returns:
+        What was there and is not any more, for people; empty if nothing was.
+
     Raises:
-        FileExistsError: if the folder holds anything else, another job's export too.
+        JobFolderError: TF-102, if the folder holds anything else and ``force`` is not given, or if what is
+            there cannot be kept. Nothing is changed then.
     """
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"Expected a folder to write to, but {folder} is a file.")
-    if folder.exists():
-        if other := _in_the_way(files, folder):
-            raise FileExistsError(
-                f"Expected {folder} to be free or an earlier export of the same job, but it holds {other}: "
-                "choose another folder with --output, or remove this one first."
-            )
-        shutil.rmtree(folder)
+    told = ""
+    if folder.is_symlink() or folder.exists():
+        if other := _in_the_way(files, folder, anew=anew):
+            if not force:
+                raise JobFolderError(
+                    f"Expected {folder} to be free or an earlier export of the same job, but it {other}. "
+                    "Nothing was written: choose another folder with --output, or give --force, which keeps "
+                    f"what is there as {_kept(folder)}."
+                )
+            told = f"{folder} {other}: it is kept as {_keep(folder)}"
+        else:
+            told = _replaced(files, folder)
+            shutil.rmtree(folder)
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_bytes(content))
+    return told
 
 
 def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str = "its recipe") -> list[str]:
@@ -149,6 +166,13 @@ def check_folder(folder: Path) -> list[str]:
     gpus, gpu_memory = _resources(folder / "meta.json")
     files = job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=_checkpoint(job, folder))
     return out_of_sync(files, folder, source="what the job of the server's file gives")
+
+
+def traffic(folder: Path) -> Traffic:
+    """What the job of a folder moves over a silo's line."""
+    from tightframe.rounds.setup import prepare
+
+    return Traffic.of(prepare(read_job(folder)))
 
 
 def read_job(folder: Path) -> dict[str, Any]:
@@ -213,19 +237,96 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _in_the_way(files: Mapping[str, str | bytes], folder: Path) -> str:
-    """What a folder holds that is no earlier export of the job of these files; empty if nothing."""
+def _in_the_way(files: Mapping[str, str | bytes], folder: Path, *, anew: bool) -> str:
+    """What keeps a folder from being an earlier export of the job of these files; empty if nothing does."""
+    if folder.is_symlink() or not folder.is_dir():
+        return "is a link" if folder.is_symlink() else "is a file"
     if strangers := _strangers(files, folder):
-        return f"also {strangers[:3]}"
+        more = "" if len(strangers) <= 3 else f" and {len(strangers) - 3} more"
+        return f"holds also {strangers[:3]}{more}"
     if not any(path.is_file() for path in folder.rglob("*")):
         return ""
-    asked = json.loads(files["meta.json"])["name"]
     try:
-        read_job(folder)  # any job of the engine's may have files of these names
-        found = _read_object(folder / "meta.json").get("name")
+        found = read_job(folder)  # any job of the engine's may have files of these names
+        named = _read_object(folder / "meta.json").get("name")
     except (FileNotFoundError, JobError):
-        return "no whole job export"
-    return "" if found == asked else f"the job {found!r}, not {asked!r}"
+        return "holds no whole job export"
+    asked = _values(files)
+    if named != asked["job_name"]:
+        return f"holds the job {named!r}, not {asked['job_name']!r}"
+    for key in () if anew else ("method", "dataset"):
+        if found.get(key) != asked[key]:
+            return f"holds a job {named!r} with the {key} {found.get(key)!r}, not {asked[key]!r}"
+    if not anew and _by_hand(folder):
+        return f"holds files of the job {named!r} that were changed by hand, or by another version"
+    return ""
+
+
+def _by_hand(folder: Path) -> bool:
+    """Whether an export holds anything that its own job does not give."""
+    try:
+        return bool(check_folder(folder))
+    except JobError:
+        return True
+
+
+def _replaced(files: Mapping[str, str | bytes], folder: Path) -> str:
+    """What is lost with an earlier export of the same job: the values that differ; empty if nothing is."""
+    if not out_of_sync(files, folder):
+        return ""
+    try:
+        before, after = _flat(read_job(folder)), _flat(_values(files))
+    except FileNotFoundError:
+        return ""  # empty folders
+    lost = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    told = [f"{key} was {json.dumps(before.get(key))}, is {json.dumps(after.get(key))}" for key in lost]
+    what = "; ".join(told) or "the same values, other resources or another checkpoint"
+    return f"replaced the earlier export in {folder}: {what}"
+
+
+def _values(files: Mapping[str, str | bytes]) -> dict[str, Any]:
+    """The job values of the files of a job folder."""
+    (server,) = (content for name, content in files.items() if name.endswith(SERVER_FILE))
+    (workflow,) = json.loads(server)["workflows"]
+    return dict(workflow["args"])
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested values by dotted keys.
+
+    >>> _flat({"rounds": 4, "training": {"epochs": 1}})
+    {'rounds': 4, 'training.epochs': 1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = isinstance(value, dict) and value
+        flat |= _flat(value, f"{above}{key}.") if inner else {f"{above}{key}": value}
+    return flat
+
+
+def _kept(folder: Path) -> Path:
+    """Where what is in the way goes; beside the folder itself, also of ``.`` or a name that ends in one."""
+    return folder.absolute().with_name(f"{folder.absolute().name}{BEFORE}")
+
+
+def _keep(folder: Path) -> Path:
+    """Move what is in the way aside.
+
+    Raises:
+        JobFolderError: TF-102, if it cannot be moved.
+    """
+    kept = _kept(folder)
+    if kept.is_symlink() or kept.exists():
+        raise JobFolderError(
+            f"Expected to keep what is in {folder} as {kept}, but that is there already: move it."
+        )
+    try:
+        folder.absolute().rename(kept)
+    except OSError as error:
+        raise JobFolderError(
+            f"Expected to keep what is in {folder} as {kept}, but got: {error.strerror}. Nothing was written."
+        ) from None
+    return kept
 
 
 def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:

@@ -18,6 +18,9 @@ from tightframe.files import write_json
 BEFORE = ".before"
 """Added to the name of a file that was replaced by force."""
 
+PERSON_FILE = "fed_admin.json"
+"""In ``startup``, of a person's kit only."""
+
 _NOBODY = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
 # The engine has `app_command` in no category: a role that does not name it has it not.
 _ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job", "app_command")
@@ -176,6 +179,11 @@ class Kit:
                     code="TF-615",
                 )
             return cls(folder.resolve(), name, "server" if kind == "server" else "site")
+        if (startup / PERSON_FILE).is_file():
+            raise SiteConfigError(
+                f"Expected a startup kit of a site or of the server, but {folder} is {persons_kit(startup)}.",
+                code="TF-615",
+            )
         raise SiteConfigError(
             f"Expected a startup kit of a site or of the server in {folder}, but found neither "
             f"startup/{SITE_FILE} nor startup/{SERVER_FILE}: give the folder that `nvflare package` printed.",
@@ -233,6 +241,14 @@ class Kit:
                 path.replace(path.with_name(name + BEFORE))
             write_json(path, files[name], mode=0o600 if name == "tightframe.json" else 0o644)
         return written, [name for name in there if name not in others]
+
+
+def persons_kit(startup: Path) -> str:
+    """Whose kit it is, if it is a person's (a lead's, an admin's, a member's): what one says of it."""
+    values = _values(startup / PERSON_FILE)
+    admin = values.get("admin") if isinstance(values, dict) else None
+    name = admin.get("username") if isinstance(admin, dict) else None
+    return "the kit of a person" + (f", {name}" if isinstance(name, str) and name else "")
 
 
 def _values(path: Path) -> Any:

@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from nvflare.tool.kit import kit_config
 
 from tightframe.flare.monitor import GROUP
 from tightframe_app.screens import shown
+from tightframe_app.silos_shown import Silences, missing
 from tightframe_app.watched import (
     LostError,
     NoOutcomeError,
@@ -93,6 +95,7 @@ class Server:
     def __init__(self, kit: Path, timeout: float = 10.0) -> None:
         self._timeout = timeout
         self._session: Any = None
+        self._silences = Silences()
         try:
             self.user, folder = kit_config.resolve_admin_user_and_dir_from_startup_kit(str(kit))
         except kit_config.StartupKitConfigError as error:
@@ -120,7 +123,19 @@ class Server:
             ]
         values = self._status(job_id) if engine == "RUNNING" else None
         status = None if values is None else read_status(values)
-        return Seen(engine, str(meta.get("name")), tuple(told), status)
+        silent = {} if status is None else self._silent(job_id, missing(status))
+        return Seen(engine, str(meta.get("name")), tuple(told), status, silent)
+
+    def _silent(self, job_id: str, names: list[str]) -> dict[str, float | None]:
+        """Those of some sites of which the server hears nothing; by heartbeats, which no job sends."""
+        if not names:
+            return {}
+        with self._asking(job_id) as session:
+            sites = session.get_system_info().client_info
+        heard = {site.name: site.last_connect_time for site in sites}
+        if not all(isinstance(last, int | float) for last in heard.values()):
+            return {}  # a server of another version
+        return self._silences.of(names, heard, time.monotonic())
 
     def _status(self, job_id: str) -> dict[str, Any] | None:
         """The run's own status: by the statistics, which everybody may see who may see the job at all."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 from tightframe.config.job import JobConfig
@@ -24,8 +23,10 @@ PLACES = (
 workspace; last what the run itself went on with, if it stopped before its first round was done."""
 
 
-def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory: int = 8) -> Iterator[str]:
-    """Write the job folder; lines for people, of what goes on and how.
+def export(
+    name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory: int = 8, force: bool = False
+) -> tuple[str, list[str]]:
+    """Write the job folder; what it replaced, if anything, and lines for people, of what goes on and how.
 
     Args:
         name: of the job, or of its recipe, so that nobody goes on with another run by mistake.
@@ -33,11 +34,13 @@ def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory:
         folder: to write.
         gpus: as of ``job_folders.job_files``; the stopped job's are not on record.
         gpu_memory: likewise.
+        force: as of ``job_folders.write_job``.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
         RunError: TF-507, TF-521; see ``rounds.resume.read``.
         JobError: if the run is another job's, or finished.
+        JobFolderError: TF-102; see ``job_folders.write_job``.
     """
     from tightframe.report.words import plural
     from tightframe.rounds import resume
@@ -49,15 +52,17 @@ def export(name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory:
     if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
         raise JobError([f"there is nothing left to do: the run in {stopped} has trained and is closed"])
     files = job_folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
-    job_folders.write_job(files, folder)
+    told = job_folders.write_job(files, folder, force=force)
     assert job.resume is not None  # noqa: S101 - the job that goes on with a run
     left = job.rounds - job.done
     quoted = shlex.quote(str(folder))
-    yield f"{folder}: {job.job_name} goes on after round {job.done} of {job.rounds}"
-    yield f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase"
-    yield f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}"
-    yield f"run it here:  tightframe simulate {quoted} -w ANOTHER_WORKSPACE --previous-run OLD_WORKSPACE"
-    yield f"or at the consortium's server:  nvflare job submit -j {quoted}"
+    return told, [
+        f"{folder}: {job.job_name} goes on after round {job.done} of {job.rounds}",
+        f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
+        f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
+        f"run it here:  tightframe simulate {quoted} -w ANOTHER_WORKSPACE --previous-run OLD_WORKSPACE",
+        f"or at the consortium's server:  nvflare job submit -j {quoted}",
+    ]
 
 
 def find(folder: Path) -> Path:

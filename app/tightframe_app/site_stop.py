@@ -18,6 +18,7 @@ from typing import Literal
 import psutil
 
 from tightframe.errors import SiteConfigError
+from tightframe_app.kits import PERSON_FILE, Kit, persons_kit
 
 ENGINE = "nvflare.private.fed.app.client."
 CLIENT, JOB = ENGINE + "client_train", ENGINE + "worker_process"
@@ -68,6 +69,37 @@ class Stopped:
 
     killed: list[Found] = field(default_factory=list)
     left: list[Found] = field(default_factory=list)
+
+
+def site_kit(folder: Path) -> Kit:
+    """The site's kit in a folder.
+
+    Raises:
+        SiteConfigError: TF-619, if it is another kit, with what there is to do there; TF-615, if it is none.
+    """
+    startup = folder / "startup"
+    if (startup / PERSON_FILE).is_file():
+        raise _other_kit(
+            persons_kit(startup),
+            "Of a person's kit nothing runs that could be stopped: Ctrl-C ends `tightframe watch` and the "
+            "console, and `nvflare job abort JOB_ID` a job.",
+        )
+    kit = Kit.open(folder)
+    if kit.kind == "server":
+        raise _other_kit(
+            f"the server's kit, {kit.name}",
+            f"To stop the server: Ctrl-C where its startup/{SCRIPT} --once runs, or `kill PROCESS_ID` of it, "
+            "or `systemctl stop` of its service.",
+        )
+    return kit
+
+
+def _other_kit(found: str, instead: str) -> SiteConfigError:
+    return SiteConfigError(
+        f"Expected the kit of a site, but got {found}. Nothing was stopped. {instead} To stop a site, run "
+        "`tightframe site stop --kit KIT` with the site's own kit, on the site's machine.",
+        code="TF-619",
+    )
 
 
 def running(kit: Path) -> list[Found]:

@@ -119,14 +119,9 @@ def stop(
     Says which job runs, and asks before it is cut off. Exit code 0 if no process of the kit is left, also if
     none was there; 1 if you said no, or one is left; 2 if it cannot be done from here.
     """
-    from tightframe_app import kits, site_stop
+    from tightframe_app import site_stop
 
-    opened = kits.Kit.open(kit)
-    if opened.kind != "site":
-        raise typer.BadParameter(
-            "expected a site's kit, got the server's: end that by SIGTERM to the process of its sub_start.sh",
-            param_hint="--kit",
-        )
+    opened = site_stop.site_kit(kit)
     found = site_stop.running(opened.folder)
     site_stop.check_owner(found)
     if when_idle:

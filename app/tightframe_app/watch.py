@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from tightframe.report.words import megabytes
 from tightframe.report.words import shown as number
+from tightframe_app import silos_shown
 from tightframe_app.screens import shown
 from tightframe_app.watched import (
     NEVER_BEGAN,
@@ -35,7 +36,6 @@ from tightframe_app.watched import (
     Verdict,
     WatchError,
     judge,
-    meaning,
 )
 
 INTERRUPTED = 130
@@ -117,19 +117,18 @@ def screen(view: View) -> RenderableType:
     if seen is not None and seen.told:
         grid.add_row("engine", shown("; ".join(seen.told)))
     if status is not None:
-        _rows(grid, status)
+        _rows(grid, status, {} if seen is None else seen.silent)
     if view.lost is not None:
         grid.add_row(Text("lost", style="bold yellow"), Text(_lost(view), style="yellow"))
     return Group(title, Padding(grid, (0, 0, 0, 2)))
 
 
-def _rows(grid: Table, status: RunStatus) -> None:
+def _rows(grid: Table, status: RunStatus, silent: Mapping[str, float | None]) -> None:
     done = _done(status)
     bar = Table.grid(padding=(0, 2))
     bar.add_row(_round(status), ProgressBar(total=1.0, completed=done, width=24))
     grid.add_row("round", bar)
-    silos = _silos(status)
-    for name, text, style in silos:
+    for name, text, style in silos_shown.rows(status, silent):
         grid.add_row(name, Text(text, style=style))
     grid.add_row("loss", _loss(status))
     grid.add_row("accuracy", _accuracy(status))
@@ -150,34 +149,6 @@ def _done(status: RunStatus) -> float:
         return 0.0
     phases = max(1, status.phases)
     return min(1.0, (status.round - 1 + (status.phase - 1) / phases) / status.rounds)
-
-
-def _silos(status: RunStatus) -> list[tuple[str, str, str]]:
-    """(what, which silos and why, style); what is empty is left out, the joined ones apart."""
-    names = ", ".join(status.joined)
-    rows = [("joined", shown(f"{len(status.joined)}: {names}" if names else "none yet"), "")]
-    if status.joined and status.kind is not None:
-        missing = [name for name in status.joined if name not in status.answered]
-        some = status.answered and missing and status.state == "summing"
-        waiting = f"; not yet: {', '.join(missing)}" if some else ""
-        rows.append(("answered", shown(f"{len(status.answered)} of {len(status.joined)}{waiting}"), ""))
-    if status.late:
-        rows.append(("late", shown(f"{', '.join(status.late)}: not in the last sum"), "yellow"))
-    if status.dropped:
-        rows.append(("dropped", shown(f"{_by_code(status.dropped)}: not in the last sum"), "yellow"))
-    if status.refused:
-        rows.append(("refused", shown(_by_code(status.refused)), "red"))
-    if status.reason is not None:
-        rows.append(("reason", shown(meaning(status.reason)), "bold red"))
-    return rows
-
-
-def _by_code(silos: dict[str, str]) -> str:
-    """Silos with the same code together, and what the code means."""
-    codes: dict[str, list[str]] = {}
-    for name, code in sorted(silos.items()):
-        codes.setdefault(code, []).append(name)
-    return "; ".join(f"{', '.join(names)} {meaning(code)}" for code, names in codes.items())
 
 
 def _loss(status: RunStatus) -> str:
@@ -236,7 +207,7 @@ def line(view: View) -> str:
     if status.kind is not None:
         parts.append(f"round {_round(status)}")
     if status.joined or status.refused:
-        parts += [f"{name} {text}" for name, text, _ in _silos(status)]
+        parts += [f"{name} {text}" for name, text, _ in silos_shown.rows(status, view.seen.silent)]
     if status.kind is not None:
         parts += [f"loss {_loss(status)}", f"accuracy {_accuracy(status)}"]
         if status.epsilon_promised is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -152,12 +152,15 @@ class Seen:
         name: of the job.
         told: of the engine's: why it still waits, or why it was not sent to its sites.
         status: the run's own; None before it has begun and after it is over.
+        silent: silos that are waited for and of which the server hears nothing: when it heard of each last,
+            in seconds of its clock; None of one that is not registered there any more.
     """
 
     engine: str
     name: str
     told: tuple[str, ...] = ()
     status: RunStatus | None = None
+    silent: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def over(self) -> bool:

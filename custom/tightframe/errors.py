@@ -40,6 +40,12 @@ class JobError(TightframeError):
         super().__init__(f"the job cannot run as it is written:\n{listed}", code=code)
 
 
+class JobFolderError(TightframeError):
+    """A job folder is not written over what somebody may still want (TF-102)."""
+
+    code = "TF-102"
+
+
 class SiteConfigError(TightframeError):
     """A site's own ``local/tightframe.json`` is missing (TF-201) or wrong (TF-202)."""
 
@@ -80,9 +86,19 @@ class TrainingError(TightframeError):
 
 
 class ContributionError(TightframeError):
-    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404)."""
+    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404).
+
+    Args:
+        message: what was expected, and what came.
+        code: of these.
+        field: which field it is about; None if it is no single one.
+    """
 
     code = "TF-403"
+
+    def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
+        self.field = field
+        super().__init__(message, code=code)
 
 
 class RunError(TightframeError):

@@ -261,7 +261,8 @@ def test_what_users_write_is_no_markup(
     code, output, errors = typed("jobs", "export", "fedmr_isic", "-o", folder)
     assert code == 0 and output.startswith(f"{folder}: FedMR"), errors
     assert f"simulate '{folder}'" in output, "can be pasted into a shell"
-    assert typed("jobs", "check", folder)[:2] == (0, f"{folder}: valid\n")
+    code, output, _ = typed("jobs", "check", folder)
+    assert code == 0 and output.startswith(f"{folder}: valid\n{folder}: a task moves up to ")
     (tmp_path / folder / "[red]stranger").write_text("")
     code, _, errors = typed("jobs", "check", folder)
     assert code == 1 and f"{folder}/[red]stranger does not belong" in errors
@@ -320,3 +321,79 @@ def test_export_replaces_an_earlier_export_of_the_same_job_only(
     server.write_text(json.dumps({"workflows": []}))
     code, _, errors = typed("jobs", "export", "fedmr_isic", "-o", "job")
     assert code == 2 and "no whole job export" in errors and server.is_file()
+
+
+def test_export_says_what_it_replaced(tmp_path: Path, typed: Callable[..., tuple[object, str, str]]) -> None:
+    export = ("jobs", "export", "fedmr_isic", "-o", "job")
+    assert typed(*export, "--rounds", "7", "--set", "training.epochs=2")[2] == ""
+    assert typed(*export, "--rounds", "7", "--set", "training.epochs=2")[2] == "", "nothing is lost"
+    code, _, errors = typed(*export, "--seed", "5")
+    assert code == 0
+    assert errors == (
+        "replaced the earlier export in job: rounds was 7, is 4; seed was 2019, is 5; "
+        "training.epochs was 2, is 3\n"
+    )
+    assert typed(*export, "--seed", "5", "--gpus", "1")[2].endswith("other resources or another checkpoint\n")
+    assert not (tmp_path / "job.before").exists()
+
+
+def test_what_export_did_not_write_is_refused_and_with_force_kept(
+    tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
+) -> None:
+    def files(folder: str) -> dict[str, bytes]:
+        root = tmp_path / folder
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+    def notes(folder: Path) -> None:
+        (folder / "notes.txt").write_text("mine")
+
+    def client(folder: Path) -> None:
+        path = folder / "app/config/config_fed_client.json"
+        _edit(path, lambda values: values.update(submit_task_result_timeout=900))
+
+    def old(folder: Path) -> None:
+        path = folder / f"app/{job_folders.SERVER_FILE}"
+        _edit(path, lambda values: values["workflows"][0]["args"].update(gone="with an earlier version"))
+
+    asked = ["jobs", "export", "fedmr_isic"]
+    cases: list[tuple[str, list[str], Callable[[Path], None] | None, str]] = [
+        ("method", [*asked, "--set", "method=fedavg"], None, "with the method 'fedmr', not 'fedavg'"),
+        ("data", [*asked, "--set", "dataset=mnist"], None, "with the dataset 'fed_isic2019', not 'mnist'"),
+        ("name", ["jobs", "export", "fedetf_isic"], None, "the job 'fedmr_isic', not 'fedetf_isic'"),
+        ("notes", asked, notes, "holds also ['notes.txt']"),
+        ("client", asked, client, "changed by hand, or by another version"),
+        ("old", asked, old, "changed by hand, or by another version"),
+    ]
+    for folder, command, change, named in cases:
+        assert typed(*asked, "-o", folder)[0] == 0
+        if change is not None:
+            change(tmp_path / folder)
+        before = files(folder)
+        code, _, errors = typed(*command, "-o", folder)
+        assert code == 2 and "TF-102" in errors and named in errors and "--force" in errors, errors
+        assert files(folder) == before and not (tmp_path / f"{folder}.before").exists()
+        code, _, errors = typed(*command, "-o", folder, "--force")
+        assert code == 0 and named in errors and f"{folder}.before" in errors, errors
+        assert files(f"{folder}.before") == before and files(folder) != before
+        assert typed("jobs", "check", folder)[0] == 0
+    notes(tmp_path / "notes")
+    before = files("notes")
+    code, _, errors = typed(*asked, "-o", "notes", "--force")
+    assert code == 2 and "that is there already" in errors and files("notes") == before
+    (tmp_path / "link").symlink_to(tmp_path / "method")
+    before = files("method")
+    assert typed(*asked, "-o", "link")[0] == 2 and typed(*asked, "-o", "link", "--force")[0] == 0
+    assert files("method") == before and (tmp_path / "link.before").is_symlink()
+
+
+def test_a_committed_folder_is_written_anew_without_a_word(
+    tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
+) -> None:
+    """Its recipe may have changed in any way since; but what is nobody's recipe stays."""
+    other = recipes.get("fedmr_isic").job(changes={"method": "fedavg", "rounds": 9})
+    job_folders.write_job(job_folders.job_files(other), tmp_path / "jobs/fedmr_isic")
+    code, _, errors = typed("jobs", "export", "fedmr_isic", "--committed")
+    assert (code, errors) == (0, "")
+    assert job_folders.read_job(tmp_path / "jobs/fedmr_isic")["method"] == "fedmr"
+    (tmp_path / "jobs/fedmr_isic/notes.txt").write_text("mine")
+    assert typed("jobs", "export", "fedmr_isic", "--committed")[0] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tightframe_app import cli, monitoring, watch
 from tightframe_app.watched import WatchError
 
 COMPLETED = "FINISHED:COMPLETED"
+HEARD = 1795331543.25
+"""When the server heard of its sites, by its clock."""
 
 
 def flat(text: str) -> str:
@@ -26,8 +29,11 @@ def flat(text: str) -> str:
 class Session:
     """The FLARE API's session, with values recorded from a production run."""
 
-    def __init__(self, *metas: dict[str, Any], stats: Any = None, result: Any = None) -> None:
+    def __init__(
+        self, *metas: dict[str, Any], stats: Any = None, result: Any = None, heard: Any = None
+    ) -> None:
         self.metas, self.stats, self.result = list(metas), stats, result
+        self.heard = {f"hospital-{number}": HEARD for number in (1, 2, 3)} if heard is None else heard
         self.api = self
         self.closed = 0
 
@@ -43,6 +49,10 @@ class Session:
         if isinstance(self.stats, BaseException):
             raise self.stats
         return self.stats
+
+    def get_system_info(self) -> api_spec.SystemInfo:
+        sites = [api_spec.ClientInfo(name, last) for name, last in self.heard.items()]
+        return api_spec.SystemInfo(api_spec.ServerInfo("started", 0), sites, [])
 
     def download_job_result(self, job_id: str, destination: str) -> str:
         if isinstance(self.result, BaseException):
@@ -133,13 +143,26 @@ def test_as_it_is_typed_without_a_terminal_a_line_for_each_change(connect: Conne
         "FINISHED:COMPLETED: over",
     ]
     assert lines[1].endswith("; 2: connected sites (2) are too few")
-    assert "answered 1 of 3; not yet: hospital-2, hospital-3; late hospital-2" in lines[2]
+    assert "answered 1 of 3; not yet: hospital-2, hospital-3; late hospital-2" in lines[2], "all are heard of"
     assert done.stdout.splitlines()[-3:] == [
         "TRAINED, 4 of 4 rounds in 53 s",
         "  balanced accuracy on the test records: 0.412",
         f"  its result: nvflare job download {JOB}",
     ]
     assert "Connecting" not in done.output and session.closed == 1
+
+
+def test_a_silo_that_nothing_is_heard_of_is_told_with_the_time(connect: Connect) -> None:
+    """hospital-1 has answered already, so nobody waits for it."""
+    last = HEARD - 47
+    heard = {"hospital-1": HEARD - 500, "hospital-2": last, "hospital-9": HEARD}
+    connect(Session(GOING, OVER, stats=STATS, result=OUTCOME, heard=heard))
+    at = time.strftime("%H:%M:%S", time.localtime(last))
+    wanted = f"; silent hospital-2, nothing heard since {at}; hospital-3, no longer connected: stopped"
+    assert wanted in call(JOB).stdout
+    heard = {"hospital-1": None, "hospital-2": None, "hospital-3": None}
+    connect(Session(GOING, OVER, stats=STATS, result=OUTCOME, heard=heard))
+    assert "silent" not in call(JOB).stdout
 
 
 @pytest.mark.parametrize(

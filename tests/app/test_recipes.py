@@ -19,7 +19,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import Progress, SiloData
-from tightframe.errors import JobError
+from tightframe.errors import JobError, JobFolderError
 from tightframe.methods import fedmr
 from tightframe.model_update import received_model
 from tightframe.phases import Fold, ServerState, Tensors, Totals
@@ -337,7 +337,7 @@ def test_export_never_replaces_what_it_did_not_write(tmp_path: Path) -> None:
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(FileExistsError, match=r"thesis\.txt"):
+    with pytest.raises(JobFolderError, match=r"thesis\.txt"):
         job_folders.write_job(job_folders.job_files(recipes.get("fedmr_isic").job()), folder)
     assert (folder / "thesis.txt").read_text() == "years of work"
 

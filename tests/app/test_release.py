@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -187,6 +188,49 @@ def test_what_has_no_wheel_is_built_by_the_maintainer_and_never_by_a_hospital(re
     assert release.sources(FOUND) == ["Flask_JWT==4.6"]
     install = _commands("For a hospital: install", slice(1, None))
     assert len(install) == 3 and all("--require-hashes --only-binary :all:" in command for command in install)
+
+
+def test_what_boards_take_has_a_list_of_its_own_and_no_part_in_the_sbom(
+    release: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip and the SBOM's maker are played; the order of what is asked of them is what is tried."""
+    wheel = tmp_path / "tightframe-0.1-py3-none-any.whl"
+    installed: dict[str, str] = {}
+
+    def archive(name: str, version: str, ending: str = "-py3-none-any.whl") -> dict[str, Any]:
+        hashes = {"sha256": hashlib.sha256(name.encode()).hexdigest()}
+        found = {"url": f"https://index/{name}-{version}{ending}", "archive_info": {"hashes": hashes}}
+        return {"metadata": {"name": name, "version": version}, "download_info": found}
+
+    def run(*command: Any, **_: Any) -> str:
+        words = [str(word) for word in command]
+        if "install" in words:
+            names = ["tightframe", "msgpack"] + (["Datadog"] if words[-1].endswith("[monitoring]") else [])
+            ending = ".tar.gz" if "--dry-run" in words else "-py3-none-any.whl"
+            asked = [archive(name, "0.1", ending) for name in names if name not in installed]
+            Path(words[words.index("--report") + 1]).write_text(json.dumps({"install": asked}))
+            if "--dry-run" not in words:
+                assert "--only-binary" in words and words[words.index("--find-links") + 1] == str(tmp_path)
+                installed.update(dict.fromkeys(names, "0.1"))
+        elif "wheel" in words:
+            assert words[-1].split("==")[0] not in installed and "--no-deps" in words
+        elif "environment" in words:
+            others = [{"name": name, "version": at} for name, at in installed.items() if name != "tightframe"]
+            root = {"name": "tightframe", "version": "0.1"}
+            return json.dumps({"metadata": {"component": root}, "components": others})
+        return "py3.11-Linux-x86_64\n" if words[-1] == release.WHERE else ""
+
+    monkeypatch.setattr(release, "run", run)
+    release.describe(wheel, Path("python"), tmp_path / "tools", tmp_path, tmp_path, "0")
+    where = "py3.11-linux-x86_64.txt"
+    first = (tmp_path / f"requirements-{where}").read_text().split()[::2]
+    assert first == ["tightframe==0.1", "msgpack==0.1"]
+    digest = hashlib.sha256(b"Datadog").hexdigest()
+    listed = (tmp_path / f"requirements-monitoring-{where}").read_text()
+    assert listed == f"datadog==0.1 --hash=sha256:{digest}\n"
+    assert "datadog" not in (tmp_path / "tightframe-0.1-py3.11-linux-x86_64.cdx.json").read_text().lower()
+    (command,) = Guide(ROOT / "docs" / "release.md").commands("Boards at a server", {}, slice(None))
+    assert command.endswith(f"-r requirements-monitoring-{where}") and "--require-hashes" in command
 
 
 def test_a_release_is_not_written_over_another(release: Any, key: Path, tmp_path: Path) -> None:

@@ -200,13 +200,39 @@ def test_processes_of_another_account_are_not_touched(
     )
 
 
-def test_the_servers_kit_is_refused(kit: Path) -> None:
-    startup = kit / "startup"
-    names = json.loads((startup / "fed_client.json").read_text())["client"]
-    (startup / "fed_server.json").write_text(json.dumps({"servers": [names]}))
-    (startup / "fed_client.json").unlink()
+@pytest.mark.parametrize(
+    ("file", "values", "found", "instead"),
+    [
+        ("fed_server.json", None, "the server's kit, hospital-a", "sub_start.sh --once"),
+        (
+            "fed_admin.json",
+            {"admin": {"username": "lead@example.org"}},
+            "the kit of a person, lead@example.org",
+            "`nvflare job abort JOB_ID`",
+        ),
+        ("fed_admin.json", [], "the kit of a person.", "Ctrl-C ends `tightframe watch`"),
+    ],
+)
+def test_another_kit_is_named_with_what_to_do_there(
+    kit: Path, start: Start, file: str, values: object, found: str, instead: str
+) -> None:
+    client = start(kit)
+    own = kit / "startup" / "fed_client.json"
+    server = {"servers": [json.loads(own.read_text())["client"]]}
+    own.unlink()
+    (kit / "startup" / file).write_text(json.dumps(server if values is None else values))
     done = stop(kit)
-    assert done.exit_code == 2 and "got the server's" in done.output
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-619"
+    told = str(done.exception)
+    assert told.startswith(f"TF-619: Expected the kit of a site, but got {found}")
+    assert "Nothing was stopped." in told and instead in told
+    assert told.endswith("`tightframe site stop --kit KIT` with the site's own kit, on the site's machine.")
+    assert alive(client)
+
+
+def test_no_kit_at_all_is_told_apart(tmp_path: Path) -> None:
+    done = stop(tmp_path)
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
 
 
 def _until(true: Callable[[], bool], *, seconds: float = 10) -> None:

@@ -15,6 +15,7 @@ from tests.app.watching import JOB, OUTCOME, RUN, SPENT, status, trained_so_far
 from tightframe.errors import REASONS
 from tightframe.rounds.status import Status
 from tightframe_app import watch
+from tightframe_app.silos_shown import SILENCE, Silences
 from tightframe_app.watched import (
     LostError,
     NoOutcomeError,
@@ -61,6 +62,26 @@ def test_the_screen_has_everything_that_is_known(width: int) -> None:
     ):
         assert expected in text, text
     assert "lost" not in text and "reason" not in text
+
+
+def test_silence_is_counted_without_trusting_that_two_clocks_agree() -> None:
+    silences = Silences()
+    ahead = 10_000.0
+    heard = {"a": ahead, "b": ahead + 4, "c": ahead - SILENCE}
+    assert silences.of(["a", "b", "c"], heard, now=0) == {"c": ahead - SILENCE}, "the others are heard of"
+    # Nothing changes any more: the server itself is cut off from all, and no time is later than another.
+    assert silences.of(["a", "b"], {"a": ahead, "b": ahead + 4}, now=SILENCE - 1) == {}
+    assert silences.of(["a", "b"], {"a": ahead, "b": ahead + 9}, now=SILENCE) == {"a": ahead}
+    assert silences.of(["a", "b"], {"a": ahead + 40, "b": ahead + 41}, now=SILENCE + 1) == {}, "back"
+    assert silences.of(["a", "d"], {}, now=SILENCE + 2) == {"a": None, "d": None}
+
+
+def test_silence_is_told_of_silos_that_are_waited_for_only() -> None:
+    seen = Seen("RUNNING", "fedmr_isic", silent={"hospital-1": 0.0, "hospital-3": None})
+    view = watch.View(JOB, seen, status(trained_so_far()))
+    assert "silent hospital-3, no longer connected: stopped, or cut off" in flat(drawn(view))
+    over = replace(view, last=status(trained_so_far().ended(trained=False, reason="TF-501")))
+    assert "silent" not in drawn(over)
 
 
 def test_privacy_is_told_as_the_run_itself_tells_it() -> None:

@@ -75,7 +75,7 @@ def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> d
                 name=item.name,
             )
         except encoding.EncodingError as error:
-            raise ContributionError(str(error), code=error.code) from None
+            raise ContributionError(str(error), code=error.code, field=item.name) from None
     groups: tuple[Group, ...] = ("update", "static")
     return {group: pack(schema, group, arrays) for group in groups}
 

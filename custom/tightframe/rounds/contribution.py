@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 
 from tightframe import training
-from tightframe.errors import RunError, TrainingError
-from tightframe.model_update import received_model
+from tightframe.errors import ContributionError, RunError, TrainingError
+from tightframe.model_update import UPDATE, received_model
 from tightframe.phases import Phase, Tensors
 from tightframe.rounds import classes, codec, evaluation, own_report, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
@@ -28,6 +28,7 @@ __all__ = ["Contributor", "LocalSilo", "choose_device", "guarded"]
 
 START = "start.safetensors"
 PERSONAL = "personal_model.safetensors"
+OVER_BOUND = "TF-402"
 
 
 class Contributor:
@@ -101,9 +102,14 @@ class Contributor:
                 own_report.close(self._context, self._setup, silo, final, counted)
                 tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
         parties = len(weights)
-        term = codec.encode(
-            schema, tensors, share=weights[silo.name] / max(weights.values()), parties=parties
-        )
+        try:
+            share = weights[silo.name] / max(weights.values())
+            term = codec.encode(schema, tensors, share=share, parties=parties)
+        except ContributionError as error:
+            if error.code != OVER_BOUND or not (error.field or "").startswith(UPDATE):
+                raise
+            advice = silo.against_large_updates()
+            raise ContributionError(f"{error.args[0]} {advice}", code=error.code, field=error.field) from None
         return Encoded(sum_id, codec.specs(schema, parties), term)
 
     def _told(

@@ -44,6 +44,13 @@ class LocalSilo:
         labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
         return torch.from_numpy(class_counts(labels, self.setting.num_classes))
 
+    def against_large_updates(self) -> str:
+        """What to do about an update that is over its bound."""
+        return (
+            "Lower `training.learning_rate`, raise `update_bound`, or set `update_norm`, to which updates "
+            "are rescaled."
+        )
+
     def load(self, tensors: Tensors) -> torch.nn.Module:
         """A model on this silo's device with these parameters and buffers."""
         model = build_template(self.setting)

@@ -6,6 +6,7 @@ clipped and noisy. Each is charged to the site's ledger before anything is drawn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -86,6 +87,27 @@ class PrivateSilo(LocalSilo):
             progress=lambda text: self._context.log.info("%s, round %d: %s", self.name, self.round, text),
         )
         return report
+
+    def against_large_updates(self) -> str:
+        """Where the noise is most of an update: how much that is, and what makes it less.
+
+        By plain SGD a coordinate gets noise of standard deviation ``learning_rate * sigma * C / L`` in each
+        step (``dp_sgd``); over a round's steps that adds up by their root.
+        """
+        local, settings = self._setup.job.training, self.training_settings()
+        if local.optimizer != "sgd":
+            return super().against_large_updates()
+        each = local.learning_rate * settings.noise_multiplier * settings.clip_norm / settings.expected_batch
+        steps = local.epochs * settings.epoch_steps
+        noise = each * steps**0.5
+        return (
+            f"With `privacy` an update has noise, here of standard deviation {noise:.2g} or more in every "
+            f"coordinate: noise multiplier {settings.noise_multiplier:.2f}, `privacy.clip_norm` "
+            f"{settings.clip_norm:g}, a batch of {settings.expected_batch:g} in {steps} steps. It falls with "
+            "a larger `training.batch_size`, a larger `privacy.epsilon`, fewer rounds or epochs, and a lower "
+            f"`training.learning_rate`. An `update_bound` of {math.ceil(6 * noise)} would let it pass, but a "
+            "model learns little under noise of that size."
+        )
 
     def training_settings(self) -> PrivateSettings:
         """Clipping, noise and sampling of this silo's training; the same in every round."""

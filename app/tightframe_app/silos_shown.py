@@ -1,0 +1,90 @@
+"""What a watcher is told of the silos of a run: who answered, who is missing and why, who is not heard of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from tightframe_app.screens import shown
+from tightframe_app.watched import RunStatus, meaning
+
+SILENCE = 30.0
+"""Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
+
+
+class Silences:
+    """Which sites the server has not heard of for a while.
+
+    The server tells when it heard of each site last, by its own clock, which may be another than the one
+    here. So that time is only compared with those of other sites; and that it stays the same is timed here.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def of(self, names: Iterable[str], heard: Mapping[str, float], now: float) -> dict[str, float | None]:
+        """Those of some sites that are silent: when the server heard of each last; None if it has none such.
+
+        Args:
+            names: of the sites.
+            heard: when the server heard last of each site that is registered there, by its clock.
+            now: seconds, by a clock here.
+        """
+        newest = max(heard.values(), default=0.0)
+        for name, last in heard.items():
+            if self._seen.get(name, (None, 0.0))[0] != last:
+                self._seen[name] = (last, now)
+        silent: dict[str, float | None] = {}
+        for name in names:
+            if name not in heard:
+                silent[name] = None
+            elif max(newest - heard[name], now - self._seen[name][1]) >= SILENCE:
+                silent[name] = heard[name]
+        return silent
+
+
+def missing(status: RunStatus) -> list[str]:
+    """The silos that a sum which is being made still waits for."""
+    if status.state != "summing":
+        return []
+    return [name for name in status.joined if name not in status.answered]
+
+
+def rows(status: RunStatus, silent: Mapping[str, float | None]) -> list[tuple[str, str, str]]:
+    """(what, which silos and why, style); what is empty is left out, the joined ones apart."""
+    names = ", ".join(status.joined)
+    told = [("joined", shown(f"{len(status.joined)}: {names}" if names else "none yet"), "")]
+    waited = missing(status)
+    if status.joined and status.kind is not None:
+        waiting = f"; not yet: {', '.join(waited)}" if status.answered and waited else ""
+        told.append(("answered", shown(f"{len(status.answered)} of {len(status.joined)}{waiting}"), ""))
+    if gone := {name: silent[name] for name in waited if name in silent}:
+        told.append(("silent", shown(_silent(gone)), "yellow"))
+    if status.late:
+        told.append(("late", shown(f"{', '.join(status.late)}: not in the last sum"), "yellow"))
+    if status.dropped:
+        told.append(("dropped", shown(f"{_by_code(status.dropped)}: not in the last sum"), "yellow"))
+    if status.refused:
+        told.append(("refused", shown(_by_code(status.refused)), "red"))
+    if status.reason is not None:
+        told.append(("reason", shown(meaning(status.reason)), "bold red"))
+    return told
+
+
+def _silent(gone: Mapping[str, float | None]) -> str:
+    """Since when nothing was heard of silos; a time and no duration, so that it stays the same."""
+    parts = [
+        f"{name}, no longer connected"
+        if last is None
+        else f"{name}, nothing heard since {time.strftime('%H:%M:%S', time.localtime(last))}"
+        for name, last in gone.items()
+    ]
+    return f"{'; '.join(parts)}: stopped, or cut off"
+
+
+def _by_code(silos: Mapping[str, str]) -> str:
+    """Silos with the same code together, and what the code means."""
+    codes: dict[str, list[str]] = {}
+    for name, code in sorted(silos.items()):
+        codes.setdefault(code, []).append(name)
+    return "; ".join(f"{', '.join(names)} {meaning(code)}" for code, names in codes.items())
