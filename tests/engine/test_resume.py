@@ -23,7 +23,8 @@ def test_a_stopped_job_goes_on_in_nvflare(tmp_path: Path, monkeypatch: pytest.Mo
     assert first.code != 0 and first.outcome["rounds_done"] == 1, first.output
 
     folder = tmp_path / "resumed" / "job"
-    lines = list(resuming.export("fedmr_isic", first.workspace, folder))
+    told, lines = resuming.export("fedmr_isic", first.workspace, folder)
+    assert not told, "nothing was there before"
     assert "1 round done, 2 rounds left" in lines[1] and job_folders.check_folder(folder) == []
     monkeypatch.setenv(PREVIOUS_RUN, str(first.workspace))
     second = simulate_job(folder, tmp_path / "resumed", threads=3)
