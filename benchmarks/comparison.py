@@ -11,18 +11,27 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tightframe.methods import get as method_named
+
 BASELINE = "FedAvg"
 Run = Mapping[str, Any]
 
 
 def score(run: Run, last: int) -> float | None:
-    """Mean of the measure over the last rounds of a run; None if the run failed.
-
-    Of a method that changes the model once more ``after`` the rounds it is that model's alone.
-    """
-    rounds = 1 if run.get("after") else last
-    course = [value for value in run.get("course", [])[-rounds:] if value is not None]
+    """Mean of the measure over the last rounds of a run; None if the run failed."""
+    course = [value for value in run.get("course", [])[-run.get("last", last) :] if value is not None]
     return statistics.fmean(course) if course else None
+
+
+def rounds_that_count(method: str, last: int) -> int:
+    """How many of a run's last models its score is the mean of.
+
+    One, where a method changes the model once more after the rounds: the models before are not its result.
+
+    >>> rounds_that_count("fedavg", 5), rounds_that_count("ccvr", 5)
+    (5, 1)
+    """
+    return last if method_named(method).after is None else 1
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:

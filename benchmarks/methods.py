@@ -193,7 +193,7 @@ class Bench:
             "bytes_a_round": sum(row.bytes_up + row.bytes_down for row in exchanges) / job.rounds,
             "personal": (found.personal or {}).get("accuracy"),
             "own_models": found.own_models,
-            "after": methods.get(job.method).after is not None,
+            "last": comparison.rounds_that_count(job.method, self.scale.last),
             "rules": found.rules,
             "sums": found.summation,
         }

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import eicu
 import isic
+from comparison import rounds_that_count
 from scales import HAM, Scale, scale_of
 
 from methods import Bench, parse_method, parse_partition
@@ -30,7 +31,10 @@ Measure = Literal[
 ]
 """``accuracy``: mean of the last rounds, %; ``rate``: of the last model, a fraction; ``spread``: FedMR's."""
 
-WEIGHTS = "Weights of terms are each method's defaults here; those that a paper searched are not known to us."
+WEIGHTS = (
+    "Weights of terms are each method's defaults here where nothing else is said; those that a paper "
+    "searched are not known to us."
+)
 EICU, TINY = "eicu", "tiny_imagenet"
 TITLES = {
     **{name: spec.title for name, spec in SPECS.items()},
@@ -185,8 +189,12 @@ class Setting:
 
     @property
     def described(self) -> str:
-        """``digits, P10C2`` and the like."""
-        return f"{TITLES[self.data]}, {self.written}"
+        """``digits, P10C2`` and the like, and how many silos a round has if not all."""
+        text = f"{TITLES[self.data]}, {self.written}"
+        if self.share is None:
+            return text
+        silos = len(silo_names(self.data, self.partition))
+        return f"{text}, {self._drawn(silos)} of {silos} silos a round"
 
     def run(self, method: str, seed: int) -> Run:
         """The job of a method.
@@ -206,10 +214,14 @@ class Setting:
         values = bench.job(name, options, names, seed, "off").model_dump()
         values["dataset_options"] = {**values["dataset_options"], **self.place.options}
         if self.share is not None:
-            values["sites_per_round"] = max(1, round(self.share * len(names)))
+            values["sites_per_round"] = self._drawn(len(names))
             values["min_sites"] = values["sites_per_round"]
         job = parse_job({**values, **self.place.job})
-        return Run(job, self.data, self.root, self.scale.last)
+        return Run(job, self.data, self.root, rounds_that_count(name, self.scale.last))
+
+    def _drawn(self, silos: int) -> int:
+        assert self.share is not None
+        return max(1, round(self.share * silos))
 
     def _eicu_job(self, name: str, options: Mapping[str, Any], names: list[str], seed: int) -> JobConfig:
         return parse_job(

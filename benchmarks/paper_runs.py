@@ -115,12 +115,10 @@ def train(run: Run, records: Mapping[str, SiloData]) -> dict[str, Any]:
     models = [row.evaluation or {} for row in result.outcome.rows if row.makes_model]
     final = models[-1].get("test", {}) if models else {}
     names = ("accuracy", "balanced_accuracy", "loss", "auroc", "average_precision")
-    method = methods.get(run.job.method)
-    own = method.own_model is not None
+    own = methods.get(run.job.method).own_model is not None
     return {
         # Silos' own models are evaluated, too, but are no global one.
         "course": [] if own else [model.get("test", {}).get("accuracy") for model in models],
-        "after": method.after is not None,
         "final": {name: final.get(name) for name in names},
         "personal": result.outcome.personal,
         "spread": spread(run, result.state.model, records),

@@ -145,8 +145,9 @@ def mr7() -> Table:
     rows = tuple(Row(title, {"": methods[title]}, numbers(text)) for title, text in printed.items())
     notes = (
         WEIGHTS,
-        "Which set the printed numbers are of is not known to us; here it is FMNIST. Ours: features that the "
-        "last model gives 128 test images, drawn by the seed; the spread grows with their width.",
+        "Which set the printed numbers are of is not known to us; they are taken for FMNIST's. Ours: "
+        "features that the last model gives 128 test images, drawn by the seed; the spread grows with "
+        "their width.",
     )
     title = "FedMR, table 7: spread of the 50 largest eigenvalues of the features' correlations"
     return Table("mr7", title, columns, rows, notes)

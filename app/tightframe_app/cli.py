@@ -134,7 +134,7 @@ def jobs_export(
 
     Where --set names another method, dataset or model, the recipe's options of the old one are
     dropped, and the command says which. With --resume the job is the stopped one, unchanged, and NAME its
-    name or recipe; only --output, --gpus and --gpu-memory go with it.
+    name or recipe; only --output, --force, --gpus and --gpu-memory go with it.
     """
     from tightframe.report.words import plural
     from tightframe_app import job_folders
@@ -178,7 +178,7 @@ def jobs_export(
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", name) if committed else output or Path("exported", name)
-    if (told := job_folders.write_job(files, folder, force=force, anew=committed)) and not committed:
+    if told := job_folders.write_job(files, folder, force=force, anew=committed):
         err.print(told)
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is {changes[kind]} now; options of the recipe's own dropped: {', '.join(keys)}")

@@ -103,17 +103,24 @@ def write_job(
         files: relative path -> text or bytes.
         folder: to write.
         force: write it also where the folder holds something else, which is kept beside it.
-        anew: the folder is generated, as the committed ones are: whatever its own files hold is replaced.
+        anew: the folder is generated, as the committed ones are: whatever its own files hold is replaced,
+            without a word.
 
     Returns:
         What was there and is not any more, for people; empty if nothing was.
 
     Raises:
-        JobFolderError: TF-102, if the folder holds anything else and ``force`` is not given, or if what is
-            there cannot be kept. Nothing is changed then.
+        JobFolderError: TF-102, if the folder holds anything else and ``force`` is not given, if what is
+            there cannot be kept, or if the folder is the one that this is run in, or holds that. Nothing
+            is changed then.
     """
     told = ""
     if folder.is_symlink() or folder.exists():
+        if Path.cwd().is_relative_to(folder.resolve()):
+            raise JobFolderError(
+                f"Expected a folder other than the one that this runs in, or one above it, but got {folder}, "
+                "which cannot be replaced from within. Nothing was written."
+            )
         if other := _in_the_way(files, folder, anew=anew):
             if not force:
                 raise JobFolderError(
@@ -123,7 +130,7 @@ def write_job(
                 )
             told = f"{folder} {other}: it is kept as {_keep(folder)}"
         else:
-            told = _replaced(files, folder)
+            told = "" if anew else _replaced(files, folder)
             shutil.rmtree(folder)
     for name, content in files.items():
         path = folder / name
@@ -305,7 +312,7 @@ def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _kept(folder: Path) -> Path:
-    """Where what is in the way goes; beside the folder itself, also of ``.`` or a name that ends in one."""
+    """Where what is in the way goes: beside the folder itself."""
     return folder.absolute().with_name(f"{folder.absolute().name}{BEFORE}")
 
 
@@ -318,7 +325,8 @@ def _keep(folder: Path) -> Path:
     kept = _kept(folder)
     if kept.is_symlink() or kept.exists():
         raise JobFolderError(
-            f"Expected to keep what is in {folder} as {kept}, but that is there already: move it."
+            f"Expected to keep what is in {folder} as {kept}, but that is there already: move it. "
+            "Nothing was written."
         )
     try:
         folder.absolute().rename(kept)

@@ -110,7 +110,7 @@ def setup_of(name: str, like: str) -> JobSetup:
 
 def _bytes(setup: JobSetup, phases: Sequence[Phase]) -> int:
     fields = (item for phase in phases for item in setup.schema(phase, evaluated=False).fields)
-    return sum(item.size * item.ring // 8 for item in fields)
+    return sum(item.bytes for item in fields)
 
 
 def _told(phases: Iterable[Phase]) -> tuple[str, ...]:

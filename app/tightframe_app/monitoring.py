@@ -131,7 +131,10 @@ class Server:
         if not names:
             return {}
         with self._asking(job_id) as session:
-            sites = session.get_system_info().client_info
+            try:
+                sites = session.get_system_info().client_info
+            except (*_REFUSED, *_NOT_YET, *_GONE):
+                return {}  # what is known of the job is told all the same
         heard = {site.name: site.last_connect_time for site in sites}
         if not all(isinstance(last, int | float) for last in heard.values()):
             return {}  # a server of another version

@@ -48,7 +48,7 @@ class Traffic:
 
         first = setup.training_phases(setup.job.rounds)[0]
         sizes = [
-            sum(item.size * item.ring // 8 for item in schema.fields)
+            sum(item.bytes for item in schema.fields)
             for _, _, _, schemas in setup.sums()
             for schema in schemas
         ]

@@ -87,6 +87,11 @@ class Field:
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
+    def bytes(self) -> int:
+        """Of a silo's term."""
+        return self.size * self.ring // 8
+
+    @property
     def effective_bound(self) -> float:
         """The bound after rescaling: ``norm * (1 + 2**-10)`` where a norm is set."""
         return self.bound if self.norm is None else self.norm * (1 + 2.0**-10)

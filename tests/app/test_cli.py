@@ -380,6 +380,11 @@ def test_what_export_did_not_write_is_refused_and_with_force_kept(
     before = files("notes")
     code, _, errors = typed(*asked, "-o", "notes", "--force")
     assert code == 2 and "that is there already" in errors and files("notes") == before
+    with pytest.MonkeyPatch.context() as patch:  # the folder that the command runs in cannot be replaced
+        patch.chdir(tmp_path / "notes")
+        for output in (".", "..", str(tmp_path / "notes")):
+            code, _, errors = typed(*asked, "-o", output, "--force")
+            assert code == 2 and "Nothing was written" in errors and files("notes") == before, errors
     (tmp_path / "link").symlink_to(tmp_path / "method")
     before = files("method")
     assert typed(*asked, "-o", "link")[0] == 2 and typed(*asked, "-o", "link", "--force")[0] == 0

@@ -162,7 +162,7 @@ def test_silos_own_models_are_not_compared_with_a_global_one(comparison: ModuleT
 def test_the_score_is_the_mean_of_the_last_rounds(comparison: ModuleType) -> None:
     assert comparison.score(_run(0, [0.0, 0.2, 0.4, 0.6]), 2) == pytest.approx(0.5)
     assert comparison.score({"seed": 0, "error": "TF-301"}, 2) is None
-    calibrated = {**_run(0, [0.0, 0.2, 0.4, 0.6]), "after": True}
+    calibrated = {**_run(0, [0.0, 0.2, 0.4, 0.6]), "last": comparison.rounds_that_count("ccvr", 2)}
     assert comparison.score(calibrated, 2) == 0.6, "a mean with models before it would not be the method's"
 
 

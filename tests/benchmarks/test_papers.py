@@ -263,6 +263,12 @@ def test_methods_without_a_global_model_have_no_such_number(papers: ModuleType, 
     assert papers.ours(cells[1], store, {}) == f"{100 * found['personal']['accuracy']:.1f}"
 
 
+def test_a_score_is_of_the_models_that_are_a_methods_result(papers: ModuleType) -> None:
+    asked = papers.chosen(papers.TABLES["etf1"](), ["FedAvg", "CCVR"], ["CIFAR-10 a=0.1 General"])
+    rows = papers.cells_of(asked, "cpu", {}, [0], {})
+    assert [cells[0].runs[0][0].last for cells in rows] == [5, 1], "CCVR's model is made after the rounds"
+
+
 def test_runs_are_the_same_in_processes_of_their_own(papers: ModuleType, tmp_path: Path) -> None:
     kept = []
     for workers in ("1", "2"):

@@ -14,7 +14,7 @@ import torch
 from tightframe import training
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.model_update import UPDATE, received_model
-from tightframe.phases import Phase, Tensors
+from tightframe.phases import Group, Phase, Schema, Tensors
 from tightframe.rounds import classes, codec, evaluation, own_report, personal, statistics
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
@@ -101,16 +101,8 @@ class Contributor:
                 counted = self._count(silo, silo.load(final))
                 own_report.close(self._context, self._setup, silo, final, counted)
                 tensors[PRESENT.name] = torch.ones((), dtype=torch.float64)
-        parties = len(weights)
-        try:
-            share = weights[silo.name] / max(weights.values())
-            term = codec.encode(schema, tensors, share=share, parties=parties)
-        except ContributionError as error:
-            if error.code != OVER_BOUND or not (error.field or "").startswith(UPDATE):
-                raise
-            advice = silo.against_large_updates()
-            raise ContributionError(f"{error.args[0]} {advice}", code=error.code, field=error.field) from None
-        return Encoded(sum_id, codec.specs(schema, parties), term)
+        specs = codec.specs(schema, parties=len(weights))
+        return Encoded(sum_id, specs, _term(silo, schema, tensors, weights))
 
     def _told(
         self, counted: dict[str, torch.Tensor], message: Message, cohort: Sequence[str], honest: int
@@ -300,6 +292,20 @@ class Contributor:
         metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
         own_report.add(self._context, "local_only", {"epochs": epochs} | metrics)
         return {}
+
+
+def _term(
+    silo: LocalSilo, schema: Schema, tensors: Tensors, weights: Mapping[str, float]
+) -> dict[Group, bytes]:
+    """A silo's term; an update that is over its bound is refused with what to do about it."""
+    share = weights[silo.name] / max(weights.values())
+    try:
+        return codec.encode(schema, tensors, share=share, parties=len(weights))
+    except ContributionError as error:
+        if error.code != OVER_BOUND or not (error.field or "").startswith(UPDATE):
+            raise
+        advice = silo.against_large_updates()
+        raise ContributionError(f"{error.args[0]} {advice}", code=error.code, field=error.field) from None
 
 
 def choose_device(wanted: str) -> torch.device:

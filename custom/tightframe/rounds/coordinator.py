@@ -279,8 +279,7 @@ class Coordinator:
     ) -> tuple[ServerState, list[str]]:
         """One phase: broadcast, collect, open, update; the next state, and who is in the sum.
 
-        Only silos ``among`` these are asked; a round's later phases are for those in its earlier ones,
-        because what they send rests on that.
+        A round's later phases are for those ``among`` its earlier ones, because what they send rests on that.
         """
         setup, flagged = self.setup, bool(self.setup.class_flags(phase).fields)
         offer = classes.offered(self._holders, setup.dataset.num_classes)
@@ -296,9 +295,8 @@ class Coordinator:
         if counts:
             row, totals = self._exchanges.counts(transport, schema, sent, place, evaluate=evaluate)
         else:
-            row, totals = self._exchanges.collect(
-                transport, schema, sent, place, evaluate=evaluate, among=among
-            )
+            collect = self._exchanges.collect
+            row, totals = collect(transport, schema, sent, place, evaluate=evaluate, among=among)
         if row.shut and counts:
             self._without(place, row)
         own, others = evaluation.split_totals(totals)
@@ -353,10 +351,7 @@ class Coordinator:
             return None
 
     def _close(self, transport: Transport, state: ServerState) -> None:
-        """Evaluate the last model everywhere and leave it at the silos.
-
-        Counts are opened for the whole roster only: if a silo drops out just here, all are asked once more.
-        """
+        """Evaluate the last model everywhere and leave it at the silos."""
         schema = self.setup.closing_schema()
         broadcast = broadcast_model(state.model)
         place = Place("closing", self.setup.job.rounds)

@@ -166,7 +166,7 @@ def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.un
     Raises:
         ContributionError: TF-403 if the length is not what the schema says.
     """
-    expected = sum(item.size * item.ring // 8 for item in schema.group(group))
+    expected = sum(item.bytes for item in schema.group(group))
     if len(data) != expected:
         raise ContributionError(
             f"Expected {expected} bytes for the {group} group, but got {len(data)}; "
@@ -177,7 +177,7 @@ def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.un
     for item in schema.group(group):
         dtype = np.dtype(RING_DTYPE[item.ring]).newbyteorder("<")
         arrays[item.name] = np.frombuffer(data, dtype, count=item.size, offset=offset)
-        offset += item.size * item.ring // 8
+        offset += item.bytes
     return arrays
 
 

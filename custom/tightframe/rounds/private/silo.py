@@ -89,22 +89,28 @@ class PrivateSilo(LocalSilo):
         return report
 
     def against_large_updates(self) -> str:
-        """Where the noise is most of an update: how much that is, and what makes it less.
+        """Where noise alone passes the bound: how much it is, and what makes it less.
 
-        By plain SGD a coordinate gets noise of standard deviation ``learning_rate * sigma * C / L`` in each
-        step (``dp_sgd``); over a round's steps that adds up by their root.
+        Each step's gradient has noise of standard deviation ``sigma * C / L`` (``dp_sgd``). SGD with
+        momentum m takes that of step i into all later ones, ``(1 - m^j) / (1 - m)`` times with j steps to go.
         """
-        local, settings = self._setup.job.training, self.training_settings()
-        if local.optimizer != "sgd":
-            return super().against_large_updates()
+        job, settings, privacy = self._setup.job, self.training_settings(), self._plan.privacy
+        local, steps = job.training, job.training.epochs * settings.epoch_steps
+        taken = [(1 - local.momentum**left) / (1 - local.momentum) for left in range(1, steps + 1)]
         each = local.learning_rate * settings.noise_multiplier * settings.clip_norm / settings.expected_batch
-        steps = local.epochs * settings.epoch_steps
-        noise = each * steps**0.5
+        noise = each * math.hypot(*taken)
+        if local.optimizer != "sgd" or 6 * noise <= job.update_bound:
+            return super().against_large_updates()
+        lever = (
+            "a larger `privacy.epsilon`, fewer rounds or epochs"
+            if privacy.noise_multiplier is None
+            else "a smaller `privacy.noise_multiplier`, fewer epochs"
+        )
         return (
-            f"With `privacy` an update has noise, here of standard deviation {noise:.2g} or more in every "
+            f"With `privacy` an update has noise, here of standard deviation {noise:.2g} in every "
             f"coordinate: noise multiplier {settings.noise_multiplier:.2f}, `privacy.clip_norm` "
             f"{settings.clip_norm:g}, a batch of {settings.expected_batch:g} in {steps} steps. It falls with "
-            "a larger `training.batch_size`, a larger `privacy.epsilon`, fewer rounds or epochs, and a lower "
+            f"a larger `training.batch_size`, {lever}, a smaller `privacy.clip_norm`, and a lower "
             f"`training.learning_rate`. An `update_bound` of {math.ceil(6 * noise)} would let it pass, but a "
             "model learns little under noise of that size."
         )
