@@ -103,8 +103,8 @@ def small() -> dict[str, Any]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Processes of ``-n auto``: two more than cores, because tests of the engine mostly wait."""
-    return (os.cpu_count() or 1) + 2
+    """Processes of ``-n auto``: one more than cores, because tests of the engine mostly wait."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(wrapper=True)

@@ -79,7 +79,7 @@ def simulate_job(
     *,
     threads: int | None,
     site_config: Mapping[str, Any] | None = None,
-    timeout: int = 280,
+    timeout: int = 600,
     engine_command: bool = False,
 ) -> Run:
     """Run a job folder; the workspace is ``folder``'s own."""
