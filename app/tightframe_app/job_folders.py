@@ -13,6 +13,7 @@ from typing import Any
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, JobFolderError, RunError
+from tightframe.report.words import dotted
 from tightframe.rounds.silo import TASKS
 from tightframe.rounds.takeover import CHECKPOINT
 from tightframe_app.kits import BEFORE
@@ -193,7 +194,16 @@ def read_job(folder: Path) -> dict[str, Any]:
     path = path if path.is_file() else folder / "app" / SERVER_FILE
     if not path.is_file():
         raise FileNotFoundError(f"Expected a job folder, but {path} does not exist.")
-    workflows = _read_object(path).get("workflows", [])
+    return _arguments(_read_object(path), path)
+
+
+def _arguments(server: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
+    """The job values in the content of a server's file.
+
+    Raises:
+        JobError: if it has none.
+    """
+    workflows = server.get("workflows", [])
     for workflow in workflows if isinstance(workflows, list) else []:
         if isinstance(workflow, dict) and workflow.get("path") == CONTROLLER:
             arguments = workflow.get("args", {})
@@ -282,7 +292,7 @@ def _replaced(files: Mapping[str, str | bytes], folder: Path) -> str:
     if not out_of_sync(files, folder):
         return ""
     try:
-        before, after = _flat(read_job(folder)), _flat(_values(files))
+        before, after = dict(dotted(read_job(folder))), dict(dotted(_values(files)))
     except FileNotFoundError:
         return ""  # empty folders
     lost = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
@@ -293,22 +303,8 @@ def _replaced(files: Mapping[str, str | bytes], folder: Path) -> str:
 
 def _values(files: Mapping[str, str | bytes]) -> dict[str, Any]:
     """The job values of the files of a job folder."""
-    (server,) = (content for name, content in files.items() if name.endswith(SERVER_FILE))
-    (workflow,) = json.loads(server)["workflows"]
-    return dict(workflow["args"])
-
-
-def _flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested values by dotted keys.
-
-    >>> _flat({"rounds": 4, "training": {"epochs": 1}})
-    {'rounds': 4, 'training.epochs': 1}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        inner = isinstance(value, dict) and value
-        flat |= _flat(value, f"{above}{key}.") if inner else {f"{above}{key}": value}
-    return flat
+    ((name, server),) = (item for item in files.items() if item[0].endswith(SERVER_FILE))
+    return _arguments(json.loads(server), name)
 
 
 def _kept(folder: Path) -> Path:

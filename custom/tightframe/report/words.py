@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from tightframe.report.values import Exchange
 
@@ -38,6 +39,19 @@ def sentence(items: Sequence[str]) -> str:
     'a, b and c'
     """
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by dotted keys, one by one; an empty mapping is a value.
+
+    >>> dict(dotted({"rounds": 4, "training": {"epochs": 1}, "privacy": {}}))
+    {'rounds': 4, 'training.epochs': 1, 'privacy': {}}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def exchange_name(kind: str, number: int, phase: int | None = None) -> str:

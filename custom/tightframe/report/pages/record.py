@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tightframe.report.drawing import plots
@@ -12,7 +11,7 @@ from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import SIMULATED_ROOT, TRANSCRIPT, ServerResults
 from tightframe.report.values import RoundPrivacy
-from tightframe.report.words import megabytes, names
+from tightframe.report.words import dotted, megabytes, names
 
 
 def privacy(found: ServerResults) -> Markup:
@@ -144,7 +143,7 @@ def configuration(found: ServerResults) -> Markup:
     job = found.outcome.job
     if not job:
         return section("Configuration", tag("p", "The results do not say what the job was."))
-    rows: list[list[Part]] = [[key, value] for key, value in _flat(job)]
+    rows: list[list[Part]] = [[key, _told(value)] for key, value in dotted(job)]
     return section(
         "Configuration",
         tag("p", "Every value of the job, defaults among them; docs/jobs.md explains them."),
@@ -197,12 +196,8 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Nested values as ``training.epochs``, one by one."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        elif isinstance(value, list):
-            yield f"{above}{key}", ", ".join(_plain(item) for item in value) or "none"
-        else:
-            yield f"{above}{key}", "none" if value in (None, {}) else _plain(value)
+def _told(value: Any) -> str:
+    """One of a job's values in a cell."""
+    if isinstance(value, list):
+        return ", ".join(_plain(item) for item in value) or "none"
+    return "none" if value in (None, {}) else _plain(value)
