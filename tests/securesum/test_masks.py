@@ -414,7 +414,7 @@ def test_nothing_of_the_content_is_shown() -> None:
 # Memory.
 
 
-@pytest.mark.parametrize("runs", [((32, 2_000_000),), ((32, 1_000_001), (64, 500_000))])
+@pytest.mark.parametrize("runs", [((32, 8_000_000),), ((32, 4_000_001), (64, 2_000_000))])
 def test_memory_is_one_vector_and_a_few_blocks(runs: tuple[tuple[int, int], ...]) -> None:
     layout = Layout(runs)
     term, keys = os.urandom(layout.nbytes), [os.urandom(32) for _ in range(12)]
