@@ -22,6 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app.screens import lines
+
 if TYPE_CHECKING:
     from tightframe.data.isic_prepare import Report
 
@@ -33,8 +35,8 @@ prepare = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(prepare, name="prepare")
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=True)
+out = lines()
+err = lines(stderr=True)
 
 
 @app.callback()

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tightframe_app.screens import shown
+from tightframe_app.screens import lines, shown
 
 app = typer.Typer(help="Set a federation up: request files, startup kits, pins.", no_args_is_help=True)
 
 PROFILES = ("strict", "standard", "research")
 SITE_STATE, SERVER_STATE = Path("/var/lib/tightframe"), Path("/var/lib/tightframe-server")
 CONFIG = "tightframe.json"
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+out = lines()
 
 Kit = Annotated[
     Path,

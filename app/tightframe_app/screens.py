@@ -17,6 +17,14 @@ def console(most: int, *, stderr: bool = False) -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
 
 
+def lines(*, stderr: bool = False) -> Console:
+    """A console for lines of any length, as paths and commands are, to be copied whole.
+
+    What is printed holds paths and values of users: "[x]" and ":x:" in them are no markup.
+    """
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+
+
 def shown(text: str) -> str:
     """Text of a file, in which nothing can steer a terminal."""
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)

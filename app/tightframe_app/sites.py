@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from tightframe_app.screens import console, lines
 
 app = typer.Typer(help="At a hospital's own site.", no_args_is_help=True)
 cohort = typer.Typer(
@@ -17,7 +17,7 @@ cohort = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(cohort, name="cohort")
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+out = lines()
 
 LEAK = """\
 What this gives away: a site's counts hardly change from job to job. The total over
@@ -89,8 +89,7 @@ def check(
     for finding in look(asked):
         problems += finding.state == "problem"
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    Console(highlight=False, markup=False, emoji=False, width=width).print(table)
+    console(WIDTH).print(table)
     if problems:
         many = "1 problem: mend it" if problems == 1 else f"{problems} problems: mend them"
         out.print(f"{many} before this site takes part")
