@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -116,6 +117,16 @@ def _declared(reply: Shareable, hello: Message) -> dict[str, Any]:
         Advertisement.from_bytes(reply[MESSAGE][SECURE], slots=slots).application
     )
     return said
+
+
+@pytest.mark.parametrize(("site", "told"), [("site-1", False), ("site-9", True)])
+def test_a_site_that_the_job_is_not_for_says_so_when_it_starts(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, site: str, told: bool
+) -> None:
+    """It is asked for nothing, so that no task would."""
+    for event in (EventType.ABOUT_TO_START_RUN, EventType.START_RUN, EventType.END_RUN):
+        SiloExecutor(**small).handle_event(event, _Context(tmp_path, site, True))
+    assert caplog.text.count("TF-101") == caplog.text.count("site-9, which the job is not for") == told
 
 
 @pytest.mark.parametrize("summation", ["plain", "secure"])

@@ -175,9 +175,9 @@ class Federation:
                 self.follow(self.operations, "5. Everybody", mine)
 
     def provision_by(self, ca: str, name: str) -> None:
-        """The same with another root."""
+        """The same with a new root, as where the old one's key was stolen."""
         paths = ["--profile", "federation/project.yml"]
-        self.run("nvflare", "cert", "init", *paths, "-o", ca)
+        self.follow(self.operations, "When something leaks", {r"\bca-01\b": ca})
         self.run("nvflare", "cert", "request", "-p", f"federation/requests/{name}.yml", "--out", name)
         received, signed = f"{name}/{name}.request.zip", f"{name}.signed.zip"
         self.run("nvflare", "cert", "approve", received, "-c", ca, *paths, "--out", signed)
@@ -193,8 +193,19 @@ class Federation:
             (line,) = self.operations.commands("6. Server", {r"flare\.example\.org": SERVER}, slice(1, None))
         else:
             (line,) = self.site_guide.commands("7. Start", {r"hospital-1": name}, slice(1))
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
+        self._start(name, line, name)
+
+    def start_as(self, name: str, other: str) -> None:
+        """Start a copy of a site's kit that says to be another site; its certificate is what it was."""
+        copy = self.folder / f"{name}-as-{other}"
+        shutil.copytree(self.kit(name), copy)
+        script = copy / "startup" / "sub_start.sh"
+        script.write_text(script.read_text().replace(f"uid={name}", f"uid={other}"))
+        self._start(name, f"{script} --once", copy.name)
+
+    def _start(self, name: str, line: str, known_as: str) -> None:
+        with (self.folder / f"{known_as}.log").open("wb") as log:
+            self.processes[known_as] = subprocess.Popen(
                 ["bash", "-c", f"exec {line}"],
                 cwd=self.folder,
                 env=self.environment_of(name),
@@ -208,8 +219,8 @@ class Federation:
         """Whether the server has let a site in."""
         return f"New client {name}@" in self.said(SERVER)
 
-    def wait_said(self, name: str, text: str) -> None:
-        until = time.monotonic() + 20
+    def wait_said(self, name: str, text: str, seconds: float = 20) -> None:
+        until = time.monotonic() + seconds
         while text not in self.said(name):
             assert time.monotonic() < until, self.said(name)[-5000:]
             time.sleep(0.1)

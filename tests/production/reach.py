@@ -27,7 +27,8 @@ def private_values(federation: Federation) -> Search:
     for name in SITES:
         kit, state = federation.kit(name), federation.state(name)
         search.key(f"{name}: key", kit / "startup" / "client.key")
-        search.text(f"{name}: place", str(federation.records(name)), str(state), f"prod_00/{name}")
+        places = (federation.records(name), state, federation.temporary(name))
+        search.text(f"{name}: place", *map(str, places), f"prod_00/{name}")
         salts = [path.read_text() for path in state.rglob(SALT)]
         assert salts, f"{name}: its random streams have a key in production"
         search.text(f"{name}: salt", *salts, *(bytes.fromhex(salt) for salt in salts))
@@ -37,7 +38,7 @@ def private_values(federation: Federation) -> Search:
             kind = what.split()[0]
             windows[kind] = windows.get(kind, 0) + search.bytes(f"{name}: {what}", value)
             if what.startswith("tensor update/"):
-                numbers = search.decimals(f"{name}: {what}", np.frombuffer(value, np.float32))
+                numbers = search.numbers(f"{name}: {what}", np.frombuffer(value, np.float32))
                 windows["decimal"] = windows.get("decimal", 0) + numbers
         assert min(windows[kind] for kind in ("tensor", "term", "secret", "decimal")) > 20, windows
     return search

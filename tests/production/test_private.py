@@ -25,6 +25,7 @@ from tests.production.private import Search
 DRAW = np.random.default_rng(7)
 NOISE = DRAW.bytes(1001)
 VECTOR = DRAW.normal(0, 0.05, 400).astype(np.float32)
+SECRET = DRAW.bytes(32)
 CLASSES = ("MEL", "NV", "BCC", "AK")
 
 
@@ -64,7 +65,8 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def search(key: Path) -> Search:
     made = Search()
     assert made.bytes("vector", VECTOR.tobytes()) == 50
-    assert made.decimals("numbers", VECTOR) == 40
+    assert made.bytes("secret", SECRET) == 1
+    assert made.numbers("numbers", VECTOR) == 40
     made.key("key", key)
     made.counts("counts", [21, 9, 4, 0], CLASSES)
     made.text("path", "/data/hospital-1/records")
@@ -76,6 +78,22 @@ def test_a_part_of_a_vector_is_found(search: Search, form: str) -> None:
     part = VECTOR.tobytes()[101:164]  # 63 bytes that begin anywhere
     assert search.within(FORMS[form](NOISE + part + NOISE)) == {"vector"}
     assert search.within(FORMS[form](NOISE + NOISE)) == set()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_secret_that_stands_alone_is_found(search: Search, form: str) -> None:
+    """It is no longer than what is looked for, so that no byte of it may be lost."""
+    assert search.within(FORMS[form](SECRET)) == {"secret"}
+
+
+@pytest.mark.parametrize("kind", ["<f8", "<f2", ">f4"])
+def test_a_vector_is_found_in_other_formats(search: Search, kind: str) -> None:
+    assert search.within(NOISE + VECTOR[100:164].astype(kind).tobytes()) == {"numbers"}
+
+
+def test_what_only_begins_like_an_archive_is_no_error(search: Search) -> None:
+    assert search.within(b"\x1f\x8b" + NOISE) == set()
+    assert search.within(gzip.compress(VECTOR.tobytes())[:-100]) == {"vector"}, "nor one that was cut off"
 
 
 def test_a_key_is_found_in_every_form(search: Search, key: Path) -> None:
@@ -106,6 +124,7 @@ def test_a_key_is_found_in_every_form(search: Search, key: Path) -> None:
         b'{"counts": [21, 9, 4, 0]}',
         b"MEL 21, NV 9, BCC 4, AK 0",
         json.dumps(dict(zip(CLASSES, [21, 9, 4, 0], strict=True))).encode(),
+        b"{'MEL': 21, 'NV': 9, 'BCC': 4}",
         np.array([1, 21, 9, 4, 0, 7]).tobytes(),
         np.array([21, 9, 4, 0], np.float32).tobytes(),
     ],
@@ -118,13 +137,14 @@ def test_numbers_and_paths_are_found_and_others_are_not(search: Search, tmp_path
     for name, content in (
         ("numbers", json.dumps([float(value) for value in VECTOR[:20]]).encode()),
         ("numbers too", " ".join(map(str, VECTOR[:40])).encode()),
+        ("rounded", json.dumps([round(float(value), 6) for value in VECTOR[:20]]).encode()),
         ("path", b"cannot read /data/hospital-1/records/image.jpg"),
         ("nothing", json.dumps([float(value) for value in VECTOR[:20] * 1.001]).encode()),
     ):
         (tmp_path / name).write_bytes(content)
     found, searched = search.files(sorted(tmp_path.iterdir()))
     assert found == {
-        "numbers": {str(tmp_path / "numbers"), str(tmp_path / "numbers too")},
+        "numbers": {str(tmp_path / name) for name in ("numbers", "numbers too", "rounded")},
         "path": {str(tmp_path / "path")},
     }
-    assert searched == 4
+    assert searched == 5

@@ -27,6 +27,7 @@ from tests.production.federation import (
     LEAD,
     MEMBER,
     NEWCOMER,
+    PROJECT,
     SERVER,
     SITES,
     START,
@@ -195,12 +196,20 @@ def test_the_same_job_through_the_api_is_seen_from_outside_while_it_runs(
 def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
     """By the server, and by its own packaging if it knows the root's fingerprint."""
     root = federation.kit(LEAD) / "startup" / "rootCA.pem"
-    kit = federation.folder / "kits-other" / federation.kit(STRANGER).relative_to(federation.folder / "kits")
+    kit = federation.folder / "kits-other" / PROJECT / "prod_01" / STRANGER
     assert greet(federation.port, root, kit / "startup") == b""
     federation.wait_said(SERVER, "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate")
     package = ["nvflare", "package", f"{STRANGER}.signed.zip", "--request-dir", STRANGER]
     told = federation.run(*package, "-w", "wrong", "--fingerprint", federation.fingerprint, code=4)
     assert "ROOTCA_FINGERPRINT_MISMATCH" in told
+
+
+def test_a_site_that_says_to_be_another_is_refused(federation: Federation) -> None:
+    """By its certificate, which is good; the other one stays connected."""
+    federation.start_as(NEWCOMER, "hospital-2")
+    reason = f"authenticated as '{NEWCOMER}' but claimed endpoint 'hospital-2'"
+    federation.wait_said(SERVER, reason, START)
+    assert federation.said(SERVER).count("New client hospital-2@") == 1
 
 
 def test_an_expired_certificate_is_refused_and_named_at_the_site(federation: Federation) -> None:
@@ -351,15 +360,8 @@ def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done
     new = federation.follow(guide, heading, only=slice(1, 4)).strip().splitlines()[-1].split("=")[1]
     assert new != old
     keys = {"NEW_PIN": new, "OLD_PIN": old}
-    federation.run(
-        "tightframe",
-        "federation",
-        "pins",
-        "--kit",
-        str(federation.kit("hospital-2")),
-        "--add",
-        f"hospital-1={old}",
-    )
+    pins = ["tightframe", "federation", "pins", "--kit", str(federation.kit("hospital-2"))]
+    federation.run(*pins, "--add", f"hospital-1={old}")
     told = federation.follow(guide, heading, keys, only=slice(4, 5))
     assert f"kept: hospital-1, 2 pins: {old}, {new}" in told
     assert f"kept: hospital-1, 1 pin: {new}" in federation.follow(guide, heading, keys, only=slice(5, None))
@@ -368,6 +370,13 @@ def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done
     )
     check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
     assert "no problem was found" in federation.run(*check, str(kit / "local" / "tightframe.json"))
+
+
+def test_a_job_and_its_result_are_removed_from_the_server(federation: Federation, done: Path) -> None:
+    kept = federation.state(SERVER) / "jobs" / done.name
+    assert kept.is_dir()
+    federation.follow(federation.operations, "How long", {"JOB_ID": done.name}, more="--force")
+    assert not kept.exists()
 
 
 def test_every_command_of_the_guides_was_run(federation: Federation, done: Path) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -23,7 +24,7 @@ from nvflare.fuel.utils.log_utils import ConciseLogFilter
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.refusals import REFUSALS, BelowPolicyError
 from tightframe.config.site import site_entry
-from tightframe.errors import TightframeError
+from tightframe.errors import JobError, TightframeError
 from tightframe.flare import guard
 from tightframe.flare.identity import site_identity
 from tightframe.flare.simulator import PREVIOUS_RUN
@@ -45,6 +46,14 @@ class SiloExecutor(Executor):
         self._one_at_a_time = threading.Lock()
         self._abort_signal: Signal | None = None
         _quieten_simulator_worker()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Say in the site's log that a job was sent here which is not for this site: no task will come."""
+        if event_type != EventType.START_RUN:
+            return
+        sites, name = self._values.get("sites"), fl_ctx.get_identity_name()
+        if isinstance(sites, list) and name not in sites:
+            self.logger.error("%s", JobError([f"this silo is {name}, which the job is not for"]))
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
