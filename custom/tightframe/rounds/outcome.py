@@ -31,6 +31,8 @@ _FILES = (
 class Outcome:
     """The end of a run, as ``outcome.json`` and as the last screen tell it.
 
+    ``absent``: silo -> code of those that were not enrolled; ``absent_rules``: the rules that they told.
+
     ``test_shared``: all silos test on the same records, so that pooled counts have each of them once for
     every silo. ``own_models``: each silo has a model of its own, and there is no global one.
     ``temporary``: the files go with this value.
@@ -50,6 +52,7 @@ class Outcome:
     best_round: int | None = None
     reason: str | None = None
     absent: dict[str, str] = field(default_factory=dict)
+    absent_rules: dict[str, list[str]] = field(default_factory=dict)
     personal: dict[str, Any] | None = None
     seconds: float = 0.0
     test_shared: bool = False
@@ -103,7 +106,8 @@ class Outcome:
         if always:
             lines[0] += f" ({', '.join(always)})"
         for name, code in sorted(self.absent.items()):
-            lines.append(f"   {name} was not enrolled: {code} ({REASONS.get(code, 'named')})")
+            why = "; ".join([REASONS.get(code, "named"), *self.absent_rules.get(name, ())])
+            lines.append(f"   {name} was not enrolled: {code} ({why})")
         for row in self.rows:
             for name, code in sorted(row.dropped.items()):
                 lines.append(f"   {name} was left out of {row.name}: {code} ({REASONS.get(code, 'named')})")
