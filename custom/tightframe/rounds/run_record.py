@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class RunRecord:
         self.initial_model: dict[str, Any] | None = None
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
+        self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
         self.trained = False
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
@@ -100,6 +101,23 @@ class RunRecord:
         self.weights = {site: item.weight for site, item in sorted(enrolled.declared.items())}
         self.synthetic = any(item.synthetic for item in enrolled.declared.values())
         self.status = self.status.enrolled(self.weights, self.absent)
+
+    def failed(self, site: str, code: str, rules: Sequence[str]) -> None:
+        """A silo gave no answer that is of use; told as soon as it is known, by whatever carries messages."""
+        if rules:
+            self.refused_rules[site] = list(rules)
+        if self.status.state == "enrolling":
+            self.status = self.status.heard(site, code)
+
+    def not_enrolled(self, absent: Mapping[str, str]) -> None:
+        """Put on record whom an enrolment that ended the run has left out."""
+        self.absent |= absent
+        self.status = self.status.enrolled((), self.absent)
+
+    @property
+    def left_out_by(self) -> dict[str, list[str]]:
+        """Silos that are not in the run for their policy's sake, and the rules that they tell."""
+        return {site: rules for site, rules in sorted(self.refused_rules.items()) if site in self.absent}
 
     def rules(self) -> list[str]:
         """Which privacy rules held, and which were off; one line each."""
@@ -227,6 +245,7 @@ class RunRecord:
             best_round=self.best[1] if self.best else None,
             reason=reason,
             absent=self.absent,
+            absent_rules=self.left_out_by,
             personal=self.personal,
             seconds=time.monotonic() - self._started,
             test_shared=getattr(self._asked, "test", None) == "global",
@@ -242,6 +261,7 @@ class RunRecord:
             "trained": result.trained,
             "reason": reason,
             "not_enrolled": self.absent,
+            "not_enrolled_rules": self.left_out_by,
             "job_name": job.job_name,
             "method": self._method.name,
             "data": result.data,
