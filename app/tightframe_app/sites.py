@@ -32,6 +32,10 @@ CUT_OFF = """\
 Job {jobs} runs here. Stopping ends this site's part in it for good, and without this site
 the job may have to end. What it has charged to this site's ledger stays charged."""
 
+REFUSED = """\
+this site will refuse this job: the lead must export another one. The site's policy, cap and cohort are
+decisions of those who answer for the records, and no fault to be mended for a job."""
+
 Config = Annotated[
     Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
 ]
@@ -63,8 +67,9 @@ def check(
 ) -> None:
     """Look at everything that this site needs, and tell all problems at once; nothing is changed.
 
-    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock. For
-    whoever leads a job: `--job` tells what the policy refuses of it. Exit code 1 if there is a problem,
+    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock.
+    `--job` tells what this site would refuse of a job: by its policy, by the cohort that its counts are open
+    for, and by what is left of its privacy budget; nothing is charged. Exit code 1 if there is a problem,
     2 if there is nothing to look at.
     """
     from tightframe_app import job_folders
@@ -85,14 +90,18 @@ def check(
     for _ in range(2):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    problems = 0
+    own = refusals = 0
     for finding in look(asked):
-        problems += finding.state == "problem"
+        own += finding.state == "problem" and not finding.of_job
+        refusals += finding.state == "problem" and finding.of_job
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
     console(WIDTH).print(table)
-    if problems:
-        many = "1 problem: mend it" if problems == 1 else f"{problems} problems: mend them"
+    if own:
+        many = "1 problem: mend it" if own == 1 else f"{own} problems: mend them"
         out.print(f"{many} before this site takes part")
+    if refusals:
+        out.print(REFUSED)
+    if own or refusals:
         raise typer.Exit(1)
     out.print("no problem was found")
 
