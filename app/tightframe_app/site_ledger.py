@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe_app.ledger_asked import DELTA
 from tightframe_app.site_findings import Asked, Finding, State
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
 
 AREA = "ledger"
-DELTA = 1e-5
-"""At which epsilon is said where the policy has no `delta_cap`."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
