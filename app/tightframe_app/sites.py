@@ -36,6 +36,11 @@ REFUSED = """\
 this site will refuse this job: the lead must export another one. The site's policy, cap and cohort are
 decisions of those who answer for the records, and no fault to be mended for a job."""
 
+SERVICE = """\
+systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. A client that has to be
+killed here counts as a crash there, and is started anew."""
+AGAIN = "systemd will start it anew, unless its unit says otherwise: `sudo systemctl stop {unit}` now"
+
 Config = Annotated[
     Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
 ]
@@ -139,6 +144,8 @@ def stop(
         return
     for one in found:
         out.print(_shown(f"{opened.name}: {one.described()}"))
+    if (unit := site_stop.service(found)) is not None:
+        out.print(_shown(SERVICE.format(unit=unit)))
     if names := site_stop.jobs(found):
         out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
         if not (yes or _agreed("Stop it?")):
@@ -147,6 +154,8 @@ def stop(
     ended = site_stop.stop(opened.folder, found, timeout=timeout)
     for one in ended.killed:
         out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
+    if unit is not None and any(one.role == "client" for one in ended.killed):
+        out.print(_shown(AGAIN.format(unit=unit)))
     for one in ended.left:
         out.print(_shown(f"still there: {one.described()}; does a service manager start it anew?"))
     if ended.left:
