@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app.ledger_asked import DELTA, WIDTH, Asked, asked_of, ledger_of
 from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
@@ -22,14 +23,11 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.report import Spending
     from tightframe.securesum.identity import Anchor
 
-WIDTH = 110
-DELTA = 1e-5
-
 app = typer.Typer(help="What this site's privacy budget was spent on.", no_args_is_help=True)
 
 File = Annotated[
     Path | None,
-    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --state-dir."),
+    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --config or --state-dir."),
 ]
 StateDir = Annotated[
     Path | None,
@@ -44,7 +42,23 @@ Root = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, he
 MissingRole = Annotated[
     bool, typer.Option("--missing-role", help="Accept certificates without a role, for tests.")
 ]
-Delta = Annotated[float, typer.Option(help="At which delta to compute epsilon; the policy's.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        exists=True,
+        dir_okay=False,
+        help="The site's own local/tightframe.json: its state folder, its data sets and its policy's cap are "
+        "taken where no other option says them.",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        help=f"At which delta to compute epsilon; the policy's, else {DELTA:g}.", show_default=False
+    ),
+]
 Epsilon = Annotated[
     float | None, typer.Option(help="A cap on epsilon: says what is left of it and what would fit.")
 ]
@@ -75,9 +89,10 @@ def ledger_show(
     file: File = None,
     state_dir: StateDir = None,
     site: Site = None,
+    config: Config = None,
     root: Root = None,
     missing_role: MissingRole = False,
-    delta: Delta = DELTA,
+    delta: Delta = None,
     epsilon: Epsilon = None,
     dataset: Dataset = None,
 ) -> None:
@@ -90,22 +105,23 @@ def ledger_show(
     from tightframe.privacy.ledger.report import left_text, spent_text
 
     out = console(WIDTH)
-    whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
+    asked = asked_of(config, file, state_dir, site, delta, epsilon, dataset)
+    whole, found = _read(asked, root, missing_role)
     for spending in found:
         protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
         out.print(Text(shown(spending.dataset_id), style="bold"), protects)
         out.print(Padding(_charges(spending), (0, 0, 0, 2)))
         facts = [
             ("charges", str(len(spending.entries))),
-            (f"epsilon at delta {delta:g}", spent_text(spending.spent)),
+            (f"epsilon at delta {asked.delta:g}", spent_text(spending.spent)),
             ("if no other silo adds noise", _up(spending.alone)),
             ("versions of the records", str(len(spending.fingerprints))),
         ]
-        if epsilon is not None:
-            facts.append(("left", left_text(spending, epsilon)))
+        if asked.epsilon is not None:
+            facts.append(("left", left_text(spending, asked.epsilon)))
         _print_facts(out, facts)
         out.print()
-    _print_checked(out, whole)
+    _print_checked(out, whole, asked)
 
 
 @app.command("verify")
@@ -136,7 +152,7 @@ def ledger_verify(
     from tightframe.privacy.ledger.entries import TamperError
     from tightframe.rounds.private.ledger_keys import signature_check, signer_name
 
-    path, out = _path(file, state_dir, site, needed=True), console(WIDTH)
+    path, out = ledger_of(file, state_dir, site, needed=True), console(WIDTH)
     heads = [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root])
     try:
@@ -190,9 +206,10 @@ def ledger_explain(
     file: File = None,
     state_dir: StateDir = None,
     site: Site = None,
+    config: Config = None,
     root: Root = None,
     missing_role: MissingRole = False,
-    delta: Delta = DELTA,
+    delta: Delta = None,
     epsilon: Epsilon = None,
     dataset: Dataset = None,
     release_noise: Annotated[
@@ -206,9 +223,9 @@ def ledger_explain(
 ) -> None:
     """Say in plain words what was spent on what, by which job, what is left, and what would fit.
 
-    For a data protection officer. With --epsilon and --delta of the site's policy it says what is left
-    of that cap, and how many releases or epochs it still holds; --release-noise, --sigma and
-    --records ask for others than the last ones.
+    For a data protection officer. With the site's file (--config), or --epsilon and --delta of its policy,
+    it says what is left of that cap, and how many releases or epochs it still holds; --release-noise,
+    --sigma and --records ask for others than the last ones.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.report import explain
@@ -220,57 +237,32 @@ def ledger_explain(
         training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
     plan = Plan(None if release_noise is None else Gaussian(release_noise), training)
     out = console(WIDTH)
-    whole, found = _read(_path(file, state_dir, site), root, missing_role, delta, dataset)
+    asked = asked_of(config, file, state_dir, site, delta, epsilon, dataset)
+    whole, found = _read(asked, root, missing_role)
     for spending in found:
         out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
-        for paragraph in explain(spending, epsilon):
+        for paragraph in explain(spending, asked.epsilon):
             out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
-        if epsilon is not None and (said := plan.said(spending, epsilon)):
+        if asked.epsilon is not None and (said := plan.said(spending, asked.epsilon)):
             out.print(Padding("What would fit, each by itself:", (0, 0, 0, 2)))
             for text in said:
                 out.print(Padding(f"- {text}", (0, 0, 0, 2)))
             out.print()
-    _print_checked(out, whole)
+    _print_checked(out, whole, asked)
 
 
-def _read(
-    path: Path, root: Sequence[Path] | None, missing_role: bool, delta: float, dataset: str | None
-) -> tuple[Verified, list[Spending]]:
+def _read(asked: Asked, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.report import spendings
     from tightframe.rounds.private.ledger_keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
-    whole = read_ledger(path, check=check)
-    names = sorted({entry.content.dataset_id for entry in whole.entries})
-    if dataset is not None and dataset not in names:
-        raise typer.BadParameter(f"expected one of {names}, got {dataset!r}", param_hint="--dataset")
-    entries = [entry for entry in whole.entries if dataset in (None, entry.content.dataset_id)]
-    return whole, spendings(entries, delta)
-
-
-def _path(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
-    """The ledger that is meant; where there is none yet the command ends, in an error if it is ``needed``."""
-    from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
-
-    if (file is None) == (state_dir is None):
-        raise typer.BadParameter("expected either the ledger's file or --state-dir", param_hint="FILE")
-    if file is not None:
-        return file
-    assert state_dir is not None  # noqa: S101 - for the type checker
-    if site is not None:
-        return ledger_path(state_dir, site)
-    sites = sorted(item.parent.name for item in (state_dir / FOLDER).glob(f"*/{FILE}"))
-    if not sites and not needed and state_dir.is_dir():
-        console(WIDTH).print(
-            f"no ledger in {shown(str(state_dir))} yet: the first job with differential privacy makes it",
-            soft_wrap=True,
-        )
-        raise typer.Exit()
-    if len(sites) != 1:
-        found = f"of {', '.join(map(shown, sites))}: name one with --site" if sites else "none"
-        raise typer.BadParameter(f"expected one ledger in {state_dir}, got {found}", param_hint="--state-dir")
-    return ledger_path(state_dir, sites[0])
+    whole = read_ledger(asked.path, check=check)
+    names, wanted = sorted({entry.content.dataset_id for entry in whole.entries}), asked.datasets
+    if asked.named and wanted is not None and not set(wanted) <= set(names):
+        raise typer.BadParameter(f"expected one of {names}, got {wanted[0]!r}", param_hint="--dataset")
+    entries = [item for item in whole.entries if wanted is None or item.content.dataset_id in wanted]
+    return whole, spendings(entries, asked.delta)
 
 
 def _anchor(path: Path, missing_role: bool) -> Anchor:
@@ -311,11 +303,17 @@ def _charges(spending: Spending) -> Table:
     return table
 
 
-def _print_checked(out: Console, whole: Verified) -> None:
+def _print_checked(out: Console, whole: Verified, asked: Asked) -> None:
     if not whole.entries:
         out.print("the ledger is empty: nothing was charged yet")
     how = "and signatures" if whole.signatures else "only; give --root to check signatures"
     out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
+    if asked.datasets is not None and not asked.named:
+        names = {entry.content.dataset_id for entry in whole.entries}
+        for name in sorted(set(asked.datasets) - names):
+            out.print(f"nothing was charged on {shown(name)} yet", markup=False)
+        if others := sorted(names - set(asked.datasets)):
+            out.print(f"in this ledger, too, and not shown: {shown(', '.join(others))}", markup=False)
 
 
 def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:

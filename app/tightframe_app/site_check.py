@@ -7,10 +7,10 @@ problems are told at once. Nothing is written but a probe of the state folder, w
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tightframe_app import site_engine, site_ledger, site_machine, site_package
+from tightframe_app import site_engine, site_job, site_ledger, site_machine, site_package
 from tightframe_app.site_findings import Asked, Finding, area_of
 
 if TYPE_CHECKING:
@@ -43,19 +43,22 @@ def look(asked: Asked) -> Iterator[Finding]:
         try:
             job = parse_job(dict(asked.job))
         except JobError as error:
-            yield from (Finding("job", "problem", problem) for problem in error.problems)
+            yield from (Finding("job", "problem", problem, of_job=True) for problem in error.problems)
     for label, entry in entries.items():
         policy = entry.policy.resolve(production=asked.production)
         yield from _policy(policy, label, asked.production)
         yield from _data(entry, label, job, asked)
         if job is not None:
-            yield from _job(job, label or name, entry, policy, asked)
+            yield from site_job.look(job, label or name, entry, policy, asked)
         yield from site_machine.device(entry, label)
     yield from identity
     single = entries.get("")
     if single is not None:
         yield from site_machine.disk(single)
-        yield from site_ledger.look(single, name, asked)
+        ledger = site_ledger.look(single, name, asked)
+        yield from ledger.findings
+        if job is not None and name is not None:
+            yield from site_job.look_back(job, name, single, ledger.entries, asked)
     guarded = single is not None and single.policy.resolve(production=asked.production).egress_guard
     yield from site_engine.files(asked, guarded=guarded)
     yield from site_package.package()
@@ -163,39 +166,3 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, asked: Asked) -> 
         yield Finding(area, "note", "no records are configured: simulations try the policy on generated ones")
     elif not entry.data and not asked.production:
         yield Finding(area, "note", "no records are configured: simulations with this file are refused, too")
-
-
-def _job(
-    job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, asked: Asked
-) -> Iterator[Finding]:
-    """What the site's policy refuses of a job: what the lead would be told, and the reason."""
-    from tightframe.config.refusals import BelowPolicyError
-    from tightframe.config.site import check_record_options
-    from tightframe.errors import JobError
-    from tightframe.rounds.setup import prepare
-
-    area = area_of("job", name or "")
-    if name is not None and name not in job.sites:
-        yield Finding(
-            area, "problem", f"the job is for {', '.join(job.roster)}, and not for {name}: ask the lead"
-        )
-    if policy.allowed_submitters is not None and asked.submitter is None:
-        yield Finding(area, "note", "allowed_submitters: say with --submitter who would submit the job")
-    submitter = asked.submitter or next(iter(policy.allowed_submitters or ()), None)
-    refused = False
-    looks: tuple[Callable[[], None], ...] = (
-        lambda: policy.check(job, submitter=submitter),
-        lambda: check_record_options(job, entry, policy),
-        lambda: policy.check_method(prepare(job).setting.config, job),
-    )
-    for one in looks:
-        try:
-            one()
-        except BelowPolicyError as error:
-            refused = True
-            yield from (Finding(area, "problem", f"TF-614: {refusal}") for refusal in error.refusals)
-        except JobError as error:
-            refused = True
-            yield from (Finding(area, "problem", f"TF-101: {problem}") for problem in error.problems)
-    if not refused:
-        yield Finding(area, "ok", f"{job.job_name}: the policy accepts it")

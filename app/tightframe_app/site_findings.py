@@ -18,11 +18,13 @@ class Finding:
         area: what part of the site it is about.
         state: ``ok``, ``note`` (worth knowing, or not looked at), or ``problem``.
         text: what was found, and for a problem what to do.
+        of_job: whether it is the job's, for the lead to mend, and not this site's.
     """
 
     area: str
     state: State
     text: str
+    of_job: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,43 +4,64 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightframe_app.site_findings import Asked, Finding
+from tightframe_app.ledger_asked import DELTA
+from tightframe_app.site_findings import Asked, Finding, State
 
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
+    from tightframe.privacy.ledger.entries import Entry
 
 AREA = "ledger"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
-def look(entry: SiteEntry, name: str | None, asked: Asked) -> Iterator[Finding]:
-    """What a job with differential privacy would stumble over; nothing is written."""
-    from tightframe.privacy.ledger.ledger import ledger_path
+@dataclass(frozen=True)
+class Looked:
+    """What is known of a site's ledger.
+
+    Attributes:
+        findings: what a job with differential privacy would stumble over.
+        entries: all of a whole ledger, none of one that is not there yet; None where it cannot be told.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    entries: tuple[Entry, ...] | None = None
+
+
+def look(entry: SiteEntry, name: str | None, asked: Asked) -> Looked:
+    """Read a ledger; nothing is written."""
+    from tightframe.privacy.ledger.ledger import ledger_expected, ledger_path
 
     if entry.state_dir is None or not Path(entry.state_dir).is_dir():
-        return
+        return Looked()
     if name is None:
-        yield Finding(AREA, "note", "not looked at: say with --site whose it is")
-        return
+        return _one("note", "not looked at: say with --site whose it is")
     path = ledger_path(Path(entry.state_dir), name)
+    if not ledger_expected(path):
+        text = f"{path}: none yet; the first job with differential privacy makes it"
+        return Looked((Finding(AREA, "ok", text),), ())
     if not path.exists():
-        yield Finding(AREA, "ok", f"{path}: none yet; the first job with differential privacy makes it")
-        return
+        return _one(
+            "problem", f"TF-704: {path} is gone, and what lies beside it is not: restore it from a backup"
+        )
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS:
-        yield Finding(AREA, "problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {path}")
-    elif not os.access(path, os.R_OK | os.W_OK):
-        text = f"{path} cannot be written by this account: run the check as the client's"
-        yield Finding(AREA, "problem", text)
-    else:
-        yield _whole(path, entry, name, asked)
+        return _one("problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {path}")
+    if not os.access(path, os.R_OK | os.W_OK):
+        return _one("problem", f"{path} cannot be written by this account: run the check as the client's")
+    return _whole(path, entry, name, asked)
 
 
-def _whole(path: Path, entry: SiteEntry, name: str, asked: Asked) -> Finding:
+def _one(state: State, text: str) -> Looked:
+    return Looked((Finding(AREA, state, text),))
+
+
+def _whole(path: Path, entry: SiteEntry, name: str, asked: Asked) -> Looked:
     """Whether its chain and signatures hold; signatures only where there is a kit to hold them against."""
     from tightframe.errors import SiteConfigError, TightframeError
     from tightframe.flare.identity import site_identity
@@ -57,10 +78,31 @@ def _whole(path: Path, entry: SiteEntry, name: str, asked: Asked) -> Finding:
         found = read_ledger(path, check=check)
     except TamperError as error:
         hint = " If its first entries were signed in another project, name that one's root in `ledger_roots`."
-        return Finding(AREA, "problem", f"{path}: {error}{hint}")
+        return _one("problem", f"{path}: {error}{hint}")
     except SiteConfigError as error:
-        return Finding(AREA, "problem", f"{path} was not looked at: {error}")
+        return _one("problem", f"{path} was not looked at: {error}")
     except TightframeError as error:
-        return Finding(AREA, "problem", str(error))
+        return _one("problem", str(error))
     how = "whole" if found.signatures else "whole by its hashes; signatures not looked at without a kit"
-    return Finding(AREA, "ok", f"{path}: {len(found.entries)} entries, {how}; see `tightframe ledger show`")
+    text = f"{path}: {len(found.entries)} entries, {how}; {left(found.entries, entry, asked)}"
+    return Looked(
+        (Finding(AREA, "ok", f"{text}see `tightframe ledger show -c {asked.config}`"),), found.entries
+    )
+
+
+def left(entries: Sequence[Entry], entry: SiteEntry, asked: Asked) -> str:
+    """What is left of the policy's cap for the records that the site names; nothing where it has no cap."""
+    from tightframe.privacy.accounting import guaranteed
+    from tightframe.privacy.ledger.rules import events_of
+    from tightframe.rounding import rounded_down
+
+    policy = entry.policy.resolve(production=asked.production)
+    cap, delta = policy.epsilon_cap, policy.delta_cap or DELTA
+    if cap is None:
+        return ""
+    names = dict.fromkeys(entry.records_id(dataset) for dataset in entry.data)
+    said = []
+    for name in names:
+        number = rounded_down(max(0.0, cap - guaranteed(events_of(entries, name), delta)))
+        said.append(f"epsilon {number} of {cap:g}" + (f" for {name}" if len(names) > 1 else ""))
+    return f"left: {', '.join(said)} (delta {delta:g}); " if said else ""

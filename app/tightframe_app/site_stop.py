@@ -29,6 +29,9 @@ NOTES = ("daemon_pid.fl", "pid.fl", "shutdown.fl", "restart.fl")
 GRACE = 5.0
 """Seconds for a killed process to be gone."""
 POLL = 1.0
+PROC = Path("/proc")
+UNITS = "tightframe"
+"""How the names of units begin that run a site; see ``provisioning/systemd``."""
 
 Role = Literal["script", "client", "job", "child"]
 
@@ -88,8 +91,8 @@ def site_kit(folder: Path) -> Kit:
     if kit.kind == "server":
         raise _other_kit(
             f"the server's kit, {kit.name}",
-            f"To stop the server: Ctrl-C where its startup/{SCRIPT} --once runs, or `kill PROCESS_ID` of it, "
-            "or `systemctl stop` of its service.",
+            f"To stop the server: Ctrl-C where its startup/{SCRIPT} --once runs, or `kill PROCESS_ID` of the "
+            "process that it has become. The same script starts it again.",
         )
     return kit
 
@@ -118,6 +121,25 @@ def running(kit: Path) -> list[Found]:
 def jobs(found: Iterable[Found]) -> list[str]:
     """The jobs that run, by their ids."""
     return sorted({one.job for one in found if one.role == "job"})
+
+
+def service(found: Iterable[Found]) -> str | None:
+    """The systemd unit that runs the client, if its name begins as ours does; None for any other way.
+
+    By the control group, which the process cannot leave. Other names tell nothing: what is started by
+    hand is in the group of a login or of a terminal, which may be a service, too.
+    """
+    for one in found:
+        if one.role == "client":
+            try:
+                groups = (PROC / str(one.process.pid) / "cgroup").read_text(encoding="utf-8").splitlines()
+            except OSError:
+                continue
+            for group in groups:
+                unit = group.rpartition("/")[2].removesuffix(".service")
+                if group.endswith(".service") and unit.startswith(UNITS):
+                    return unit
+    return None
 
 
 def check_owner(found: Iterable[Found]) -> None:

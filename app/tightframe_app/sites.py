@@ -32,6 +32,15 @@ CUT_OFF = """\
 Job {jobs} runs here. Stopping ends this site's part in it for good, and without this site
 the job may have to end. What it has charged to this site's ledger stays charged."""
 
+REFUSED = """\
+this site will refuse this job: the lead must export another one. The site's policy, cap and cohort are
+decisions of those who answer for the records, and no fault to be mended for a job."""
+
+SERVICE = """\
+systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. A client that has to be
+killed here counts as a crash there, and is started anew."""
+AGAIN = "systemd will start it anew, unless its unit says otherwise: `sudo systemctl stop {unit}` now"
+
 Config = Annotated[
     Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
 ]
@@ -63,8 +72,9 @@ def check(
 ) -> None:
     """Look at everything that this site needs, and tell all problems at once; nothing is changed.
 
-    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock. For
-    whoever leads a job: `--job` tells what the policy refuses of it. Exit code 1 if there is a problem,
+    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock.
+    `--job` tells what this site would refuse of a job: by its policy, by the cohort that its counts are open
+    for, and by what is left of its privacy budget; nothing is charged. Exit code 1 if there is a problem,
     2 if there is nothing to look at.
     """
     from tightframe_app import job_folders
@@ -85,14 +95,18 @@ def check(
     for _ in range(2):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    problems = 0
+    own = refusals = 0
     for finding in look(asked):
-        problems += finding.state == "problem"
+        own += finding.state == "problem" and not finding.of_job
+        refusals += finding.state == "problem" and finding.of_job
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
     console(WIDTH).print(table)
-    if problems:
-        many = "1 problem: mend it" if problems == 1 else f"{problems} problems: mend them"
+    if own:
+        many = "1 problem: mend it" if own == 1 else f"{own} problems: mend them"
         out.print(f"{many} before this site takes part")
+    if refusals:
+        out.print(REFUSED)
+    if own or refusals:
         raise typer.Exit(1)
     out.print("no problem was found")
 
@@ -130,6 +144,8 @@ def stop(
         return
     for one in found:
         out.print(_shown(f"{opened.name}: {one.described()}"))
+    if (unit := site_stop.service(found)) is not None:
+        out.print(_shown(SERVICE.format(unit=unit)))
     if names := site_stop.jobs(found):
         out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
         if not (yes or _agreed("Stop it?")):
@@ -138,6 +154,8 @@ def stop(
     ended = site_stop.stop(opened.folder, found, timeout=timeout)
     for one in ended.killed:
         out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
+    if unit is not None and any(one.role == "client" for one in ended.killed):
+        out.print(_shown(AGAIN.format(unit=unit)))
     for one in ended.left:
         out.print(_shown(f"still there: {one.described()}; does a service manager start it anew?"))
     if ended.left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.privacy.ledgers import CAP, DELTA, SiteKeys, charge, open_ledger
 from tests.securesum.certificates import Issued, issue, make_root
 from typer.testing import CliRunner
 
-from tightframe.errors import TightframeError
+from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Cap, LedgerError, TamperError
 from tightframe.privacy.ledger.ledger import ledger_path
@@ -240,6 +241,40 @@ def test_which_ledger(state: Path, keys: SiteKeys, root: Path, tmp_path: Path) -
     assert run("verify", path, "--root", path).exit_code == 2
 
 
+def test_the_sites_file_says_what_no_option_says(state: Path, keys: SiteKeys, tmp_path: Path) -> None:
+    config = tmp_path / "tightframe.json"
+
+    def write(**values: object) -> Path:
+        config.write_text(json.dumps({"state_dir": str(state), **values}))
+        return config
+
+    policy = {"epsilon_cap": 4.0, "delta_cap": 1e-6}
+    write(dataset_id="ward-7", policy=policy)
+    typed = ["--state-dir", state, "--dataset", "ward-7", "--epsilon", "4", "--delta", "1e-6"]
+    for command in ("show", "explain"):
+        said = flat(run(command, "-c", config).stdout)
+        assert said.startswith(flat(run(command, *typed).stdout)), "as if it had been typed"
+        assert "of 4" in said and "in this ledger, too, and not shown: ward-8" in said
+    said = flat(
+        run("explain", "-c", config, "--epsilon", "8", "--delta", "1e-5", "--dataset", "ward-8").stdout
+    )
+    assert (
+        "of 8." in said and "at delta 1e-05" in said and "Data set ward-8" in said and "ward-7 F" not in said
+    )
+    other = tmp_path / "other"
+    open_ledger(ledger_path(other, "site-1"), keys, create=True).close()
+    for place in (["--state-dir", other], [ledger_path(other, "site-1")]):
+        assert "nothing was charged yet" in flat(run("explain", "-c", config, *place).stdout)
+    said = flat(run("explain", "-c", write(dataset_id="ward-9")).stdout)
+    assert "nothing was charged on ward-9 yet" in said and "ward-7, ward-8" in said
+    assert "of 8." in flat(run("explain", "-c", write()).stdout), "all, with the cap of `standard`"
+    said = flat(run("explain", "-c", write(policy={"epsilon_cap": None})).stdout)
+    assert "Spent:" in said and "Left of the cap" not in said, "no cap, nothing left of it"
+    config.write_text("{}")
+    missing = run("explain", "-c", config).exception
+    assert isinstance(missing, SiteConfigError) and missing.code == "TF-201"
+
+
 @pytest.mark.parametrize("width", [70, 110])
 def test_output_fits_its_width_and_steers_no_terminal(
     tmp_path: Path, keys: SiteKeys, root: Path, width: int
@@ -261,7 +296,7 @@ def test_output_fits_its_width_and_steers_no_terminal(
 
 def test_help() -> None:
     for command, parts in {
-        "show": ("--state-dir", "--epsilon", "--delta", "RDP", "what is left of a cap"),
+        "show": ("--config", "--state-dir", "--epsilon", "--delta", "RDP", "what is left of a cap"),
         "verify": ("--root", "rootCA.pem", "--known", "Exit code 0: whole", "TF-702", "--renew-head"),
         "explain": ("plain words", "data protection officer", "--release-noise", "--sigma", "--records"),
     }.items():

@@ -157,6 +157,31 @@ def test_what_does_not_end_is_killed_and_said(kit: Path, start: Start) -> None:
     assert text in done.output and not alive(client)
 
 
+def test_a_site_that_systemd_runs_is_said_to_be_its_service(
+    kit: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the client's control group, in either version; a login's or a terminal's is none of ours."""
+    monkeypatch.setattr(site_stop, "PROC", tmp_path / "proc")
+
+    def stopped(*groups: str, **environment: str) -> str:
+        client = start(kit, **environment)
+        folder = tmp_path / "proc" / str(client.pid)
+        folder.mkdir(parents=True)
+        (folder / "cgroup").write_text("".join(f"{group}\n" for group in groups))
+        done = stop(kit, "--timeout", "1")
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    killed = stopped("0::/system.slice/tightframe-site.service", STUBBORN="1")
+    assert killed.count("`sudo systemctl stop tightframe-site`") == 2, "before, and once it was killed"
+    assert killed.index("runs it as tightframe-site.service") < killed.index("was killed")
+    assert killed.index("was killed") < killed.index("start it anew, unless")
+    asked = stopped("4:memory:/", "1:name=systemd:/system.slice/tightframe-b.service")
+    assert asked.count("`sudo systemctl stop tightframe-b`") == 1, "it ended when asked to, so it stays ended"
+    for other in ("/system.slice/ssh.service", "/user.slice/session-3.scope", "/tightframe.service/x.scope"):
+        assert "systemctl" not in stopped(f"0::{other}")
+
+
 def test_a_job_whose_client_is_gone_is_found(kit: Path, start: Start) -> None:
     module = [sys.executable, "-m", site_stop.JOB, "--workspace", str(kit), "-n", "job-3"]
     process = start(kit, *module)
@@ -203,7 +228,7 @@ def test_processes_of_another_account_are_not_touched(
 @pytest.mark.parametrize(
     ("file", "values", "found", "instead"),
     [
-        ("fed_server.json", None, "the server's kit, hospital-a", "sub_start.sh --once"),
+        ("fed_server.json", None, "the server's kit, hospital-a", "sub_start.sh --once runs, or `kill"),
         (
             "fed_admin.json",
             {"admin": {"username": "lead@example.org"}},
@@ -226,6 +251,7 @@ def test_another_kit_is_named_with_what_to_do_there(
     told = str(done.exception)
     assert told.startswith(f"TF-619: Expected the kit of a site, but got {found}")
     assert "Nothing was stopped." in told and instead in told
+    assert "service" not in told, "there is no unit but the site's"
     assert told.endswith("`tightframe site stop --kit KIT` with the site's own kit, on the site's machine.")
     assert alive(client)
 
@@ -251,6 +277,7 @@ def test_the_service_starts_the_site_as_the_guide_does(tmp_path: Path) -> None:
     assert shown and [line for line in shown if line not in unit.splitlines()] == []
     (command,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
     home = "/home/tightframe/"
+    assert "TimeoutStopSec=30" in unit.splitlines() and "after thirty seconds, and either way" in guide
     assert f"\n{command.removeprefix('ExecStart=' + home)}\n```" in guide, "the command that is run in step 7"
     if (analyze := shutil.which("systemd-analyze")) is None:
         return

@@ -36,7 +36,8 @@ class Refusal:
     def __str__(self) -> str:
         """One line for people."""
         reason = f": {self.why}" if self.why else ""
-        return f"{self.rule}: the job asks for {self.asked}, {self.required} is required{reason}"
+        verb = "allowed" if self.required.startswith("at most ") else "required"
+        return f"{self.rule}: the job asks for {self.asked}, {self.required} is {verb}{reason}"
 
 
 class BelowPolicyError(PolicyError):

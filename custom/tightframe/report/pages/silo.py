@@ -204,7 +204,10 @@ def _privacy(report: SiloReport) -> Markup:
                 ("by PRV (Opacus)", _cost(spent.prv)),
             ]
         ),
-        tag("p", "What is left of the budget over all jobs: tightframe ledger explain."),
+        tag(
+            "p",
+            "Left of the budget over all jobs: tightframe ledger explain -c local/tightframe.json.",
+        ),
     )
 
 

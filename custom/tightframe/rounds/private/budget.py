@@ -15,9 +15,9 @@ from tightframe.phases import Fold, Neighbours
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
 from tightframe.privacy.events import Event
-from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, LedgerError
+from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, Entry, LedgerError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
-from tightframe.privacy.ledger.rules import events_of
+from tightframe.privacy.ledger.rules import check_rules, events_of, overspent
 from tightframe.rounding import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.private.ledger_keys import signature_check, trusted_roots
@@ -73,20 +73,30 @@ class Budget:
                 self.path,
                 "" if self._context.production else " (simulation: for this run only)",
             )
-            spent = {charge.key for entry in ledger.entries() if (charge := entry.charge) is not None}
-            if any(key[0] == self._job_id for key in spent):
-                return  # goes on, as a resumed job, too: what it may still charge is checked each time
-            self._keep_promise(
-                "what is planned",
-                planned,
-                advice="Plan less, or give the job a larger `privacy.epsilon` or more noise.",
-            )
-            self._check_number()
-            ledger.dry_run(
-                [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)],
-                # Each of these has a purpose of its own, those that may be repeated, too.
-                cap=replace(self.cap, releases=None),
-            )
+            self.hold(ledger.entries(), planned)
+
+    def hold(self, entries: Sequence[Entry], planned: Sequence[Event]) -> None:
+        """Refuse what ``check`` does, given all that the ledger has; nothing is opened or written.
+
+        Raises:
+            BudgetError: TF-701, saying what is left and what would fit.
+            NeighboursError: TF-706 if these records' budget is counted in the other relation.
+        """
+        self._check_named()
+        if any(entry.charge is not None and entry.charge.job_id == self._job_id for entry in entries):
+            return  # goes on, as a resumed job, too: what it may still charge is checked each time
+        self._keep_promise(
+            "what is planned",
+            planned,
+            advice="Plan less, or give the job a larger `privacy.epsilon` or more noise.",
+        )
+        self._check_number()
+        charges = [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)]
+        # Each of these has a purpose of its own, those that may be repeated, too.
+        cap = replace(self.cap, releases=None)
+        check_rules(entries, charges, cap)
+        if over := overspent(entries, charges, cap):
+            raise over.error()
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge what is about to be drawn.
@@ -152,7 +162,12 @@ class Budget:
             )
 
     def _note(self, ledger: Ledger) -> None:
-        """Know the records again; in production by a name that the site has chosen, which no move changes."""
+        """Know the records again."""
+        self._check_named()
+        ledger.note_data(self._dataset, fingerprint(self._context.job.dataset, self._context.data))
+
+    def _check_named(self) -> None:
+        """In production records go by a name that the site has chosen, which no move changes."""
         context = self._context
         if context.production and context.site.dataset_id is None:
             raise SiteConfigError(
@@ -160,7 +175,6 @@ class Budget:
                 "by it, and must not begin anew because a folder was moved.",
                 code="TF-201",
             )
-        ledger.note_data(self._dataset, fingerprint(context.job.dataset, context.data))
 
     def _keep_promise(self, purpose: str, events: Sequence[Event], *, advice: str) -> None:
         """Refuse a charge with which the job would cost more than it says: its repeats must fit, too."""

@@ -21,7 +21,8 @@ from tightframe import training
 from tightframe.data.base import own_labels
 from tightframe.errors import RunError
 from tightframe.phases import Fold, Tensors
-from tightframe.privacy.events import Gaussian, PrivacyValueError, SubsampledGaussian
+from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
+from tightframe.privacy.ledger.entries import Entry
 from tightframe.privacy.releases import class_counts, class_sums
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
@@ -141,6 +142,19 @@ class PrivateSilo(LocalSilo):
             PrivacyValueError: TF-700 if records are repeated.
             DataError: TF-210 if the job hides patients and they are not known.
         """
+        self._budget.check(self._planned())
+
+    def hold_budget(self, entries: Sequence[Entry]) -> None:
+        """Refuse what ``check_budget`` does, given all that this site's ledger has; it stays as it is.
+
+        Raises:
+            BudgetError, PrivacyValueError, DataError: as ``check_budget``.
+            NeighboursError: TF-706 if these records' budget is counted in the other relation.
+        """
+        self._budget.hold(entries, self._planned())
+
+    def _planned(self) -> tuple[Event, ...]:
+        """All that the job may charge here, repeats included; looks at the records first."""
         data = self._context.data
         if len(own_labels(data)) != len(data.labels("train")):
             raise PrivacyValueError(
@@ -153,7 +167,7 @@ class PrivateSilo(LocalSilo):
         settings = self.training_settings()
         steps = self._setup.job.training.epochs * settings.epoch_steps
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
-        self._budget.check((*self._plan.release_events, *(each,) * self._planned_rounds))
+        return (*self._plan.release_events, *(each,) * self._planned_rounds)
 
     @property
     def _planned_rounds(self) -> int:

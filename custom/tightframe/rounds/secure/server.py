@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from tightframe import __version__
 from tightframe.errors import RunError, SecureSumError, TightframeError
 from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.declaration import Declaration
 from tightframe.rounds.secure.common import SECURE, named
+from tightframe.rounds.secure.parameters import epoch_params, minimum, schema_name
 from tightframe.rounds.secure.record import ServerIdentity, ServerRecord
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.summation import (
@@ -29,12 +29,8 @@ from tightframe.rounds.summation import (
 from tightframe.securesum import messages, rules, server
 from tightframe.securesum.errors import RecoveryError, SurvivorsError
 from tightframe.securesum.identity import Verifier
-from tightframe.securesum.primitives import digest
 
 __all__ = ["SecureSums", "ServerIdentity"]
-
-RETRIES = 2
-"""Slots beyond those that a run needs when nothing fails."""
 
 
 class SecureSums:
@@ -72,13 +68,6 @@ class SecureSums:
     def params(self) -> messages.Params:
         """Of the epoch that is set up."""
         return self._ready().params
-
-    def minimum(self, sites: int) -> int:
-        """The smallest number of silos in a sum: the threshold, the job's minimum, and what c asks for."""
-        job = self._setup.job
-        colluders = job.assumed_colluders(sites)
-        needed = rules.threshold(sites, colluders, job.server_trust)
-        return rules.smallest_set(needed, colluders, job.min_sites)
 
     def describe(self) -> str:
         """What the sums protect, for people."""
@@ -222,7 +211,9 @@ class SecureSums:
         absent: dict[str, str] = {}
         roster = sorted(sites)
         while True:
-            least = self.minimum(len(roster)) if len(roster) >= rules.MIN_SITES else rules.MIN_SITES
+            least = (
+                minimum(self._setup.job, len(roster)) if len(roster) >= rules.MIN_SITES else rules.MIN_SITES
+            )
             if len(roster) < least:
                 raise TooFewError("enrolment", least, roster, absent)
             session, lost = self._try(transport, roster)
@@ -275,43 +266,19 @@ class SecureSums:
         return split_refusals(failed) if self._session is None else dict(failed)
 
     def _params(self, roster: Sequence[str]) -> messages.Params:
-        job = self._setup.job
-        sites, colluders = len(roster), job.assumed_colluders(len(roster))
-        schemas: dict[str, tuple[messages.FieldSpec, ...]] = {}
-        needed = RETRIES
-        for kind, _, index, possible in self._setup.sums():
-            needed += 1
-            for schema in possible:
-                fields = codec.specs(schema, sites)
-                schemas[schema_name(f"{kind}-{index}", fields)] = fields
-        return messages.Params(
-            job=self._identity.job_id,
-            lineage=job.lineage(self._identity.job_id),
+        return epoch_params(
+            self._setup,
+            self._identity.job_id,
+            roster,
             epoch=self._epoch,
-            roster=tuple(roster),
-            threshold=rules.threshold(sites, colluders, job.server_trust),
-            colluders=colluders,
-            slots=min(needed, rules.MAX_SLOTS),
-            schemas=schemas,
-            weights=job.weights,
-            trust=job.server_trust,
-            min_sites=self.minimum(sites),
             # Once counts were asked for, they stay shut for any other roster.
             static_open=self._any_cohort or self.static_cohort in (None, tuple(roster)),
-            config_sha256=bytes.fromhex(job.sha256()),
-            version=__version__,
         )
 
     def _ready(self) -> server.Session:
         if self._session is None:
             raise TightframeError("secure sums were asked for before enrolment.")
         return self._session
-
-
-def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
-    """A schema's name in the parameters: its phase and the start of its hash."""
-    found = digest("schema", [item.as_value() for item in fields])
-    return f"{phase}/{found.hex()[:16]}"
 
 
 def _totals(schema: Schema, opened: server.Opened) -> IntegerTotals:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from tightframe.rounds.secure.common import SECURE, named
 from tightframe.rounds.secure.record import SiteRecord
 from tightframe.rounds.secure.vault import Vault
 from tightframe.rounds.summation import OUT_OF_BUDGET, Encoded
-from tightframe.securesum import messages, rules, site
+from tightframe.securesum import journal, messages, rules, site
 from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Established, Masked
@@ -74,6 +74,28 @@ class SecureSite:
                 return self._commit("enroll", key, step)
 
         return self._once("enroll", raw, b"", make)
+
+    def foresee(self, params: messages.Params, entries: Sequence[journal.Entry]) -> None:
+        """Refuse parameters that ``enroll`` would refuse; nothing is kept, signed or sent.
+
+        Args:
+            params: as a server would propose them.
+            entries: all that this site's journal has.
+
+        Raises:
+            SecureSumError: TF-601 if they are below this site's rules; TF-612 if counts would be opened for
+                another cohort than before.
+        """
+        with named():
+            site.advertise(
+                params,
+                rules=self._rules,
+                expected=self._expected(),
+                signer=_Nobody(),
+                history=journal.History(entries),
+                dataset=self._context.site.records_id(self._context.job.dataset),
+                application=b"",
+            )
 
     def confirm(self, raw: Any) -> bytes:
         """Verify every silo's advertisement; deal shares; say that this silo is ready."""
@@ -252,6 +274,15 @@ class SecureSite:
         reply: bytes = step.reply.to_bytes()
         self._vault.commit(step.entries, step.state, {f"reply-{task}": key + reply})
         return reply
+
+
+class _Nobody:
+    """A signer for keys that are thrown away."""
+
+    certificate = b""
+
+    def sign(self, message: bytes) -> bytes:
+        return b""
 
 
 def _out_of_order(expected: str) -> StateError:
