@@ -120,6 +120,7 @@ class Outcome(Values):
     personal: Personal | None = None
     job: dict[str, Any] = {}
     job_sha256: str | None = None
+    effective: dict[str, Any] = {}
     versions: dict[str, str] = {}
 
 

@@ -89,8 +89,7 @@ class Coordinator:
         self.setup = setup
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
-        self.record = RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
-        self.record.privacy = setup.privacy
+        self.record = RunRecord(folder, setup, self.log)
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from tightframe import __version__
-from tightframe.config.job import JobConfig
-from tightframe.data.base import DatasetSpec
 from tightframe.files import write_json
-from tightframe.phases import Method, Tensors, Totals
+from tightframe.phases import Tensors, Totals
 from tightframe.report import writing
-from tightframe.rounds import evaluation
+from tightframe.rounds import effective, evaluation
 from tightframe.rounds.checkpoint import BEST, save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration, tellers
 from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import noisy_metrics
-from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
+from tightframe.rounds.private.plan import honest_silos
 from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
+from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.status import Status
 from tightframe.rounds.summation import Enrolled
 
@@ -33,15 +32,12 @@ class RunRecord:
 
     Args:
         folder: where the files go.
-        job: of the run.
-        method: name, title and paper.
-        dataset: title and class names.
+        setup: the job, and what it names.
         log: for the line a round and the last screen.
     """
 
-    def __init__(
-        self, folder: Path, job: JobConfig, method: Method, dataset: DatasetSpec, log: logging.Logger
-    ) -> None:
+    def __init__(self, folder: Path, setup: JobSetup, log: logging.Logger) -> None:
+        job = setup.job
         self.folder = folder
         self.job = job
         self.rows: list[Row] = []
@@ -54,7 +50,7 @@ class RunRecord:
         self.trained = False
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
-        self.privacy: PrivacyPlan | None = None
+        self.privacy = setup.privacy
         self.personal: dict[str, Any] | None = None  # means over silos of their personal models
         promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
@@ -63,8 +59,9 @@ class RunRecord:
         self.best: tuple[float, int] | None = None
         self.judges: frozenset[str] = frozenset()  # who counted the best model
         self.others: frozenset[str] | None = None  # who counted the latest model, where that differs
-        self._method = method
-        self._dataset = dataset
+        self._setup = setup
+        self._method = setup.method
+        self._dataset = setup.dataset
         self._log = log
         self._started = time.monotonic()
 
@@ -286,6 +283,7 @@ class RunRecord:
             # Also in the model's card, which a run that failed has not.
             "job": job.model_dump(mode="json"),
             "job_sha256": job.sha256(),
+            "effective": effective.values(self._setup),
             "versions": _versions(),
         }
         write_json(self.folder / "outcome.json", values)

@@ -180,10 +180,12 @@ def _tiles(found: ServerResults) -> Markup:
     if outcome.evaluation is not None:
         test = outcome.evaluation.test
         noisy = "noisy " if test.noisy else ""
+        again = f", {len(outcome.evaluated_by)} times the same {same}" if (same := _same(outcome)) else ""
+        counted = "test records, with noise" if test.noisy else f"test records counted{again}"
         values += [
             (shown(test.balanced_accuracy), f"{noisy}balanced accuracy, test"),
             (shown(test.auroc), f"{noisy}AUROC, test"),
-            (str(test.records), "test records, with noise" if test.noisy else "test records counted"),
+            (str(test.records), counted),
         ]
     values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
     # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
@@ -258,18 +260,24 @@ def _or_missing(found: float | None) -> Part:
 
 
 def _whose(found: ServerResults) -> str:
-    by = found.outcome.evaluated_by
+    by, same = found.outcome.evaluated_by, _same(found.outcome)
+    again = f" (the same {plural(same, 'test record')} at each of {len(by)} silos)" if same else ""
     if sorted(by) == sorted(found.outcome.roster):
-        return "all silos"
-    return f"{sentence(by)} only"
+        return f"all silos{again}"
+    return f"{sentence(by)} only{again}"
+
+
+def _same(outcome: Outcome) -> int:
+    """Test records that several silos have in common and count each for itself; 0 where each has its own."""
+    silos = len(outcome.evaluated_by)
+    if outcome.evaluation is None or outcome.evaluation.test.noisy or not outcome.test_shared or silos < 2:
+        return 0
+    return outcome.evaluation.test.records // silos
 
 
 def _records(found: ServerResults) -> str:
     outcome = found.outcome
     records = outcome.evaluation.test.records if outcome.evaluation else 0
-    silos = len(outcome.evaluated_by)
     if outcome.evaluation is not None and outcome.evaluation.test.noisy:
         return f"about {records} (noisy) test records"
-    if outcome.test_shared and silos > 1:
-        return f"the {records} test records (the same {records // silos} at each of {silos} silos)"
     return f"the {plural(records, 'test record')}"
