@@ -173,6 +173,7 @@ def test_protocol_facts_are_those_of_the_verified_transcript(run: Path, page: Pa
     signed, sums = page.tables("Protocol")
     (epoch,) = report.epochs
     assert signed[0]["threshold"] == str(epoch.params.threshold) == "3"
+    assert signed[0]["server assumed to be"] == "malicious (any deviation)"
     assert signed[0]["silos"] == str(len(epoch.params.roster)) and signed[0]["colluders assumed"] == "1"
     assert [row["round/phase/try"] for row in sums] == [str(item.sum_id) for item in report.sums]
     for row, item in zip(sums, report.sums, strict=True):

@@ -104,6 +104,7 @@ class Outcome(Values):
     rounds: int
     roster: list[str]
     not_enrolled: dict[str, str] = {}
+    not_enrolled_rules: dict[str, list[str]] = {}
     synthetic: bool
     summation: str
     sums: str

@@ -136,12 +136,14 @@ class Outcome:
         if self.own_models:
             lines[0] += "; each silo's records by its own model"
             lines.append(" There is no global model: each silo keeps its own")
-        course = [
-            shown(row.evaluation["test"].get("balanced_accuracy")) if row.evaluation else "missing"
-            for row in self.rows
-            if row.makes_model
-        ]
-        lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
+            lines.append(" They were evaluated after the last round only")
+        else:
+            course = [
+                shown(row.evaluation["test"].get("balanced_accuracy")) if row.evaluation else "missing"
+                for row in self.rows
+                if row.makes_model
+            ]
+            lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
         recall = test.get("recall", {})
         lines.append(" Recall: " + ", ".join(f"{name} {shown(value, 2)}" for name, value in recall.items()))
         if self.personal is not None:
@@ -162,6 +164,8 @@ class Outcome:
             f" Personal models, mean of {personal['silos']} silos on {whose}: "
             f"accuracy {shown(personal['accuracy'])}"
         ]
+        if self.own_models:
+            lines.append("   the same models as above; here each silo counts once, there each record")
         if personal["valid_classes"] is not None:
             valid, share = shown(personal["valid_classes"]), shown(personal["label_share"])
             lines += [
