@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.methods import by_hand
+from tests.report.conftest import Page, said
 from tests.rounds.secure.runs import FOUR, twin
 
 from tightframe import federation
@@ -69,6 +70,15 @@ def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
         own = load_file(path.parent / "personal_model.safetensors")
         assert all(torch.equal(own[name], model[name]) for name in model), "the personal model is that"
         assert "there is no global one" in (path.parent / "report.html").read_text()
+    page = Page.of(server[0].parent)
+    assert "final model" not in page.text and "each round's model" not in page.text
+    assert "The silos' own models" in page.titles()
+    assert "that the silos' own models find, all silos" in page.text
+    assert "Test records of the silos' own models, all silos: rows" in page.text
+    assert "of the silos' own models, which are evaluated after the last round only." in page.text
+    assert "here each silo counts once, and there each record" in said(page.section("Personal models"))
+    for path in reports:
+        assert "Test records of this silo's own model (there is no global one)" in Page.of(path.parent).text
     screen = result.outcome.screen()
     assert "They were evaluated after the last round only" in screen and "missing" not in screen
     assert "the same models as above; here each silo counts once, there each record" in screen

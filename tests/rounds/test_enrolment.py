@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.conftest import Page
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
@@ -121,6 +122,15 @@ def test_rules_that_a_site_tells_are_in_reason_outcome_and_report(
     assert found["not_enrolled_rules"].keys() == {"silo-1"}
     assert found["not_enrolled"] == {"silo-1": "TF-614", "silo-2": "TF-614", "silo-3": "TF-502"}
     assert seen[1].waiting == ("silo-3",), "who refused is not waited for"
+    page = Page.of(tmp_path / "server")
+    assert reason in page.text and "silos enrolled" not in page.text
+    (table,) = page.tables("Silos")
+    assert [(row["silo"], row["code"], row["meaning"]) for row in table] == [
+        ("silo-0", "-", "neither refused nor failed to answer"),
+        ("silo-1", "TF-614", f"below the site's policy; {told}"),
+        ("silo-2", "TF-614", "below the site's policy"),
+        ("silo-3", "TF-502", "late"),
+    ]
 
 
 def test_too_few_that_answer_are_on_record_by_name(

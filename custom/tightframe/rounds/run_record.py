@@ -250,13 +250,21 @@ class RunRecord:
             private=self.privacy is not None,
             temporary=self.temporary,
         )
+        write_json(self.folder / "outcome.json", self._written(result))
+        writing.leave(self.folder, self._log)
+        (self._log.error if reason else self._log.info)("%s", result.screen())
+        return result
+
+    def _written(self, result: Outcome) -> dict[str, Any]:
+        """The content of ``outcome.json``."""
+        job = self.job
         dropped = [
             {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
         ]
         final, spent = result.final(), result.spent()
-        values = {
+        return {
             "trained": result.trained,
-            "reason": reason,
+            "reason": result.reason,
             "not_enrolled": self.absent,
             "not_enrolled_rules": self.left_out_by,
             "job_name": job.job_name,
@@ -286,10 +294,6 @@ class RunRecord:
             "effective": effective.values(self._setup),
             "versions": _versions(),
         }
-        write_json(self.folder / "outcome.json", values)
-        writing.leave(self.folder, self._log)
-        (self._log.error if reason else self._log.info)("%s", result.screen())
-        return result
 
     def _remember_best(self, row: Row, received: Tensors) -> None:
         """Keep the model with the best balanced accuracy on the validation folds.

@@ -64,22 +64,9 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_mo
     start = " Round 0 is the model before training." if 0 in models else ""
     whose = "the silos' own models" if own_models else "each round's model"
     when = ", which are evaluated after the last round only." if own_models else f".{start}"
-    body = [
-        [
-            str(x),
-            value(losses.get(x)) if x else "-",
-            *(
-                value(of(fold, name)[i])
-                for name in ("loss", "balanced_accuracy")
-                for fold in ("validation", "test")
-            ),
-            value(of("test", "auroc")[i]),
-            ", ".join(judges[x]) if partly[i] else ("all silos" if models[x] else MISSING),
-        ]
-        for i, x in enumerate(xs)
+    by = [
+        ", ".join(judges[x]) if partly[i] else ("all silos" if models[x] else None) for i, x in enumerate(xs)
     ]
-    head = ["after round", "training loss", "validation loss", "test loss", "validation balanced accuracy"]
-    head += ["test balanced accuracy", "test AUROC", "counted by"]
     return section(
         "Course of training",
         figure(
@@ -93,8 +80,33 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_mo
         )
         if any(point is not None for series in loss for point in series.values)
         else None,
-        kept(len(body), "All rounds in numbers", table(head, body)),
+        _in_numbers(models, losses, by),
     )
+
+
+def _in_numbers(
+    models: Mapping[int, Evaluation | None], losses: Mapping[int, float], by: Sequence[str | None]
+) -> Markup:
+    """Each round's model and losses, and who counted them (None: nobody)."""
+    body: list[list[Part]] = []
+    for (x, found), judges in zip(sorted(models.items()), by, strict=True):
+        folds = [None, None] if found is None else [found.validation, found.test]
+        body.append(
+            [
+                str(x),
+                value(losses.get(x)) if x else "-",
+                *(
+                    value(getattr(fold, name, None))
+                    for name in ("loss", "balanced_accuracy")
+                    for fold in folds
+                ),
+                value(None if found is None else found.test.auroc),
+                MISSING if judges is None else judges,
+            ]
+        )
+    head = ["after round", "training loss", "validation loss", "test loss", "validation balanced accuracy"]
+    head += ["test balanced accuracy", "test AUROC", "counted by"]
+    return kept(len(body), "All rounds in numbers", table(head, body))
 
 
 def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") -> Markup:
