@@ -7,7 +7,7 @@ and writes every number as ``privacy-PART.json`` into ``--out`` (by default ``be
     python benchmarks/privacy.py --utility --data ham      the HAM four-centre subset of the test data
     python benchmarks/privacy.py --cost                    a step of DP-SGD against a plain one
     python benchmarks/privacy.py --inversion               does a class mean show one of its records?
-    python benchmarks/privacy.py --inference               does a release tell whether a canary was there?
+    python benchmarks/privacy.py --inference               does a release tell who was there?
 
 Epsilon is each silo's for a whole job at ``--delta``, for one record more or less; ``inf`` is the same job
 without privacy. Learning rates are chosen for each epsilon by FedAvg's validation score, with seeds from
@@ -40,6 +40,8 @@ from tightframe.rounds.setup import set_threads
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PARTS = ("utility", "cost", "inversion", "inference")
+SITE_RECORDS = 10
+"""Records of a class that a site has, of which --inference asks whether it took part."""
 INFERENCE_EPSILONS: tuple[float | None, ...] = (None, 8.0, 1.0)
 Tell = Callable[[str], None]
 
@@ -64,7 +66,8 @@ NOTES = {
         "small classes."
     ),
     "inference": (
-        "Shows two attacks on class sums, of which the first is the strongest there is, and one on the final "
+        "Shows two attacks on class sums, of which the first is the strongest there is, for one record and "
+        "for all that a site has of a class, which epsilon does not promise to hide; and one on the final "
         "model by the loss of mislabelled canaries. `at most` bounds every attack's expected AUC at that "
         "epsilon. An AUC near 0.5 from the model does not show that a stronger attack would fail; the bound "
         "does."
@@ -177,14 +180,12 @@ def inference(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
     for seed in seeds:
         pool = privacy_attacks.digits_pool(seed)
         for epsilon in epsilons:
-            rows += [
-                {"seed": seed} | row
-                for row in privacy_attacks.infer_from_sums(
-                    pool, epsilon, seed=seed, trials=arguments.trials, delta=arguments.delta
-                )
-            ]
+            for together in (1, SITE_RECORDS):
+                asked = {"seed": seed, "together": together, "trials": arguments.trials}
+                found = privacy_attacks.infer_from_sums(pool, epsilon, delta=arguments.delta, **asked)
+                rows += [{"seed": seed} | row for row in found]
     for epsilon in epsilons:
-        found = privacy_attacks.infer_from_models(
+        row = privacy_attacks.infer_from_models(
             lambda seed, asked, names: study.job("fedavg", asked, names, seed),
             study.silos,
             epsilon,
@@ -192,8 +193,8 @@ def inference(arguments: argparse.Namespace, tell: Tell) -> dict[str, Any]:
             canaries=arguments.canaries,
             delta=arguments.delta,
         )
-        rows.append({"seed": "all"} | found)
-        tell(f"epsilon {epsilon}: global model: AUC {found['auc']:.3f}")
+        rows.append({"seed": "all"} | row)
+        tell(f"epsilon {epsilon}: global model: AUC {row['auc']:.3f}")
     return {"settings": vars(study.bench.scale), "rows": rows}
 
 

@@ -184,6 +184,7 @@ def infer_from_sums(
     *,
     seed: int,
     records: int = 20,
+    together: int = 1,
     trials: int = 2000,
     permutations: int = 999,
     delta: float = 1e-5,
@@ -192,31 +193,47 @@ def infer_from_sums(
 
     One attacker knows all other records: no attack on this release is stronger. The other knows the canary
     alone.
+
+    Args:
+        pool: the records.
+        epsilon: of the release, for one record; None for none.
+        seed: of what is drawn.
+        records: others of the class in the sum.
+        together: records that are all there or none: 1 is a canary, more are what a site has of the class, of
+            which the question is whether it took part.
+        trials: a sum each.
+        permutations: of the coins.
+        delta: of the release.
     """
     rng = np.random.default_rng([seed, 1])
     noise = release_noise(epsilon, delta)
     classes = [pool.of_class(label) for label in np.unique(pool.labels)]
-    classes = [own for own in classes if len(own) > records]
+    classes = [own for own in classes if len(own) >= records + together]
     drawn = np.stack(
         [
-            own[rng.permutation(len(own))[: records + 1]]
+            own[rng.permutation(len(own))[: records + together]]
             for own in (classes[rng.integers(len(classes))] for _ in range(trials))
         ]
     )
     present = rng.permutation(trials) < trials // 2
-    there = np.ones((trials, records + 1), bool)
-    there[:, 0] = present
-    owners = np.repeat(np.arange(trials)[:, None], records + 1, axis=1)
+    there = np.ones((trials, records + together), bool)
+    there[:, :together] = present[:, None]
+    owners = np.repeat(np.arange(trials)[:, None], records + together, axis=1)
     totals = released(drawn[there], owners[there], trials, noise)
-    rest = released(drawn[:, 1:].reshape(-1, drawn.shape[2]), owners[:, 1:].reshape(-1), trials, None)
-    canaries = released(drawn[:, 0], np.arange(trials), trials, None)
+    rest, canaries = (
+        released(drawn[part].reshape(-1, drawn.shape[2]), owners[part].reshape(-1), trials, None)
+        for part in (np.s_[:, together:], np.s_[:, :together])
+    )
     norms = np.maximum(np.linalg.norm(totals[:, :-1], axis=1), 1e-300)
+    what = "canary" if together == 1 else "site"
     scores = {
-        "knows all other records": ((totals - rest) * canaries).sum(1),
-        "knows the canary alone": (totals * canaries)[:, :-1].sum(1) / norms,
+        # The likelihood ratio of normal noise, but for a factor that all trials share.
+        "knows all other records": ((totals - rest - canaries / 2) * canaries).sum(1),
+        f"knows the {what} alone": (totals * canaries)[:, :-1].sum(1) / norms,
     }
-    bound = 1.0 if noise is None else float(norm.cdf(1 / (noise * math.sqrt(2))))
-    common = {"from": "class sums", "epsilon": epsilon, "noise_multiplier": noise, "at_most": bound}
+    bound = 1.0 if noise is None else float(norm.cdf(together / (noise * math.sqrt(2))))
+    source = "class sums" if together == 1 else f"class sums, a site's {together}"
+    common = {"from": source, "epsilon": epsilon, "noise_multiplier": noise, "at_most": bound}
     return [
         {**common, "attacker": attacker, "runs": 1}
         | judge([(values, present)], permutations=permutations, seed=seed)

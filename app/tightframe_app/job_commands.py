@@ -37,7 +37,13 @@ def list_jobs() -> None:
 # What a job is made with, as options of the command line.
 _Name = Annotated[str | None, typer.Argument(help="A job of `tightframe jobs list`; or --method and --data.")]
 _Method = Annotated[str | None, typer.Option(help="In place of NAME: a method of `tightframe methods` ...")]
-_Data = Annotated[str | None, typer.Option("--data", help="... on fed_isic2019, eicu or fed_heart_disease.")]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        help="... on fed_isic2019, eicu or fed_heart_disease. Others: NAME and --set dataset=digits, say.",
+    ),
+]
 _Preset = Annotated[str, typer.Option(help="rehearsal (minutes on a CPU) or full (GPU, paper scale).")]
 _Output = Annotated[
     Path | None,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from tightframe_app.screens import shown
 from tightframe_app.watched import RunStatus, meaning
 
+LATE = "TF-502"
 SILENCE = 30.0
 """Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
 
@@ -44,7 +45,9 @@ class Silences:
 
 
 def missing(status: RunStatus) -> list[str]:
-    """The silos that a sum which is being made still waits for."""
+    """The silos that enrolment, or a sum which is being made, still waits for."""
+    if status.state == "enrolling":
+        return list(status.waiting)
     if status.state != "summing":
         return []
     return [name for name in status.joined if name not in status.answered]
@@ -55,17 +58,23 @@ def rows(status: RunStatus, silent: Mapping[str, float | None]) -> list[tuple[st
     names = ", ".join(status.joined)
     told = [("joined", shown(f"{len(status.joined)}: {names}" if names else "none yet"), "")]
     waited = missing(status)
+    if status.state == "enrolling" and waited:
+        told.append(("waiting for", shown(", ".join(waited)), ""))
     if status.joined and status.kind is not None:
         waiting = f"; not yet: {', '.join(waited)}" if status.answered and waited else ""
         told.append(("answered", shown(f"{len(status.answered)} of {len(status.joined)}{waiting}"), ""))
     if gone := {name: silent[name] for name in waited if name in silent}:
-        told.append(("silent", shown(_silent(gone)), "yellow"))
+        why = "stopped, cut off, or misspelt" if status.state == "enrolling" else "stopped, or cut off"
+        told.append(("silent", shown(f"{_silent(gone)}: {why}"), "yellow"))
     if status.late:
         told.append(("late", shown(f"{', '.join(status.late)}: not in the last sum"), "yellow"))
     if status.dropped:
         told.append(("dropped", shown(f"{_by_code(status.dropped)}: not in the last sum"), "yellow"))
-    if status.refused:
-        told.append(("refused", shown(_by_code(status.refused)), "red"))
+    absent = {name: code for name, code in status.refused.items() if code == LATE}
+    if absent:
+        told.append(("absent", shown(_by_code(absent)), "yellow"))
+    if refused := {name: code for name, code in status.refused.items() if name not in absent}:
+        told.append(("refused", shown(_by_code(refused)), "red"))
     if status.reason is not None:
         told.append(("reason", shown(meaning(status.reason)), "bold red"))
     return told
@@ -74,12 +83,12 @@ def rows(status: RunStatus, silent: Mapping[str, float | None]) -> list[tuple[st
 def _silent(gone: Mapping[str, float | None]) -> str:
     """Since when nothing was heard of silos; a time and no duration, so that it stays the same."""
     parts = [
-        f"{name}, no longer connected"
+        f"{name}, not connected"
         if last is None
         else f"{name}, nothing heard since {time.strftime('%H:%M:%S', time.localtime(last))}"
         for name, last in gone.items()
     ]
-    return f"{'; '.join(parts)}: stopped, or cut off"
+    return "; ".join(parts)
 
 
 def _by_code(silos: Mapping[str, str]) -> str:

@@ -182,7 +182,7 @@ def _print_epochs(out: Console, report: Report) -> None:
     from tightframe.securesum.rules import minimum_survivors
 
     table = _table(
-        "epoch", "sites", "threshold", "smallest", "colluders", "server is", "weights", "static", "slots"
+        "epoch", "sites", "threshold", "smallest", "colluders", "server assumed", "weights", "static", "slots"
     )
     for epoch in report.epochs:
         params = epoch.params

@@ -206,7 +206,7 @@ def line(view: View) -> str:
         return "; ".join(shown(part) for part in parts)
     if status.kind is not None:
         parts.append(f"round {_round(status)}")
-    if status.joined or status.refused:
+    if status.joined or status.refused or status.waiting:
         parts += [f"{name} {text}" for name, text, _ in silos_shown.rows(status, view.seen.silent)]
     if status.kind is not None:
         parts += [f"loss {_loss(status)}", f"accuracy {_accuracy(status)}"]

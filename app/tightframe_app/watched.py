@@ -113,6 +113,7 @@ class RunStatus(_Read):
     rounds: int
     phase: int
     phases: int
+    waiting: tuple[str, ...] = ()
     joined: tuple[str, ...]
     refused: dict[str, str]
     answered: tuple[str, ...]

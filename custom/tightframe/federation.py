@@ -18,6 +18,7 @@ from typing import Any
 
 from tightframe import methods
 from tightframe.config.job import JobConfig
+from tightframe.config.refusals import BelowPolicyError, in_words
 from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
@@ -30,14 +31,18 @@ from tightframe.rounds.rows import Row
 from tightframe.rounds.secure.server import ServerIdentity
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo import SiloSession, failure_code
+from tightframe.rounds.summation import Failed
 
 
 class LocalTransport:
     """Hands each request to its session, one after the other, in roster order."""
 
-    def __init__(self, sessions: Mapping[str, SiloSession], log: logging.Logger) -> None:
+    def __init__(
+        self, sessions: Mapping[str, SiloSession], log: logging.Logger, failed: Failed | None = None
+    ) -> None:
         self._sessions = sessions
         self._log = log
+        self._failed = failed
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
         """See ``rounds.coordinator.Transport``."""
@@ -48,11 +53,18 @@ class LocalTransport:
             except TightframeError as error:
                 self._log.error("%s: %s", site, error)
                 failed[site] = failure_code(error)
+                self._tell(site, failed[site], error)
             except Exception as error:
                 # As through the engine: one silo's own error is its own, and only a code leaves it.
                 self._log.exception("%s: the task %s failed", site, task)
                 failed[site] = failure_code(error)
+                self._tell(site, failed[site], error)
         return failed
+
+    def _tell(self, site: str, code: str, error: Exception) -> None:
+        if self._failed is not None:
+            told = error.outside() if isinstance(error, BelowPolicyError) else None
+            self._failed(site, code, in_words(told))
 
 
 def run(
@@ -193,7 +205,7 @@ def _run(
     )
     coordinator.record.temporary = folder is None
     try:
-        result = coordinator.run(LocalTransport(sessions, log))
+        result = coordinator.run(LocalTransport(sessions, log, coordinator.record.failed))
     except BaseException:
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)

@@ -23,7 +23,7 @@ def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | No
         place = ".".join(str(part) for part in item["loc"])
         where = f"{prefix}{place}" if place else prefix.rstrip(".") or "job"
         if item["type"] == "extra_forbidden" and (keys := _keys(model, item["loc"][:-1])) is not None:
-            lines.append(f"{where}: {_no_such_key(str(item['loc'][-1]), keys)}")
+            lines.append(f"{where}: {no_such('key', str(item['loc'][-1]), keys)}")
             continue
         if item["type"] == "model_type":
             lines.append(f"{where}: Expected a block of keys, but got {item['input']!r}")
@@ -33,13 +33,17 @@ def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | No
     return lines
 
 
-def _no_such_key(found: str, keys: Sequence[str]) -> str:
-    """What to write instead of a key that does not exist."""
-    if not keys:
-        return "no such key: none is known here"
-    near = difflib.get_close_matches(found, keys, n=1)
+def no_such(what: str, found: str, known: Sequence[str]) -> str:
+    """What to write instead of a name that does not exist.
+
+    >>> no_such("site", "site-22", ["site-1", "site-2"])
+    "no such site: did you mean 'site-2'? Known are site-1, site-2"
+    """
+    if not known:
+        return f"no such {what}: none is known here"
+    near = difflib.get_close_matches(found, known, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"no such key: {meant}Known are {', '.join(keys)}"
+    return f"no such {what}: {meant}Known are {', '.join(known)}"
 
 
 def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:

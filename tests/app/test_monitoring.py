@@ -158,7 +158,7 @@ def test_a_silo_that_nothing_is_heard_of_is_told_with_the_time(connect: Connect)
     heard = {"hospital-1": HEARD - 500, "hospital-2": last, "hospital-9": HEARD}
     connect(Session(GOING, OVER, stats=STATS, result=OUTCOME, heard=heard))
     at = time.strftime("%H:%M:%S", time.localtime(last))
-    wanted = f"; silent hospital-2, nothing heard since {at}; hospital-3, no longer connected: stopped"
+    wanted = f"; silent hospital-2, nothing heard since {at}; hospital-3, not connected: stopped"
     assert wanted in call(JOB).stdout
     heard = {"hospital-1": None, "hospital-2": None, "hospital-3": None}
     connect(Session(GOING, OVER, stats=STATS, result=OUTCOME, heard=heard))

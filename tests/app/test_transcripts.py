@@ -62,6 +62,7 @@ def test_a_valid_transcript_of_the_server(verify: Verify) -> None:
     assert "complete yes; the run ended early: too few silos" in said
     assert "identities provisioned" in said and report.head in said
     assert "no line for epoch/slot 2/0: not used, or left out" in said
+    assert "server assumed" in said and "server is" not in said
     # epoch, sites, threshold, smallest, colluders, server, weights, static, slots
     assert "0 4 3 3 1 malicious power_of_two may open 4" in said
     assert "2 3 3 3 1 malicious power_of_two shut 4" in said

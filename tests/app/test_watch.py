@@ -79,9 +79,23 @@ def test_silence_is_counted_without_trusting_that_two_clocks_agree() -> None:
 def test_silence_is_told_of_silos_that_are_waited_for_only() -> None:
     seen = Seen("RUNNING", "fedmr_isic", silent={"hospital-1": 0.0, "hospital-3": None})
     view = watch.View(JOB, seen, status(trained_so_far()))
-    assert "silent hospital-3, no longer connected: stopped, or cut off" in flat(drawn(view))
+    assert "silent hospital-3, not connected: stopped, or cut off" in flat(drawn(view))
     over = replace(view, last=status(trained_so_far().ended(trained=False, reason="TF-501")))
     assert "silent" not in drawn(over)
+
+
+def test_whom_enrolment_waits_for_is_shown_with_who_is_not_connected() -> None:
+    now = Status("job", 4).enrolling(["hospital-1", "hospital-2", "hospital-9"]).heard("hospital-2")
+    seen = Seen("RUNNING", "job", silent={"hospital-9": None, "hospital-2": None})
+    view = watch.View(JOB, seen, status(now))
+    text = flat(drawn(view))
+    assert "state silos are being enrolled" in text
+    assert "waiting for hospital-1, hospital-9 silent hospital-9, not connected: stopped, cut off" in text
+    assert "; waiting for hospital-1, hospital-9; silent hospital-9, not connected" in watch.line(view)
+    later = now.heard("hospital-9", "TF-502").heard("hospital-1", "TF-612")
+    text = flat(drawn(replace(view, last=status(later))))
+    late, refused = (f"{code} ({REASONS[code]})" for code in ("TF-502", "TF-612"))
+    assert f"absent hospital-9 {late} refused hospital-1 {refused}" in text and "waiting for" not in text
 
 
 def test_privacy_is_told_as_the_run_itself_tells_it() -> None:

@@ -95,6 +95,27 @@ def test_without_noise_the_strongest_attack_is_always_right(attacks: ModuleType)
     assert best["auc"] == best["at_most"] == 1.0
 
 
+@pytest.mark.parametrize(("epsilon", "found"), [(None, True), (8.0, True), (0.002, False)])
+def test_whether_a_site_took_part_is_told_as_far_as_the_noise_lets_it(
+    attacks: ModuleType, epsilon: float | None, found: bool
+) -> None:
+    """A promise for a record is a weaker one for ten of them."""
+    pool, each = _pool(attacks), 10
+    best, weak = attacks.infer_from_sums(pool, epsilon, seed=5, trials=2000, together=each)
+    assert weak["attacker"] == "knows the site alone" and best["auc"] <= best["at_most"] + 0.04
+    noise = best["noise_multiplier"]
+    if noise is None:
+        assert best["auc"] == best["at_most"] == 1.0
+    else:
+        assert best["at_most"] == pytest.approx(norm.cdf(each / (noise * math.sqrt(2))))
+        # Ten vectors of a class point nearly the same way, so that the bound is nearly reached.
+        assert best["auc"] == pytest.approx(best["at_most"], abs=0.05)
+    if found:
+        assert best["p"] <= 0.001 and best["auc"] > best["null"][2]
+    else:  # five standard deviations of an AUC of 1000 against 1000, which the null's are, too
+        assert best["auc"] < 0.5 + 5 * 0.0129 and best["null"][2] - best["null"][0] < 4 * 0.0129
+
+
 def test_area_and_null_are_those_of_others(attacks: ModuleType) -> None:
     rng = np.random.default_rng(0)
     coins = rng.permutation(60) < 30

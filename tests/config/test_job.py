@@ -87,6 +87,17 @@ def test_options_that_the_engine_would_build_an_object_from_are_refused(
     assert "the engine would build an object" in str(caught.value)
 
 
+@pytest.mark.parametrize("key", ["prototype_sites", "site_models"])
+def test_a_site_that_is_none_is_answered_with_those_that_are(small: dict[str, Any], key: str) -> None:
+    asked = ["site-22", "x"] if key == "prototype_sites" else {"site-22": {}, "x": {}}
+    with pytest.raises(JobError) as caught:
+        parse_job(small | {"sites": ["site-1", "site-2", "site-3"], key: asked})
+    known = "Known are site-1, site-2, site-3"
+    wanted = [f"{key}: site-22: no such site of `sites`: did you mean 'site-2'? {known}"]
+    wanted.append(f"{key}: x: no such site of `sites`: {known}")
+    assert [problem for problem in caught.value.problems if "no such site" in problem] == wanted
+
+
 def test_hash_depends_on_every_value(small: dict[str, Any]) -> None:
     first = parse_job(small)
     assert first.sha256() == parse_job(dict(reversed(small.items()))).sha256()

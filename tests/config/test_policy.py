@@ -157,12 +157,19 @@ def test_a_job_may_not_choose_a_sites_records_unless_the_site_says_so(option: di
         check_record_options(parse_job(EICU), accepting, standard)
 
 
-def test_it_holds_before_every_task(tmp_path: Path) -> None:
-    job = parse_job({**EICU, "dataset_options": {"drugs": 40, "equal_sizes": True}, "summation": "secure"})
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"dataset_options": {"drugs": 40, "equal_sizes": True}, "summation": "secure"}, "equal_sizes"),
+        ({"summation": "plain"}, "require_secure_sum"),
+    ],
+)
+def test_it_holds_before_every_task(tmp_path: Path, changes: dict[str, Any], rule: str) -> None:
+    job = parse_job({**EICU, **changes})
     entry = SiteEntry(policy=PolicyBlock(profile="standard"))
     session = SiloSession(SiloContext("site-1", job, entry, run_dir=tmp_path))
     for task in ("enroll", "confirm", "contribute", "reveal", "baseline"):
-        with pytest.raises(PolicyError, match="equal_sizes"):
+        with pytest.raises(PolicyError, match=rule):
             session.handle(task, {})
 
 

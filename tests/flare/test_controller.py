@@ -1,14 +1,20 @@
-"""Where the controller looks, on the engine's own workspace."""
+"""Where the controller looks, on the engine's own workspace, and what it says before it begins."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from nvflare.apis.fl_constant import SiteType
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import FLContextKey, SiteType
+from nvflare.apis.fl_context import FLContextManager
+from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
-from tightframe.flare.controller import stopped_run
+from tightframe.flare import monitor
+from tightframe.flare.controller import FederationController, astray, stopped_run
 from tightframe_app.job_folders import CHECKPOINT_FILE
 
 
@@ -25,3 +31,41 @@ def test_the_checkpoint_of_a_resumed_job_is_found_where_the_job_brought_it(
     brought.touch()
     assert stopped_run(workspace, "a-job") == brought
     assert stopped_run(workspace, "a-job").is_file()
+
+
+def test_sites_without_a_client_and_clients_beside_the_sites_are_named() -> None:
+    roster = ["hospital-1", "hospital-2", "hospital-9"]
+    assert astray(roster, roster) == []
+    gone, beside = astray(roster, ["hospital-2", "hospital-1", "hospital-4"])
+    assert "no client of the job's sites hospital-9: not connected" in gone
+    assert "also sent to hospital-4, not of its sites" in beside
+
+
+def test_a_run_begins_with_them_in_the_servers_log(
+    small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the controller itself, whose run is aborted while it waits for the silos."""
+    signal, panics = Signal(), list[str]()
+    controller = FederationController(**small, summation="plain")
+    monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: panics.append(reason))
+    monkeypatch.setattr(controller, "send", lambda **_: signal.trigger(True))
+    monkeypatch.setattr(controller, "cancel_task", lambda *_, **__: None)
+    engine = SimpleNamespace(
+        get_workspace=lambda: SimpleNamespace(
+            get_run_dir=lambda job_id: str(tmp_path),
+            get_app_dir=lambda job_id: str(tmp_path),
+            get_site_config_dir=lambda: str(tmp_path),
+        ),
+        get_clients=lambda: [Client("site-1", ""), Client("site-2", ""), Client("site-7", "")],
+        register_app_command=lambda *_: None,
+    )
+    monkeypatch.setattr(monitor, "_with_engine", [])
+    context = FLContextManager(engine, "server", "a-job", {}, {}).new_context()  # type: ignore[arg-type]
+    context.set_prop(FLContextKey.SECURE_MODE, False, private=True, sticky=True)
+    controller.start_controller(context)
+    controller.control_flow(signal, context)
+    controller.stop_controller(context)
+    assert "no client of the job's sites site-3:" in caplog.text
+    assert "also sent to site-7, not of its sites" in caplog.text
+    (reason,) = panics
+    assert reason.startswith("TF-504")

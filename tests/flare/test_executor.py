@@ -260,6 +260,19 @@ def test_production_without_a_kit_says_so_and_never_simulates(
     assert not list((hospital / "state").rglob("journal.jsonl")), "nothing was advertised"
 
 
+def test_in_production_nothing_is_answered_without_the_guard_that_the_policy_wants(
+    small: dict[str, Any], hospital: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As above, but for the rule that lets this site do without it."""
+    path = hospital / "local" / "tightframe.json"
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps({**entry, "policy": {}}))
+    reply = _run(small, hospital, _hello(small, hospital), secure=True)
+    assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert reply[CODE] == "TF-202" and MESSAGE not in reply
+    assert "Expected the egress guard" in caplog.text and "checking every record" not in caplog.text
+
+
 def test_the_same_site_enrols_in_a_simulation(small: dict[str, Any], hospital: Path) -> None:
     """So that the refusal above is about the kit, and about nothing else."""
     entry = json.loads((hospital / "local" / "tightframe.json").read_text())

@@ -16,6 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from tightframe.config.refusals import REFUSALS
 from tightframe.errors import ContributionError, RunError
 from tightframe.flare.transport import FlareTransport
 from tightframe.flare.wire import CODE, MESSAGE
@@ -290,3 +291,32 @@ def test_an_absent_silo_gets_its_turn_again_when_silos_run_one_after_the_other()
 
     assert _exchange(transport, stuck)[0] == {"b": "TF-502", "c": "TF-502"}
     assert _exchange(transport, healthy)[0] == {}
+
+
+def test_who_is_left_out_is_logged_and_told_at_once_with_the_rules_it_names(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    controller, told = _Controller(), dict[str, tuple[str, list[str]]]()
+    signal = Signal()
+    transport = FlareTransport(
+        controller,  # type: ignore[arg-type]
+        FLContext(),
+        signal,
+        site_timeout=9,
+        fetch_timeout=0.3,
+        log=logging.getLogger("test"),
+        failed=lambda site, code, rules: told.update({site: (code, list(rules))}),
+    )
+
+    def play() -> None:
+        task = controller.fetch("a")
+        task.result = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        task.result[CODE] = "TF-614"
+        task.result[REFUSALS] = [["epsilon_cap", "8", "at most 4"], ["\x1b[2J", "1", "2"], "nonsense"]
+        task.task.result_received_cb(task, FLContext())
+        assert told == {"a": ("TF-614", ["epsilon_cap: asked 8, required at most 4"])}, "at once"
+        controller.answer(controller.fetch("b"), {})
+
+    assert _exchange(transport, play)[0] == {"a": "TF-614", "c": "TF-502"}
+    assert told.pop("c") == ("TF-502", []) and told.keys() == {"a"}
+    assert "c left out: it did not fetch its task (" in caplog.text

@@ -69,6 +69,9 @@ def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
         own = load_file(path.parent / "personal_model.safetensors")
         assert all(torch.equal(own[name], model[name]) for name in model), "the personal model is that"
         assert "there is no global one" in (path.parent / "report.html").read_text()
+    screen = result.outcome.screen()
+    assert "They were evaluated after the last round only" in screen and "missing" not in screen
+    assert "the same models as above; here each silo counts once, there each record" in screen
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None and result.outcome.personal is not None
     accuracy = [json.loads(path.read_text())["global"]["test"] for path in reports]

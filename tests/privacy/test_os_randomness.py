@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from tightframe.privacy.discrete_gaussian import RandomnessError
 from tightframe.privacy.os_randomness import NOISE_CHUNK, poisson_batch, standard_normal
 
 
@@ -70,3 +73,14 @@ def test_torch_and_numpy_seeds_do_not_repeat_the_draws() -> None:
         np.random.seed(0)
         drawn.append((standard_normal(8).tolist(), poisson_batch(200, 0.5)))
     assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1]
+
+
+def test_without_the_systems_generator_nobody_is_drawn_and_there_is_no_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A generator that gives too little would leave records out of every batch, and unseen."""
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count - 8))
+    with pytest.raises(RandomnessError, match="TF-720"):
+        poisson_batch(50, 0.5)
+    with pytest.raises(RandomnessError, match="TF-720"):
+        standard_normal(8)

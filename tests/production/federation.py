@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from PIL import Image
 from tests.conftest import ROOT
-from tests.production.guides import Guide
+from tests.production.guides import ONE_MACHINE, Guide
 
 from tightframe.data.isic_folder import IMAGES
 
@@ -38,6 +38,7 @@ PROJECT = "consortium"
 SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
+OPERATIONS = ROOT / "docs" / "operations.md"
 FAULTS = "Go on with a stopped job"
 """What stops jobs is in tests/faults."""
 MEMBERS = f"--member {MEMBER}=university"
@@ -58,7 +59,7 @@ class Federation:
     fingerprint: str = ""
     packaged: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    operations: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "operations.md", [FAULTS]))
+    operations: Guide = field(default_factory=lambda: Guide(OPERATIONS, [FAULTS, ONE_MACHINE]))
     site_guide: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "site-guide.md"))
 
     def kit(self, name: str) -> Path:

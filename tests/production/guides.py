@@ -8,6 +8,8 @@ from pathlib import Path
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#{1,3} (.+)$", re.MULTILINE)
+ONE_MACHINE = "To try everything on one machine"
+"""Its commands are tried in tests/app, without the engine."""
 
 
 class Guide:

@@ -173,6 +173,7 @@ def test_protocol_facts_are_those_of_the_verified_transcript(run: Path, page: Pa
     signed, sums = page.tables("Protocol")
     (epoch,) = report.epochs
     assert signed[0]["threshold"] == str(epoch.params.threshold) == "3"
+    assert signed[0]["server assumed to be"] == "malicious (any deviation)"
     assert signed[0]["silos"] == str(len(epoch.params.roster)) and signed[0]["colluders assumed"] == "1"
     assert [row["round/phase/try"] for row in sums] == [str(item.sum_id) for item in report.sums]
     for row, item in zip(sums, report.sums, strict=True):
@@ -203,6 +204,10 @@ def test_configuration_time_and_traffic(run: Path, page: Page) -> None:
     assert found["training.learning_rate"] == "0.05" and found["sites"] == "site-1, site-2, site-3, site-4"
     assert found["model_options.widths"] == "8, 8, 8" and found["privacy"] == "none"
     assert {key.partition(".")[0] for key in found} == set(job)
+    # What the job of the run leaves out, as the method's page and the model's table have it.
+    assert "intra_form" not in job["method_options"] and found["method_options.intra_form"] == "paper"
+    assert found["method_options.lite_m"] == "not set" and found["model_options.dropout"] == "0.0"
+    assert found["prototype_sites"] == found["sites_per_round"] == "all"
     rows = [row for row in lines(run / "server" / "metrics.jsonl") if row["bytes_up"]]
     (table,) = page.tables("Time and traffic")
     for shown, row in zip(table, rows, strict=False):
@@ -243,6 +248,40 @@ def test_a_run_that_ended_in_enrolment_counts_nobody_as_enrolled(early: Path, tm
     page = Page.of(tmp_path / "server")
     assert "too few silos in enrolment" in page.text and "no silo was enrolled" in page.text
     assert "silos enrolled" not in page.text
+    (table,) = page.tables("Silos")
+    assert table == [{"silo": site, "code": "TF-502", "meaning": "late"} for site in runs.FOUR]
+    folder = tmp_path / "server"
+    outcome = values(folder / "outcome.json")
+    told = "epsilon_cap: asked 8, required at most 4"
+    outcome |= {"not_enrolled": {"site-2": "TF-614"}, "not_enrolled_rules": {"site-2": [told]}}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    write(folder)
+    (table,) = Page.of(folder).tables("Silos")
+    assert [row["silo"] for row in table] == runs.FOUR
+    assert table[1]["code"] == "TF-614" and table[1]["meaning"] == f"below the site's policy; {told}"
+    assert {row["code"] for row in table} == {"TF-614", "-"}
+
+
+def test_silos_own_models_are_nowhere_called_a_final_model(run: Path, copied: Copied) -> None:
+    """The same run as one of a method without a global model tells it."""
+    assert "The silos' own models" not in Page.of(run / "server").text
+    folder = copied("server")
+    rows = lines(folder / "metrics.jsonl")
+    scored = [row for row in rows if row["evaluation"]]
+    for row in scored[:-1]:
+        row["evaluation"] = None
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    outcome = values(folder / "outcome.json") | {"own_models": True}
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    write(folder)
+    page = Page.of(folder)
+    assert "final model" not in page.text and "each round's model" not in page.text
+    assert "The silos' own models" in page.titles() and "The final model" not in page.titles()
+    assert "that the silos' own models find, all silos" in page.text
+    assert "Test records of the silos' own models, all silos: rows" in page.text
+    assert "of the silos' own models, which are evaluated after the last round only." in page.text
+    assert "here each silo counts once, and there each record" in said(page.section("Personal models"))
+    assert len(scored) > 1, "there was something to leave out"
 
 
 def test_a_model_of_an_earlier_run_is_not_called_this_one_s(copied: Copied) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from tests.report.conftest import Page, said
 
 from tightframe import federation
 from tightframe.data.base import SiloData
@@ -72,6 +73,11 @@ def test_a_shared_test_set_is_counted_once_a_silo_and_changes_no_metric(
     screen = result.outcome.screen()
     assert f"Test records of all silos ({3 * len(truth)}: the same {len(truth)} at each of 3 silos)" in screen
     assert "mean of 3 silos on the test records, which all share" in screen
+    page, same = Page.of(server), f"all silos (the same {len(truth)} test records at each of 3 silos)"
+    assert f"On the {3 * len(truth)} test records of {same} the final model has" in page.text
+    assert f"test records counted, 3 times the same {len(truth)}" in page.text
+    for title in ("The final model", "Recall by class", "Confusion matrix"):
+        assert same in said(page.section(title)), title
     assert json.loads((server / "outcome.json").read_text())["test_shared"] is True
 
 
@@ -81,6 +87,7 @@ def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
     total = sum(len(silo.labels("test")) for silo in silos.values())
     assert f"Test records of all silos ({total}): " in result.outcome.screen()
     assert "mean of 3 silos on their own test records" in result.outcome.screen()
+    assert "the same" not in said(Page.of(tmp_path / "server").section("Recall by class"))
     assert json.loads((tmp_path / "server" / "outcome.json").read_text())["test_shared"] is False
 
 

@@ -151,7 +151,10 @@ MLP: dict[str, Any] = {"model": "mlp", "model_options": {"widths": [4]}}
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ({"site-9": MLP}, r"site_models: \['site-9'\] are not in `sites`"),
+        (
+            {"site-22": MLP},
+            "site_models: site-22: no such site of `sites`: did you mean 'site-2'[?] Known are site-1, ",
+        ),
         ({"site-2": {"model": "huge"}}, "site_models.site-2.model: .*huge"),
         ({"site-2": {"model_options": {}}}, "site_models.site-2.model: Field required"),
         ({"site-2": {**MLP, "layers": 3}}, "site_models.site-2.layers: no such key: .*Known are model, "),

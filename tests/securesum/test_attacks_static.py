@@ -11,7 +11,7 @@ from tests.securesum.protocol import DATASET, JOB, MIXED, World
 
 from tightframe.securesum import journal
 from tightframe.securesum.errors import ReplayError, StateError, StaticCohortError, SurvivorsError
-from tightframe.securesum.messages import Reveal, RevealRequest, SumId, TermRequest
+from tightframe.securesum.messages import FieldSpec, Reveal, RevealRequest, SumId, TermRequest
 
 ONE, TWO, THREE, FOUR = names(4)
 
@@ -55,6 +55,18 @@ def test_the_static_group_of_another_cohort_is_refused(when: str, changes: dict[
     same = with_journals(World(4, **changes), earlier)
     same.set_up()
     assert same.run(0, sum_id=SumId(1, "train-0")).groups == same.plain(names(4))
+
+
+@pytest.mark.parametrize("empty", [(), (FieldSpec("none", (0,), 32, 0, 1.0, "static"),)])
+def test_a_job_without_static_sums_is_of_any_cohort_and_binds_nobody(empty: tuple[FieldSpec, ...]) -> None:
+    """As one with differential privacy is, whose noisy sums are in the update group."""
+    schemas = {"train": (FieldSpec("weight", (2, 3), 32, 8, 1.0, "update"), *empty)}
+    later = with_journals(World(3, job="job-2", lineage="job-2", schemas=schemas), opened_once())
+    later.set_up()
+    assert later.run(0).groups == later.plain(names(3))
+    for site in later.sites.values():
+        opened = [entry.roster for entry in site.entries if isinstance(entry, journal.StaticOpened)]
+        assert opened == [names(4)]
 
 
 def test_after_a_drop_out_no_site_reveals_anything_of_the_static_group() -> None:

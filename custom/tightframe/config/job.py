@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tightframe.errors import JobError
 from tightframe.phases import Neighbours
-from tightframe.problems import listed
+from tightframe.problems import listed, no_such
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 # Of the engine; a silo finds its own state by it, so that it must be one plain name of a folder.
@@ -267,7 +267,7 @@ class JobConfig(Strict):
 
 def _cross_problems(values: dict[str, Any]) -> list[str]:
     """What does not fit together, told also while other values are wrong."""
-    sites, least, chosen = (values.get(key) for key in ("sites", "min_sites", "prototype_sites"))
+    sites, least = values.get("sites"), values.get("min_sites")
     if not (isinstance(sites, list) and all(isinstance(site, str) for site in sites)):
         return []
     problems = []
@@ -276,11 +276,11 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
     if isinstance(least, int) and least > len(sites):
         problems.append(f"min_sites: Expected at most the number of sites ({len(sites)}), but got {least}")
     problems += _sampling_problems(values, len(sites))
-    if isinstance(chosen, list) and (strangers := sorted({str(site) for site in chosen} - set(sites))):
-        problems.append(f"prototype_sites: {strangers} are not in `sites`")
-    others = values.get("site_models")
-    if isinstance(others, dict) and (strangers := sorted({str(site) for site in others} - set(sites))):
-        problems.append(f"site_models: {strangers} are not in `sites`")
+    for key, kind in (("prototype_sites", list), ("site_models", dict)):
+        asked = values.get(key)
+        if isinstance(asked, kind):
+            strangers = sorted({str(site) for site in asked} - set(sites))
+            problems += [f"{key}: {site}: {no_such('site of `sites`', site, sites)}" for site in strangers]
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:

@@ -11,6 +11,8 @@ REFUSALS = "tightframe.refusals"
 """Key of what a refusal tells the lead, beside its code, in what travels."""
 MAX_TOLD = 120
 """Characters of a refused or required value that a site tells the lead."""
+MAX_RULES = 64
+"""Rules of one site that the server takes note of."""
 BESIDE_RULES = ("privacy", "accepted_options")
 """What a refusal can be about beside the rules of a policy: the job's own privacy, and the site's entry."""
 
@@ -63,3 +65,19 @@ class BelowPolicyError(PolicyError):
         if not self.told:
             return []
         return [[item.rule, item.asked[:MAX_TOLD], item.required[:MAX_TOLD]] for item in self.refusals]
+
+
+def in_words(told: object) -> tuple[str, ...]:
+    """What a site told of the rules that a job falls short of, in words; nothing that could steer a terminal.
+
+    >>> in_words([["epsilon_cap", "8", "at most 4"], [chr(27), "", ""], "nonsense"])
+    ('epsilon_cap: asked 8, required at most 4',)
+    """
+    rules = [item for item in told if _is_refusal(item)] if isinstance(told, list) else []
+    return tuple(f"{rule}: asked {asked}, required {required}" for rule, asked, required in rules[:MAX_RULES])
+
+
+def _is_refusal(item: object) -> bool:
+    if not isinstance(item, list | tuple) or len(item) != 3:
+        return False
+    return all(isinstance(part, str) and part.isprintable() and len(part) <= MAX_TOLD for part in item)

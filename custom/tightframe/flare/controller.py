@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,25 @@ def stopped_run(workspace: Any, job_id: str) -> Path:
     from tightframe.rounds.checkpoint import CHECKPOINT
 
     return Path(workspace.get_app_dir(job_id)) / "config" / CHECKPOINT
+
+
+def astray(roster: Sequence[str], clients: Iterable[str]) -> list[str]:
+    """What is odd about whom the engine has started a job at, in words; nothing if all is well.
+
+    Args:
+        roster: the job's silos.
+        clients: the sites that the engine has started the job at.
+    """
+    started = set(clients)
+    said = []
+    if gone := [site for site in roster if site not in started]:
+        said.append(
+            f"the engine has no client of the job's sites {', '.join(gone)}: not connected, not provisioned "
+            "or misspelt; the job waits for them all the same, as long as `fetch_timeout` says"
+        )
+    if beside := sorted(started - set(roster)):
+        said.append(f"the job was also sent to {', '.join(beside)}, not of its sites: asked for nothing")
+    return said
 
 
 class FederationController(Controller):
@@ -78,7 +98,10 @@ class FederationController(Controller):
             site_timeout=job.site_timeout,
             fetch_timeout=job.fetch_timeout,
             log=self.logger,
+            failed=lambda site, code, rules: coordinator.record.failed(site, code, rules),
         )
+        for line in astray(job.roster, (client.name for client in fl_ctx.get_engine().get_clients())):
+            self.logger.warning("%s", line)
         try:
             coordinator = Coordinator(
                 self._setup,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
@@ -22,11 +22,12 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from tightframe.config.refusals import MAX_TOLD, REFUSALS
+from tightframe.config.refusals import REFUSALS, in_words
 from tightframe.errors import REASONS, RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.coordinator import Accept, Message
 from tightframe.rounds.silo import failure_code
+from tightframe.rounds.summation import Failed
 
 POLL_SECONDS = 0.05
 LATE, FAILED, ABORTED, STOPPED = "TF-502", "TF-503", "TF-504", "TF-730"
@@ -70,6 +71,7 @@ class FlareTransport:
         fetch_timeout: seconds to wait for silos that have not fetched, while nobody works.
         log: for what is left out, and why.
         absent_grace: seconds that silos have which did not fetch their task in the last exchange.
+        failed: told of every silo that is left out, as soon as it is.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class FlareTransport:
         fetch_timeout: float,
         log: logging.Logger,
         absent_grace: float = 10.0,
+        failed: Failed | None = None,
     ) -> None:
         self._controller = controller
         self._fl_ctx = fl_ctx
@@ -90,6 +93,7 @@ class FlareTransport:
         self._fetch_timeout = fetch_timeout
         self._absent_grace = min(absent_grace, fetch_timeout)
         self._log = log
+        self._failed = failed
         self._absent: set[str] = set()
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
@@ -110,9 +114,9 @@ class FlareTransport:
                 if not waiting.done or waiting.code == LATE:
                     self._controller.cancel_task(waiting.task, fl_ctx=self._fl_ctx)
         with state.lock:
-            for waiting in state.waiting.values():
-                if not waiting.done:
-                    waiting.finish(LATE)  # a result that arrives from now on is not accepted
+            for site, waiting in state.waiting.items():
+                if not waiting.done:  # a result that arrives from now on is not accepted
+                    self._leave_out(site, waiting, f"it did not fetch its task ({task}): is it connected?")
             # Who was not asked (only survivors are asked for shares) stays what it was.
             self._absent -= state.waiting.keys()
             self._absent |= {site for site, waiting in state.waiting.items() if waiting.fetched is None}
@@ -149,6 +153,18 @@ class FlareTransport:
                 code = FAILED
                 self._log.exception("%s left out: its answer could not be read", site)
             waiting.finish(code)
+            if code is not None:
+                self._tell(site, code, in_words(None if result is None else result.get(REFUSALS)))
+
+    def _leave_out(self, site: str, waiting: _Waiting, why: str) -> None:
+        """Finish one that is late."""
+        waiting.finish(LATE)
+        self._log.warning("%s left out: %s", site, why)
+        self._tell(site, LATE, ())
+
+    def _tell(self, site: str, code: str, rules: Sequence[str]) -> None:
+        if self._failed is not None:
+            self._failed(site, code, rules)
 
     def _accept(self, site: str, result: Shareable | None, state: _Exchange) -> None:
         answer = Shareable() if result is None else result
@@ -158,8 +174,9 @@ class FlareTransport:
         if code is not None or message is None or answer.get_return_code() != ReturnCode.OK:
             # A silo that answers is not late, and what it says is one of the documented codes.
             said = FAILED if code == LATE else outside_code(code)
+            told = "; ".join(in_words(answer.get(REFUSALS)))
             raise RunError(
-                f"no result, because: {REASONS[said]}{_told(answer.get(REFUSALS))}; the details are in the "
+                f"no result, because: {REASONS[said]}{f' ({told})' if told else ''}; the details are in the "
                 "silo's own log",
                 code=said,
             )
@@ -183,9 +200,8 @@ class FlareTransport:
             if waiting.done:
                 continue
             if waiting.dead or (waiting.fetched and now - waiting.fetched > self._site_timeout):
-                waiting.finish(LATE)
+                self._leave_out(site, waiting, "gone" if waiting.dead else "late")
                 state.progress = now  # those who waited for its place have a clock of their own
-                self._log.warning("%s left out: %s", site, "gone" if waiting.dead else "late")
             elif waiting.fetched:
                 working = True
             else:
@@ -194,16 +210,3 @@ class FlareTransport:
         if working:
             return True
         return patience is not None and now - state.progress <= patience
-
-
-def _told(refusals: object) -> str:
-    """Which rules a job falls short of, as the site tells it; nothing that could steer a terminal."""
-    rules = [item for item in refusals if _is_refusal(item)] if isinstance(refusals, list) else []
-    shown = [f"{rule}: asked {asked}, required {required}" for rule, asked, required in rules[:64]]
-    return f" ({'; '.join(shown)})" if shown else ""
-
-
-def _is_refusal(item: object) -> bool:
-    if not isinstance(item, list | tuple) or len(item) != 3:
-        return False
-    return all(isinstance(part, str) and part.isprintable() and len(part) <= MAX_TOLD for part in item)

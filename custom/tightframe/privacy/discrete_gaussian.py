@@ -68,10 +68,15 @@ def discrete_gaussian(variance: Fraction | float, shape: tuple[int, ...]) -> NDA
     >>> noise.shape, noise.dtype.name, bool((abs(noise) < 2**24).all())
     ((3, 5), 'int64', True)
     """
-    return _sample(variance, math.prod(shape), _system_bytes).reshape(shape)
+    return _sample(variance, math.prod(shape), system_bytes).reshape(shape)
 
 
-def _system_bytes(count: int) -> bytes:
+def system_bytes(count: int) -> bytes:
+    """So many random bytes of the operating system, or none.
+
+    Raises:
+        RandomnessError: TF-720 if it gives fewer, or an error.
+    """
     try:
         drawn = os.urandom(count)
     except (OSError, NotImplementedError):

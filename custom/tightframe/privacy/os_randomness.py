@@ -10,12 +10,13 @@ Differential Privacy, ESORICS 2021, section 5.1).
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from tightframe.privacy.discrete_gaussian import system_bytes
 
 RandomBytes = Callable[[int], bytes]
 
@@ -23,7 +24,7 @@ DRAWS = 4  # normal draws summed for one value of noise
 NOISE_CHUNK = 2**17
 
 
-def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = os.urandom) -> list[int]:
+def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = system_bytes) -> list[int]:
     """Places of the records that take part: each with probability ``rate``, to 2^-64, independently."""
     threshold = int(rate * 2.0**64)
     if threshold >= 2**64:
@@ -33,7 +34,7 @@ def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = os.urando
     return places
 
 
-def standard_normal(count: int, random_bytes: RandomBytes = os.urandom) -> torch.Tensor:
+def standard_normal(count: int, random_bytes: RandomBytes = system_bytes) -> torch.Tensor:
     """Independent standard normal values, each the sum of four draws over two, (count,) float64 on the CPU.
 
     Box and Muller's transform of uniform numbers with 64 random bits. A radius reaches 9.4 standard

@@ -104,6 +104,7 @@ class Outcome(Values):
     rounds: int
     roster: list[str]
     not_enrolled: dict[str, str] = {}
+    not_enrolled_rules: dict[str, list[str]] = {}
     synthetic: bool
     summation: str
     sums: str
@@ -119,6 +120,7 @@ class Outcome(Values):
     personal: Personal | None = None
     job: dict[str, Any] = {}
     job_sha256: str | None = None
+    effective: dict[str, Any] = {}
     versions: dict[str, str] = {}
 
 

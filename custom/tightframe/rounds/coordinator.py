@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,7 @@ from tightframe.model_update import broadcast_model, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, Phase, ServerState, Totals
 from tightframe.report.words import plural
-from tightframe.rounds import checkpoint, classes, evaluation, personal, resume, statistics
+from tightframe.rounds import checkpoint, classes, enrolment, evaluation, personal, resume, statistics
 from tightframe.rounds.context import Message
 from tightframe.rounds.declaration import WEIGHTS
 from tightframe.rounds.exchanges import Exchanges, Place
@@ -89,8 +89,7 @@ class Coordinator:
         self.setup = setup
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
-        self.record = RunRecord(folder, setup.job, setup.method, setup.dataset, self.log)
-        self.record.privacy = setup.privacy
+        self.record = RunRecord(folder, setup, self.log)
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped
@@ -242,8 +241,7 @@ class Coordinator:
         job, started = self.setup.job, time.monotonic()
         roster = list(job.roster) if kept is None else sorted(kept.weights)
         request = {"job_sha256": job.sha256(), "version": __version__, "roster": roster}
-        self.record.status = replace(self.record.status, state="enrolling")
-        enrolled = self._sums.enroll(transport, request, roster)
+        enrolled = enrolment.enroll(self._sums, transport, request, roster, self.record)
         if kept is not None:
             enrolled.absent = {**kept.absent, **enrolled.absent}
         self.record.enrolled(enrolled)

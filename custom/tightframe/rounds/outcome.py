@@ -31,6 +31,8 @@ _FILES = (
 class Outcome:
     """The end of a run, as ``outcome.json`` and as the last screen tell it.
 
+    ``absent``: silo -> code of those that were not enrolled; ``absent_rules``: the rules that they told.
+
     ``test_shared``: all silos test on the same records, so that pooled counts have each of them once for
     every silo. ``own_models``: each silo has a model of its own, and there is no global one.
     ``temporary``: the files go with this value.
@@ -50,6 +52,7 @@ class Outcome:
     best_round: int | None = None
     reason: str | None = None
     absent: dict[str, str] = field(default_factory=dict)
+    absent_rules: dict[str, list[str]] = field(default_factory=dict)
     personal: dict[str, Any] | None = None
     seconds: float = 0.0
     test_shared: bool = False
@@ -103,7 +106,8 @@ class Outcome:
         if always:
             lines[0] += f" ({', '.join(always)})"
         for name, code in sorted(self.absent.items()):
-            lines.append(f"   {name} was not enrolled: {code} ({REASONS.get(code, 'named')})")
+            why = "; ".join([REASONS.get(code, "named"), *self.absent_rules.get(name, ())])
+            lines.append(f"   {name} was not enrolled: {code} ({why})")
         for row in self.rows:
             for name, code in sorted(row.dropped.items()):
                 lines.append(f"   {name} was left out of {row.name}: {code} ({REASONS.get(code, 'named')})")
@@ -132,12 +136,14 @@ class Outcome:
         if self.own_models:
             lines[0] += "; each silo's records by its own model"
             lines.append(" There is no global model: each silo keeps its own")
-        course = [
-            shown(row.evaluation["test"].get("balanced_accuracy")) if row.evaluation else "missing"
-            for row in self.rows
-            if row.makes_model
-        ]
-        lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
+            lines.append(" They were evaluated after the last round only")
+        else:
+            course = [
+                shown(row.evaluation["test"].get("balanced_accuracy")) if row.evaluation else "missing"
+                for row in self.rows
+                if row.makes_model
+            ]
+            lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
         recall = test.get("recall", {})
         lines.append(" Recall: " + ", ".join(f"{name} {shown(value, 2)}" for name, value in recall.items()))
         if self.personal is not None:
@@ -158,6 +164,8 @@ class Outcome:
             f" Personal models, mean of {personal['silos']} silos on {whose}: "
             f"accuracy {shown(personal['accuracy'])}"
         ]
+        if self.own_models:
+            lines.append("   the same models as above; here each silo counts once, there each record")
         if personal["valid_classes"] is not None:
             valid, share = shown(personal["valid_classes"]), shown(personal["label_share"])
             lines += [

@@ -113,6 +113,7 @@ def restore(record: RunRecord, found: Checkpoint, kept: Kept, log: logging.Logge
     record.rows = [_row(values) for values in kept.rows]
     record.rounds_done = int(found.described["after_round"])
     record.initial_model = kept.initial_model
+    record.absent = dict(kept.absent)
     record.best, record.judges = kept.best, frozenset(kept.judges)
     record.others = None if kept.others is None else frozenset(kept.others)
     if kept.best is not None:

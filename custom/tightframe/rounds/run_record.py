@@ -5,25 +5,24 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tightframe import __version__
-from tightframe.config.job import JobConfig
-from tightframe.data.base import DatasetSpec
 from tightframe.files import write_json
-from tightframe.phases import Method, Tensors, Totals
+from tightframe.phases import Tensors, Totals
 from tightframe.report import writing
-from tightframe.rounds import evaluation
+from tightframe.rounds import effective, evaluation
 from tightframe.rounds.checkpoint import BEST, save_tensors
 from tightframe.rounds.classes import MIN_HOLDERS
 from tightframe.rounds.declaration import Declaration, tellers
 from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.private import noisy_metrics
-from tightframe.rounds.private.plan import PrivacyPlan, honest_silos
+from tightframe.rounds.private.plan import honest_silos
 from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
+from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.status import Status
 from tightframe.rounds.summation import Enrolled
 
@@ -33,15 +32,12 @@ class RunRecord:
 
     Args:
         folder: where the files go.
-        job: of the run.
-        method: name, title and paper.
-        dataset: title and class names.
+        setup: the job, and what it names.
         log: for the line a round and the last screen.
     """
 
-    def __init__(
-        self, folder: Path, job: JobConfig, method: Method, dataset: DatasetSpec, log: logging.Logger
-    ) -> None:
+    def __init__(self, folder: Path, setup: JobSetup, log: logging.Logger) -> None:
+        job = setup.job
         self.folder = folder
         self.job = job
         self.rows: list[Row] = []
@@ -50,10 +46,11 @@ class RunRecord:
         self.initial_model: dict[str, Any] | None = None
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
+        self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
         self.trained = False
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
-        self.privacy: PrivacyPlan | None = None
+        self.privacy = setup.privacy
         self.personal: dict[str, Any] | None = None  # means over silos of their personal models
         promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
@@ -62,8 +59,9 @@ class RunRecord:
         self.best: tuple[float, int] | None = None
         self.judges: frozenset[str] = frozenset()  # who counted the best model
         self.others: frozenset[str] | None = None  # who counted the latest model, where that differs
-        self._method = method
-        self._dataset = dataset
+        self._setup = setup
+        self._method = setup.method
+        self._dataset = setup.dataset
         self._log = log
         self._started = time.monotonic()
 
@@ -100,6 +98,23 @@ class RunRecord:
         self.weights = {site: item.weight for site, item in sorted(enrolled.declared.items())}
         self.synthetic = any(item.synthetic for item in enrolled.declared.values())
         self.status = self.status.enrolled(self.weights, self.absent)
+
+    def failed(self, site: str, code: str, rules: Sequence[str]) -> None:
+        """A silo gave no answer that is of use; told as soon as it is known, by whatever carries messages."""
+        if rules:
+            self.refused_rules[site] = list(rules)
+        if self.status.state == "enrolling":
+            self.status = self.status.heard(site, code)
+
+    def not_enrolled(self, absent: Mapping[str, str]) -> None:
+        """Put on record whom an enrolment that ended the run has left out."""
+        self.absent |= absent
+        self.status = self.status.enrolled((), self.absent)
+
+    @property
+    def left_out_by(self) -> dict[str, list[str]]:
+        """Silos that are not in the run for their policy's sake, and the rules that they tell."""
+        return {site: rules for site, rules in sorted(self.refused_rules.items()) if site in self.absent}
 
     def rules(self) -> list[str]:
         """Which privacy rules held, and which were off; one line each."""
@@ -227,6 +242,7 @@ class RunRecord:
             best_round=self.best[1] if self.best else None,
             reason=reason,
             absent=self.absent,
+            absent_rules=self.left_out_by,
             personal=self.personal,
             seconds=time.monotonic() - self._started,
             test_shared=getattr(self._asked, "test", None) == "global",
@@ -242,6 +258,7 @@ class RunRecord:
             "trained": result.trained,
             "reason": reason,
             "not_enrolled": self.absent,
+            "not_enrolled_rules": self.left_out_by,
             "job_name": job.job_name,
             "method": self._method.name,
             "data": result.data,
@@ -266,6 +283,7 @@ class RunRecord:
             # Also in the model's card, which a run that failed has not.
             "job": job.model_dump(mode="json"),
             "job_sha256": job.sha256(),
+            "effective": effective.values(self._setup),
             "versions": _versions(),
         }
         write_json(self.folder / "outcome.json", values)

@@ -387,10 +387,13 @@ def _schemas(setup: JobSetup, setting: Setting) -> list[Schema]:
 def _check_head(setup: JobSetup, asked: dict[str, Any]) -> None:
     """Refuse options of the backbone's head where the method brings a head of its own."""
     options = sorted(name for name in HEAD_OPTIONS if asked.get(name))
-    method, setting = setup.method, setup.setting
-    if not options or method.head is None:
-        return
-    if method.head(setting.config, _width(setting), setting.num_classes) is not None:
-        raise JobError(
-            [f"model_options.{name}: {method.name} has a head of its own, without it" for name in options]
-        )
+    if options and brings_head(setup.method, setup.setting):
+        ours = f"{setup.method.name} has a head of its own, without it"
+        raise JobError([f"model_options.{name}: {ours}" for name in options])
+
+
+def brings_head(method: Method, setting: Setting) -> bool:
+    """Whether a method replaces the backbone's head, with these options of its own."""
+    if method.head is None:
+        return False
+    return method.head(setting.config, _width(setting), setting.num_classes) is not None

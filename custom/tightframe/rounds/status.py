@@ -30,6 +30,7 @@ class Status:
         kind: what the sum is for: ``train``, ``closing``, ...
         round: of the sum.
         phase, phases: its place among the phases of its round, from 1 on.
+        waiting: silos whose answer is awaited while they are enrolled.
         joined: the silos enrolled.
         refused: silo -> code of those that were not.
         answered: silos whose terms have come in this sum, or are in the last one.
@@ -52,6 +53,7 @@ class Status:
     round: int = 0
     phase: int = 0
     phases: int = 0
+    waiting: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     answered: tuple[str, ...] = ()
@@ -66,9 +68,18 @@ class Status:
     bytes_down: int = 0
     bytes_up: int = 0
 
+    def enrolling(self, waiting: Iterable[str]) -> Status:
+        """Silos are asked whether they take part."""
+        return replace(self, state="enrolling", waiting=tuple(sorted(waiting)))
+
+    def heard(self, site: str, code: str | None = None) -> Status:
+        """One of them is no longer waited for: it answered, or is left out with a code."""
+        refused = self.refused if code is None else {**self.refused, site: code}
+        return replace(self, waiting=tuple(name for name in self.waiting if name != site), refused=refused)
+
     def enrolled(self, joined: Iterable[str], refused: Mapping[str, str]) -> Status:
         """Who takes part, and who does not."""
-        return replace(self, joined=tuple(sorted(joined)), refused=dict(refused))
+        return replace(self, waiting=(), joined=tuple(sorted(joined)), refused=dict(refused))
 
     def summing(self, kind: str, number: int, phase: int, phases: int) -> Status:
         """Silos are asked for their terms; ``phase`` counts from 0.
@@ -110,7 +121,7 @@ class Status:
     def ended(self, *, trained: bool, reason: str | None) -> Status:
         """The run is over; of its reason the code alone is kept."""
         code = None if reason is None else reason.partition(":")[0]
-        return replace(self, state="trained" if trained else "stopped", reason=code)
+        return replace(self, state="trained" if trained else "stopped", reason=code, waiting=())
 
     def as_json(self) -> dict[str, Any]:
         """Plain values. ``epsilon`` is the upper end of the range of what silos tell."""
@@ -125,6 +136,7 @@ class Status:
             "rounds": self.rounds,
             "phase": self.phase,
             "phases": self.phases,
+            "waiting": list(self.waiting),
             "joined": list(self.joined),
             "refused": dict(self.refused),
             "answered": list(self.answered),

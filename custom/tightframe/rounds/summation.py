@@ -24,6 +24,8 @@ from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
 Accept = Callable[[str, Message], None]
+Failed = Callable[[str, str, Sequence[str]], None]
+"""Told at once of a silo without an accepted answer: its name, the code, the rules that it names, if any."""
 LATE, OUT_OF_BUDGET = "TF-502", "TF-701"
 
 
@@ -91,6 +93,42 @@ class TooFewError(RunError):
         )
 
 
+class RefusedError(RunError):
+    """Silos refused to enrol, which ends the run: what they say is to be mended, not trained around.
+
+    Args:
+        refused: silo -> code.
+        absent: silo -> code of those that are not in the run for another reason.
+        rules: silo -> what it says of the rules that the job falls short of.
+        spare: whether the job could go without all of them.
+    """
+
+    code = "TF-509"
+
+    def __init__(
+        self,
+        refused: Mapping[str, str],
+        absent: Mapping[str, str] | None = None,
+        rules: Mapping[str, Sequence[str]] | None = None,
+        *,
+        spare: bool = True,
+    ) -> None:
+        self.refused = dict(refused)
+        said = [
+            f"{site} {'did not answer' if code == LATE else 'cannot take part'}: {_meant(code)}"
+            for site, code in sorted((absent or {}).items())
+        ]
+        said += [
+            f"{site} refused: {_meant(code, (rules or {}).get(site, ()))}"
+            for site, code in sorted(refused.items())
+        ]
+        without = ", or export the job without those silos" if spare else ""
+        super().__init__(
+            f"before any training, {'; '.join(said)}. The details are in each silo's own log; "
+            f"mend them{without}."
+        )
+
+
 class Sums(Protocol):
     """The server's side of a run's sums."""
 
@@ -124,9 +162,12 @@ class Sums(Protocol):
 
 def named_codes(failed: Mapping[str, str]) -> str:
     """``site-2: TF-502 (late), ...``."""
-    return ", ".join(
-        f"{site}: {code} ({REASONS.get(code, 'see docs/errors.md')})" for site, code in sorted(failed.items())
-    )
+    return ", ".join(f"{site}: {_meant(code)}" for site, code in sorted(failed.items()))
+
+
+def _meant(code: str, rules: Sequence[str] = ()) -> str:
+    """A code, what it means, and what a silo says beside it."""
+    return f"{code} ({'; '.join([REASONS.get(code, 'see docs/errors.md'), *rules])})"
 
 
 def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
@@ -135,20 +176,11 @@ def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
     A silo whose budget is spent has nothing to mend; the others go on without it.
 
     Raises:
-        RunError: TF-509 if a silo refused: what it says is to be mended, not trained around.
+        RefusedError: TF-509 if a silo refused.
     """
     refused = {site: code for site, code in failed.items() if code not in (LATE, OUT_OF_BUDGET)}
     if refused:
-        raise RunError(
-            "before any training, "
-            + "; ".join(
-                f"{site} refused: {code} ({REASONS.get(code, 'see docs/errors.md')})"
-                for site, code in sorted(refused.items())
-            )
-            + ". The details are in each silo's own log; "
-            + "mend them, or export the job without those silos.",
-            code="TF-509",
-        )
+        raise RefusedError(refused)
     return dict(failed)
 
 

@@ -156,6 +156,12 @@ class Params(reading.Message):
         }
     )
 
+    @property
+    def may_open_static(self) -> bool:
+        """Whether any sum of this epoch has a static group, and it may be opened."""
+        fields = (item for schema in self.schemas.values() for item in schema)
+        return self.static_open and any(item.group == "static" and item.size for item in fields)
+
     def index(self, site: str) -> int:
         """The site's place in the roster, from 0."""
         return self.roster.index(site)

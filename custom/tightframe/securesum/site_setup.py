@@ -113,7 +113,7 @@ def advertise(
     check(params, rules, expected)
     _check_rings(params)
     history.check_epoch(params)
-    if params.static_open and not rules.any_static_cohort:
+    if params.may_open_static and not rules.any_static_cohort:
         history.check_static(dataset, params.roster)
     channel, signing = Secret(random(KEY_BYTES)), Secret(random(KEY_BYTES))
     secrets, public = [], []

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from opacus.accountants import RDPAccountant
+from tests.conftest import ROOT
 
+from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
+from tightframe.phases import Field, Phase, Schema
 from tightframe.privacy.events import Gaussian
+from tightframe.rounds import setup as rounds_setup
 from tightframe.rounds.private.plan import honest_silos
 from tightframe.rounds.setup import JobSetup, prepare
+
+PRIVATE = {item.name: {} for item in methods.METHODS if item.private is not None} | {
+    "fedrs": {"form": "soft"}
+}
+"""Methods that have a form for differential privacy, with the options of it."""
 
 JOB: dict[str, Any] = {
     "job_name": "private",
@@ -68,12 +79,42 @@ def test_releases_are_as_many_as_asked_and_only_these_rounds_have_class_sums() -
     assert tuple(with_sums) == setup.privacy.releases
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedetf", "fedmr", "fedprox", "fedopt"])
+@pytest.mark.parametrize("method", PRIVATE)
 def test_every_field_of_every_sum_has_a_mechanism(method: str) -> None:
-    for _, _, _, schemas in _prepared(method=method).sums():
+    for _, _, _, schemas in _prepared(method=method, method_options=PRIVATE[method]).sums():
         for schema in schemas:
             assert schema.fields and all(item.mechanism is not None for item in schema.fields)
             assert not any(item.static for item in schema.fields)
+
+
+def test_the_page_names_the_methods_that_have_a_form() -> None:
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    table = page.split("| method | under privacy |\n")[1].split("| all others |")[0]
+    named = [name for line in table.splitlines() for name in re.findall("`([a-z_]+)`", line.split("|")[1])]
+    assert sorted(named) == sorted(PRIVATE)
+
+
+@pytest.mark.parametrize("where", ["before", "after", "train"])
+def test_a_field_without_a_mechanism_is_refused_and_named(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """In any round: here in the fifth of twenty, beside fields that have one, or in a phase of its own."""
+    known = methods.get("fedavg")
+    bare = Schema((Field("extra/sum", (), bound=1.0),))
+
+    def alone(*_: Any) -> tuple[Phase, ...]:
+        return (replace(known.plan(rounds_setup_of[0].setting, 1, 20)[0], schema=bare),)
+
+    def plan(setting: Any, number: int, rounds: int) -> tuple[Phase, ...]:
+        (phase,) = known.plan(setting, number, rounds)
+        return (replace(phase, schema=phase.schema + bare if number == 5 else phase.schema),)
+
+    rounds_setup_of = [_prepared()]
+    changed = replace(known, **({"plan": plan} if where == "train" else {where: alone}))
+    monkeypatch.setattr(rounds_setup.methods, "get", lambda name: changed)
+    with pytest.raises(JobError, match="privacy: nothing protects the field extra/sum of fedavg"):
+        _prepared()
+    assert prepare({**JOB, "privacy": None}).method is changed
 
 
 def test_without_privacy_nothing_changes() -> None:

@@ -22,7 +22,6 @@ in how per-sample gradients are found, see ``per_sample``. Reduced precision (AM
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -37,6 +36,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tightframe.errors import TrainingError
+from tightframe.privacy.discrete_gaussian import system_bytes
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
 from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum, rows
@@ -131,7 +131,7 @@ def private_fit(
     workers: int = 0,
     probe: bool = True,
     progress: Callable[[str], None] | None = None,
-    random_bytes: RandomBytes = os.urandom,
+    random_bytes: RandomBytes = system_bytes,
 ) -> tuple[FitReport, tuple[SubsampledGaussian, ...]]:
     """Train ``model`` in place by the stages, as ``training.fit`` does, but by DP-SGD.
 
@@ -163,6 +163,7 @@ def private_fit(
         PrivacyError: TF-711 if records meet in a term or in the model.
         TrainingError: TF-301 if parameters are not finite afterwards; TF-302 if not even one record's
             gradient fits into memory.
+        RandomnessError: TF-720 if the operating system gives no random numbers.
     """
     device = torch.device(device)
     count = len(records(0))  # type: ignore[arg-type]

@@ -11,12 +11,15 @@ from tightframe.report.drawing.matrix import ABSENT, FAILED, Cell
 from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import kept
 from tightframe.report.reading import ServerResults, Transcript
-from tightframe.report.values import Exchange
+from tightframe.report.values import Exchange, Outcome
 from tightframe.report.words import names, plural
 
 _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
 """Codes of answers that were not given or not taken on purpose; others are failures."""
 _LATE = "TF-502"
+_ASSUMED = {"malicious": "malicious (any deviation)", "semi_honest": "semi-honest (curious only)"}
+"""What the sums hold against, whatever the server really is."""
+_WHAT_TO_DO = tag("p", "docs/errors.md says of each code what to do.")
 _SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed", "idle": "not asked"}
 
 
@@ -24,8 +27,11 @@ def silos(found: ServerResults) -> Markup:
     """The grid of silos and exchanges, and everyone who was missing."""
     outcome = found.outcome
     rows = [row for row in found.rows if row.asked]
+    if not rows and outcome.not_enrolled:
+        return _only_asked(outcome)
     missing = [
-        [name, "the whole run", code, reason(code)] for name, code in sorted(outcome.not_enrolled.items())
+        [name, "the whole run", code, _why(outcome, name)]
+        for name, code in sorted(outcome.not_enrolled.items())
     ]
     named = names(rows)
     for (where, _), row in zip(named, rows, strict=True):
@@ -54,10 +60,32 @@ def silos(found: ServerResults) -> Markup:
         parts.append(tag("h3", "Who was missing"))
         shown = table(["silo", "missing from", "code", "meaning"], missing)
         parts.append(kept(len(missing), plural(len(missing), "entry").replace("entrys", "entries"), shown))
-        parts.append(tag("p", "docs/errors.md says of each code what to do."))
+        parts.append(_WHAT_TO_DO)
     else:
         parts.append(tag("p", "Nobody was missing." if rows else None))
     return section("Silos", *parts)
+
+
+def _only_asked(outcome: Outcome) -> Markup:
+    """Every silo of a run that ended before anything was summed."""
+    roster = [*outcome.roster, *sorted(outcome.not_enrolled.keys() - set(outcome.roster))]
+    body = [
+        [name, outcome.not_enrolled[name], _why(outcome, name)]
+        if name in outcome.not_enrolled
+        else [name, "-", "neither refused nor failed to answer"]
+        for name in roster
+    ]
+    return section(
+        "Silos",
+        tag("p", "The run ended while silos were being enrolled; nothing else was asked of them."),
+        kept(len(body), "All silos", table(["silo", "code", "meaning"], body)),
+        _WHAT_TO_DO,
+    )
+
+
+def _why(outcome: Outcome, silo: str) -> str:
+    """Why a silo is not in the run, with the rules that it tells."""
+    return "; ".join([reason(outcome.not_enrolled[silo]), *outcome.not_enrolled_rules.get(silo, [])])
 
 
 def reason(code: str) -> str:
@@ -94,7 +122,7 @@ def sums(found: ServerResults) -> Markup:
         ),
         tag("h3", "What every silo signed"),
         table(
-            ["epoch", "silos", "threshold", "smallest sum", "colluders assumed", "server is"],
+            ["epoch", "silos", "threshold", "smallest sum", "colluders assumed", "server assumed to be"],
             [
                 [
                     str(item.number),
@@ -102,7 +130,7 @@ def sums(found: ServerResults) -> Markup:
                     str(item.threshold),
                     str(item.smallest),
                     str(item.colluders),
-                    "malicious" if item.trust == "malicious" else "semi-honest",
+                    _ASSUMED.get(item.trust, item.trust),
                 ]
                 for item in transcript.epochs.values()
             ],

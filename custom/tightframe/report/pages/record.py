@@ -13,6 +13,17 @@ from tightframe.report.reading import SIMULATED_ROOT, TRANSCRIPT, ServerResults
 from tightframe.report.values import RoundPrivacy
 from tightframe.report.words import dotted, megabytes, names
 
+UNSET = {
+    "sites_per_round": "all",
+    "colluders": "a tenth of the silos, at least one",
+    "update_norm": "none: updates are not rescaled",
+    "prototype_sites": "all",
+    "privacy": "none",
+    "privacy.noise_multiplier": "as each silo solves it",
+    "resume": "none: it began anew",
+}
+"""What it means that a job leaves out one of the values that have no default."""
+
 
 def privacy(found: ServerResults) -> Markup:
     """Which rules held and which were off, what was promised, and what was spent as far as it may be told."""
@@ -139,14 +150,21 @@ def traffic(found: ServerResults) -> Markup | None:
 
 
 def configuration(found: ServerResults) -> Markup:
-    """Every value of the job."""
-    job = found.outcome.job
+    """Every value of the job, as it held."""
+    job, whole = found.outcome.job, found.outcome.effective
     if not job:
         return section("Configuration", tag("p", "The results do not say what the job was."))
-    rows: list[list[Part]] = [[key, _told(value)] for key, value in dotted(job)]
+    rows: list[list[Part]] = [[key, _told(key, value)] for key, value in dotted(whole or job)]
+    about = (
+        "Every value of the job, with the defaults of what it leaves out, those of its method, data set and "
+        "model among them"
+        if whole
+        else "Every value of the job, its own defaults among them; what its method, data set and model take "
+        "where it says nothing, these results do not tell"
+    )
     return section(
         "Configuration",
-        tag("p", "Every value of the job, defaults among them; docs/jobs.md explains them."),
+        tag("p", f"{about}; docs/jobs.md and docs/methods.md explain them."),
         table(["key", "value"], rows),
     )
 
@@ -196,8 +214,14 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _told(value: Any) -> str:
-    """One of a job's values in a cell."""
+def _told(key: str, value: Any) -> str:
+    """One of a job's values in a cell.
+
+    >>> _told("prototype_sites", None), _told("method_options.lite_m", None), _told("model_options", {})
+    ('all', 'not set', 'none')
+    """
     if isinstance(value, list):
         return ", ".join(_plain(item) for item in value) or "none"
-    return "none" if value in (None, {}) else _plain(value)
+    if value is None:
+        return UNSET.get(key, "not set")
+    return "none" if value == {} else _plain(value)

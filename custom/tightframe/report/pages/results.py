@@ -27,8 +27,11 @@ def kept(rows: int, summary: str, content: Markup) -> Markup:
     return content if rows <= LONG else folded(summary, content)
 
 
-def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup:
-    """Loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds."""
+def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_models: bool = False) -> Markup:
+    """Loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds.
+
+    With ``own_models``, each silo's, there is an evaluation after the last round only.
+    """
     models: dict[int, Evaluation | None] = {}
     judges: dict[int, list[str]] = {}
     losses: dict[int, float] = {}
@@ -59,6 +62,8 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup
     noisy = any(item.test.noisy for item in models.values() if item is not None)
     hollow = " Hollow points were counted by some of the silos only." if any(partly) else ""
     start = " Round 0 is the model before training." if 0 in models else ""
+    whose = "the silos' own models" if own_models else "each round's model"
+    when = ", which are evaluated after the last round only." if own_models else f".{start}"
     body = [
         [
             str(x),
@@ -79,13 +84,12 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup
         "Course of training",
         figure(
             plots.lines("Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
-            f"Balanced accuracy (mean recall of the classes{NOISY if noisy else ''}) of each round's "
-            f"model.{start}{hollow}",
+            f"Balanced accuracy (mean recall of the classes{NOISY if noisy else ''}) of "
+            f"{whose}{when}{hollow}",
         ),
         figure(
             plots.lines("Loss by round", xs, loss, x_name="round"),
-            "Cross-entropy a record of each round's model; the training loss is the "
-            "method's own, while it trains.",
+            f"Cross-entropy a record of {whose}; the training loss is the method's own, while it trains.",
         )
         if any(point is not None for series in loss for point in series.values)
         else None,
@@ -93,7 +97,7 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int) -> Markup
     )
 
 
-def recall(fold: FoldMetrics, whose: str) -> Markup:
+def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") -> Markup:
     """Recall by class, with the number of records."""
     classes = list(fold.recall)
     counts = [fold.class_records.get(name) for name in classes]
@@ -115,7 +119,7 @@ def recall(fold: FoldMetrics, whose: str) -> Markup:
                 list(zip(classes, notes, strict=True)),
                 [("recall", [fold.recall[name] for name in classes])],
             ),
-            f"Share of each class's test records that the final model finds, {whose}; a dash: "
+            f"Share of each class's test records that {finds}, {whose}; a dash: "
             f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
         ),
         kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
@@ -129,7 +133,9 @@ def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
     return "no records" if count == 0 else value(fold.recall[name])
 
 
-def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str) -> Markup:
+def confusion(
+    classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str, model: str = "the final model"
+) -> Markup:
     """The confusion matrix, and in words what is mistaken most often."""
     if len(counts) != len(classes) or any(len(row) != len(classes) for row in counts):
         return section("Confusion matrix", tag("p", "The matrix in the results does not fit its classes."))
@@ -153,7 +159,7 @@ def confusion(classes: Sequence[str], counts: Sequence[Sequence[int]], whose: st
         "Confusion matrix",
         figure(
             matrix.confusion("Confusion matrix", classes, counts),
-            f"Test records of the final model, {whose}: rows are true classes, columns what the model said, "
+            f"Test records of {model}, {whose}: rows are true classes, columns what the model said, "
             f"and a cell is as dark as its share of its row.{legend}",
         ),
         folded(summary, table(["true class", "taken for", "records", "of its class"], mistakes))

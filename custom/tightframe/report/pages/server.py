@@ -19,14 +19,16 @@ def page(found: ServerResults) -> str:
     final = outcome.evaluation
     parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
     if final is not None:
-        parts.append(_metrics(final, _whose(found)))
+        parts.append(_metrics(found, final))
     if outcome.personal is not None:
         parts.append(_personal(found))
-    parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done))
+    own, whose = outcome.own_models, _whose(found)
+    parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done, own_models=own))
     if final is not None and (final.test.records or final.test.noisy):
-        parts.append(results.recall(final.test, _whose(found)))
+        model, finds = ("the silos' own models", "find") if own else ("the final model", "finds")
+        parts.append(results.recall(final.test, whose, f"{model} {finds}"))
         if final.test.confusion is not None:
-            parts.append(results.confusion(list(final.test.recall), final.test.confusion, _whose(found)))
+            parts.append(results.confusion(list(final.test.recall), final.test.confusion, whose, model))
     parts += [
         participation.silos(found),
         participation.sums(found),
@@ -104,14 +106,15 @@ def why_missing(found: ServerResults) -> str:
     """Why the server has no evaluation of the final model."""
     outcome = found.outcome
     if not outcome.trained:
-        return "there is no final model"
+        return "training did not end" if outcome.own_models else "there is no final model"
     if outcome.privacy is not None:
         return "under differential privacy they stay at the silos, each in its own report"
     if any(row.kind == "closing" and not row.static_opened for row in found.rows):
         return "counts stay shut after a drop-out"
     if outcome.evaluation is not None:
         return "there are no test records"
-    return "the final model was not evaluated"
+    model = "the silos' own models were" if outcome.own_models else "the final model was"
+    return f"{model} not evaluated"
 
 
 def _notices(found: ServerResults) -> list[Part]:
@@ -177,10 +180,12 @@ def _tiles(found: ServerResults) -> Markup:
     if outcome.evaluation is not None:
         test = outcome.evaluation.test
         noisy = "noisy " if test.noisy else ""
+        again = f", {len(outcome.evaluated_by)} times the same {same}" if (same := _same(outcome)) else ""
+        counted = "test records, with noise" if test.noisy else f"test records counted{again}"
         values += [
             (shown(test.balanced_accuracy), f"{noisy}balanced accuracy, test"),
             (shown(test.auroc), f"{noisy}AUROC, test"),
-            (str(test.records), "test records, with noise" if test.noisy else "test records counted"),
+            (str(test.records), counted),
         ]
     values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
     # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
@@ -191,7 +196,9 @@ def _tiles(found: ServerResults) -> Markup:
     return layout.tiles(values)
 
 
-def _metrics(final: Evaluation, whose: str) -> Markup:
+def _metrics(found: ServerResults, final: Evaluation) -> Markup:
+    own = found.outcome.own_models
+    by = ", each by the model of its own silo" if own else ""
     folds = (("validation", final.validation), ("test", final.test))
     rows: list[list[Part]] = [
         [
@@ -206,13 +213,13 @@ def _metrics(final: Evaluation, whose: str) -> Markup:
     ]
     head = ["records", "number", "balanced accuracy", "accuracy", "AUROC", "average precision", "loss"]
     return section(
-        "The final model",
+        "The silos' own models" if own else "The final model",
         table(head, rows),
         tag(
             "p",
-            f"Counted on the records of {whose}. AUROC and average precision are means "
-            "over classes: chance is "
-            "0.5, and the mean of the classes' shares.",
+            f"Counted on the records of {_whose(found)}{by}. "
+            "AUROC and average precision are means over classes: chance is 0.5, and the mean of the classes' "
+            "shares.",
         ),
     )
 
@@ -238,6 +245,13 @@ def _personal(found: ServerResults) -> Markup:
             "PM(L) the same with each class at its share of the silo's training records. "
             "The models stay there.",
         ),
+        tag(
+            "p",
+            "They are the silos' own models of the first table. The numbers differ because here each silo "
+            "counts once, and there each record.",
+        )
+        if found.outcome.own_models
+        else None,
     )
 
 
@@ -246,18 +260,24 @@ def _or_missing(found: float | None) -> Part:
 
 
 def _whose(found: ServerResults) -> str:
-    by = found.outcome.evaluated_by
+    by, same = found.outcome.evaluated_by, _same(found.outcome)
+    again = f" (the same {plural(same, 'test record')} at each of {len(by)} silos)" if same else ""
     if sorted(by) == sorted(found.outcome.roster):
-        return "all silos"
-    return f"{sentence(by)} only"
+        return f"all silos{again}"
+    return f"{sentence(by)} only{again}"
+
+
+def _same(outcome: Outcome) -> int:
+    """Test records that several silos have in common and count each for itself; 0 where each has its own."""
+    silos = len(outcome.evaluated_by)
+    if outcome.evaluation is None or outcome.evaluation.test.noisy or not outcome.test_shared or silos < 2:
+        return 0
+    return outcome.evaluation.test.records // silos
 
 
 def _records(found: ServerResults) -> str:
     outcome = found.outcome
     records = outcome.evaluation.test.records if outcome.evaluation else 0
-    silos = len(outcome.evaluated_by)
     if outcome.evaluation is not None and outcome.evaluation.test.noisy:
         return f"about {records} (noisy) test records"
-    if outcome.test_shared and silos > 1:
-        return f"the {records} test records (the same {records // silos} at each of {silos} silos)"
     return f"the {plural(records, 'test record')}"

@@ -44,8 +44,8 @@ def page(found: SiloResults) -> str:
         models = {_final(report): test, LOCAL: report.local_only.test if report.local_only else None}
         parts.append(section("Recall by class", results.side_by_side(models, by_class)))
         if test.confusion is not None:
-            whose = f"this silo's own; of {_final_model(report)}"
-            parts.append(results.confusion(list(test.recall), test.confusion, whose))
+            model = _final_model(report)
+            parts.append(results.confusion(list(test.recall), test.confusion, "this silo's own", model))
     parts += [_privacy(report), _records(report), _hashes(report)]
     title = f"{report.silo}: its own report"
     return layout.page(title, "Tightframe report of a silo, private to it", *parts)
