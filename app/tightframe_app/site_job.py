@@ -110,6 +110,8 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str) -> Finding:
             if state_dir is not None:
                 kept = look_at_journal(lasting_journal(Path(state_dir), context.name) / JOURNAL)
         check_sums(context, setup, kept)
+    except OSError as error:
+        return Finding(area, "problem", f"the journal of its cohorts cannot be read: {error}")
     except SecureSumError as error:
         hint = ACCEPT if error.code == "TF-612" else ""
         return Finding(area, "problem", f"{error}{hint}", of_job=error.code in ("TF-601", "TF-612"))

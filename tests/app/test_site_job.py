@@ -236,6 +236,20 @@ def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
         assert _refused(hospital, job_folder()) == []
 
 
+def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    journal = lasting_journal(hospital.parents[1] / "state", "hospital-a") / JOURNAL
+    journal.parent.mkdir(parents=True)
+    journal.write_text("no journal\n")
+    (problem,) = _problems(hospital, job=job_folders.read_job(job_folder()), records=False)
+    assert "TF-604" in problem and _refused(hospital, job_folder()) == []
+    journal.unlink()
+    journal.mkdir()
+    (problem,) = _problems(hospital, job=job_folders.read_job(job_folder()), records=False)
+    assert "the journal of its cohorts cannot be read" in problem
+
+
 def test_rules_that_only_the_protocol_knows_are_held_against_too(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
