@@ -77,7 +77,8 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
 
     if (file is None) == (state_dir is None):
         raise typer.BadParameter(
-            "expected one of the ledger's file, --config and --state-dir", param_hint="FILE"
+            "expected one of the ledger's file, --state-dir, and --config where the command takes it",
+            param_hint="FILE",
         )
     if file is not None:
         return file

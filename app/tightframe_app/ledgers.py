@@ -27,7 +27,7 @@ app = typer.Typer(help="What this site's privacy budget was spent on.", no_args_
 
 File = Annotated[
     Path | None,
-    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --config or --state-dir."),
+    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --state-dir (or --config)."),
 ]
 StateDir = Annotated[
     Path | None,

@@ -59,6 +59,10 @@ def look(asked: Asked) -> Iterator[Finding]:
         yield from ledger.findings
         if job is not None and name is not None:
             yield from site_job.look_back(job, name, single, ledger.entries, asked)
+    if job is not None and (single is None or name is None):
+        what = "cohort and privacy budget" if job.privacy is not None else "cohort"
+        why = "say with --site whose file this is" if single is not None else "this file is of several sites"
+        yield Finding("job", "note", f"not held against {what}: {why}")
     guarded = single is not None and single.policy.resolve(production=asked.production).egress_guard
     yield from site_engine.files(asked, guarded=guarded)
     yield from site_package.package()

@@ -134,7 +134,12 @@ def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | No
         )
         return Finding(area, "note", text)
     try:
-        check_budget(context, setup, entries)
+        looked = check_budget(context, setup, entries)
     except TightframeError as error:
         return Finding(area, "problem", str(error), of_job=error.code in ("TF-701", "TF-706"))
+    if not looked:
+        text = (
+            f"{name}: it goes on with a run that was charged here: each charge is held against what is left"
+        )
+        return Finding(area, "note", text)
     return Finding(area, "ok", f"{name}: what it plans to charge fits into the privacy budget")

@@ -127,7 +127,7 @@ def service(found: Iterable[Found]) -> str | None:
     """The systemd unit that runs the client, if its name begins as ours does; None for any other way.
 
     By the control group, which the process cannot leave. Other names tell nothing: what is started by
-    hand is in the group of a login or of a terminal, which may be a service, too.
+    hand is in the group of a login or of a terminal, which may be a service, too, or a user's own one.
     """
     for one in found:
         if one.role == "client":
@@ -137,7 +137,7 @@ def service(found: Iterable[Found]) -> str | None:
                 continue
             for group in groups:
                 unit = group.rpartition("/")[2].removesuffix(".service")
-                if group.endswith(".service") and unit.startswith(UNITS):
+                if ":/system.slice/" in group and group.endswith(".service") and unit.startswith(UNITS):
                     return unit
     return None
 

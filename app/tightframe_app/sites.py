@@ -33,8 +33,8 @@ Job {jobs} runs here. Stopping ends this site's part in it for good, and without
 the job may have to end. What it has charged to this site's ledger stays charged."""
 
 REFUSED = """\
-this site will refuse this job: the lead must export another one. The site's policy, cap and cohort are
-decisions of those who answer for the records, and no fault to be mended for a job."""
+this site will refuse this job as it is: tell the lead. The site's policy, cap and cohort are decisions of
+those who answer for the records, and no fault to be mended for a job."""
 
 SERVICE = """\
 systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. A client that has to be

@@ -17,6 +17,7 @@ from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.securesum.identity import Anchor
+    from tightframe.securesum.messages import Params
     from tightframe.securesum.transcript import Report
 
 WIDTH = 100
@@ -194,7 +195,7 @@ def _print_epochs(out: Console, report: Report) -> None:
             str(params.colluders),
             "malicious" if params.trust == "malicious" else "semi-honest",
             shown(params.weights),
-            "may open" if params.static_open else "shut",
+            _static(params),
             str(params.slots),
         )
     _print_table(out, "Rules that every site signed (what is assumed of colluders and the server)", table)
@@ -220,6 +221,13 @@ def _print_troubled(out: Console, report: Report) -> None:
                 shown("; ".join(f"{site}: {why}" for site, why in sorted(item.blamed.items())) or "-"),
             )
     _print_table(out, "Sums with missing sites, failed, or with somebody to blame", table)
+
+
+def _static(params: Params) -> str:
+    """Whether an epoch's counts, class sums and evaluation may be opened, if it has any."""
+    if params.may_open_static:
+        return "may open"
+    return "none" if params.static_open else "shut"
 
 
 def _table(*columns: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Cap
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import JOURNAL, SiloContext, lasting_journal
+from tightframe.rounds.foreseen import UNKNOWN
 from tightframe.rounds.private.silo import PrivateSilo
 from tightframe.rounds.secure.vault import append_entries
 from tightframe.rounds.setup import prepare
@@ -189,7 +191,10 @@ def test_a_job_is_held_against_what_is_left_of_the_cap(
     else:
         assert code == 1 and f"Left: {left:.3f}." in str(refused)
         assert told == [str(refused)] and str(refused).startswith("TF-701: ")
-        assert "the lead must export another one" in said and "before this site takes part" not in said
+        assert (
+            "this site will refuse this job as it is: tell the lead" in said
+            and "before this site takes part" not in said
+        )
     assert _state(hospital) != before, "the enrolment itself does write"
 
 
@@ -200,7 +205,7 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     folder = job_folder(weights="uniform", privacy={"epsilon": 3.0})
     code, said = _check(hospital, folder)
     assert code == 1 and "TF-201: Expected `dataset_id`" in said and "1 problem: mend it before" in said
-    assert "the lead must" not in said
+    assert "tell the lead" not in said
     _change(hospital, dataset_id="skin")
     assert _check(hospital, folder)[0] == 0
     ledger = ledger_path(hospital.parents[1] / "state", "hospital-a")
@@ -208,6 +213,29 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     ledger.with_name(ledger.name + ".head").touch()
     code, said = _check(hospital, folder)
     assert code == 1 and "TF-704: " in said and "not held against what is left" in said
+
+
+def test_a_job_that_goes_on_is_not_said_to_fit(
+    hospital: Path, ledger: Path, job_folder: Callable[..., Path]
+) -> None:
+    """Its site has charged for it: what it may still charge is looked at with each charge, and not here."""
+    with open_ledger(ledger, _keys(), clock=lambda: NOW) as opened:
+        mine = charge("round 1 training", dataset_id="skin", event=Gaussian(40.0))
+        opened.charge(replace(mine, job_id=UNKNOWN), cap=Cap(4.0, DELTA, 0))
+    folder = job_folder(weights="uniform", privacy={"epsilon": 3.0, "delta": DELTA})
+    code, said = _check(hospital, folder)
+    assert code == 0 and "each charge is held against what is left" in said
+    assert "fits into the privacy budget" not in said
+
+
+def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    folder, config = job_folder(), hospital.parents[1] / "copied.json"
+    config.write_text(hospital.read_text())
+    _, said = _check(config, folder)
+    assert "not held against cohort: say with --site whose file this is" in said
+    assert "not held against cohort" not in _check(hospital, folder)[1]
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -268,8 +296,8 @@ def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
     code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
     assert "TF-614: epsilon_cap: the job asks for 8, at most 4 is allowed" in said
     assert code == 1 and "before this site takes part" not in said
-    assert "this site will refuse this job: the lead must export another one." in said
+    assert "this site will refuse this job as it is: tell the lead." in said
     _change(hospital, device="cuda:7")
     code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
     assert "1 problem: mend it before this site takes part" in said, "its own, and no other"
-    assert "the lead must export another one" in said
+    assert "this site will refuse this job as it is: tell the lead" in said

@@ -178,7 +178,12 @@ def test_a_site_that_systemd_runs_is_said_to_be_its_service(
     assert killed.index("was killed") < killed.index("start it anew, unless")
     asked = stopped("4:memory:/", "1:name=systemd:/system.slice/tightframe-b.service")
     assert asked.count("`sudo systemctl stop tightframe-b`") == 1, "it ended when asked to, so it stays ended"
-    for other in ("/system.slice/ssh.service", "/user.slice/session-3.scope", "/tightframe.service/x.scope"):
+    for other in (
+        "/system.slice/ssh.service",
+        "/user.slice/session-3.scope",
+        "/tightframe.service/x.scope",
+        "/user.slice/user-7.slice/user@7.service/app.slice/tightframe-site.service",
+    ):
         assert "systemctl" not in stopped(f"0::{other}")
 
 

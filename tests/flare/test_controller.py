@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from tightframe.flare import monitor
-from tightframe.flare.controller import FederationController, astray, stopped_run
+from tightframe.flare.controller import WARM, FederationController, astray, stopped_run
 from tightframe_app.job_folders import CHECKPOINT_FILE
 
 
@@ -45,6 +45,8 @@ def test_a_run_begins_with_them_in_the_servers_log(
     small: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the controller itself, whose run is aborted while it waits for the silos."""
+    monkeypatch.setenv(WARM[0], "")  # so that what the controller sets is taken back
+    monkeypatch.delenv(WARM[0])
     signal, panics = Signal(), list[str]()
     controller = FederationController(**small, summation="plain")
     monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: panics.append(reason))

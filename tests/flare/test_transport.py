@@ -303,7 +303,7 @@ def test_who_is_left_out_is_logged_and_told_at_once_with_the_rules_it_names(
         FLContext(),
         signal,
         site_timeout=9,
-        fetch_timeout=0.3,
+        fetch_timeout=1.5,
         log=logging.getLogger("test"),
         failed=lambda site, code, rules: told.update({site: (code, list(rules))}),
     )
@@ -312,7 +312,11 @@ def test_who_is_left_out_is_logged_and_told_at_once_with_the_rules_it_names(
         task = controller.fetch("a")
         task.result = make_reply(ReturnCode.EXECUTION_EXCEPTION)
         task.result[CODE] = "TF-614"
-        task.result[REFUSALS] = [["epsilon_cap", "8", "at most 4"], ["\x1b[2J", "1", "2"], "nonsense"]
+        task.result[REFUSALS] = [
+            ["epsilon_cap", "8", "at most 4"],
+            ["\x1b[2J", "1", "2"],
+            ["a: asked 1); b refused", "", ""],
+        ]
         task.task.result_received_cb(task, FLContext())
         assert told == {"a": ("TF-614", ["epsilon_cap: asked 8, required at most 4"])}, "at once"
         controller.answer(controller.fetch("b"), {})

@@ -142,8 +142,12 @@ def _inner(content: bytes) -> Iterator[bytes]:
             yield "\n".join(archive.namelist()).encode()
             yield from (archive.read(name) for name in archive.namelist())
     if content[:2] == b"\x1f\x8b":
+        rest = content
         with contextlib.suppress(zlib.error):  # two bytes may well be these by chance
-            yield zlib.decompressobj(wbits=31).decompress(content)
+            while rest[:2] == b"\x1f\x8b":  # one file after the other is a file, too
+                member = zlib.decompressobj(wbits=31)
+                yield member.decompress(rest)
+                rest = member.unused_data
     for run in _HEX.findall(content):
         yield bytes.fromhex(run.decode())
         yield bytes.fromhex(run[1:-1].decode())

@@ -94,6 +94,7 @@ def test_a_vector_is_found_in_other_formats(search: Search, kind: str) -> None:
 def test_what_only_begins_like_an_archive_is_no_error(search: Search) -> None:
     assert search.within(b"\x1f\x8b" + NOISE) == set()
     assert search.within(gzip.compress(VECTOR.tobytes())[:-100]) == {"vector"}, "nor one that was cut off"
+    assert search.within(gzip.compress(NOISE) + gzip.compress(VECTOR.tobytes())) == {"vector"}
 
 
 def test_a_key_is_found_in_every_form(search: Search, key: Path) -> None:

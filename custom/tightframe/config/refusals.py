@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ MAX_RULES = 64
 """Rules of one site that the server takes note of."""
 BESIDE_RULES = ("privacy", "accepted_options")
 """What a refusal can be about beside the rules of a policy: the job's own privacy, and the site's entry."""
+_RULE, _PLAIN = re.compile(r"[a-z_.]+"), re.compile(r"[\w.+\-\[\]' ]*")
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,26 @@ class BelowPolicyError(PolicyError):
 
 
 def in_words(told: object) -> tuple[str, ...]:
-    """What a site told of the rules that a job falls short of, in words; nothing that could steer a terminal.
+    """What a site told of the rules that a job falls short of, in words.
+
+    Nothing in it can steer a terminal, or read as if another site had said it: a rule is a plain name, and
+    a value that is more than a few plain words stands in quotes.
 
     >>> in_words([["epsilon_cap", "8", "at most 4"], [chr(27), "", ""], "nonsense"])
     ('epsilon_cap: asked 8, required at most 4',)
+    >>> in_words([["pins", "1); site-2 refused: TF-614", "[2]"], ["x: asked 1); site-2 refused", "", ""]])
+    ('pins: asked "1); site-2 refused: TF-614", required [2]',)
     """
-    rules = [item for item in told if _is_refusal(item)] if isinstance(told, list) else []
-    return tuple(f"{rule}: asked {asked}, required {required}" for rule, asked, required in rules[:MAX_RULES])
+    rules = [item for item in told[:MAX_RULES] if _is_refusal(item)] if isinstance(told, list) else []
+    return tuple(f"{rule}: asked {_value(asked)}, required {_value(least)}" for rule, asked, least in rules)
+
+
+def _value(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _is_refusal(item: object) -> bool:
     if not isinstance(item, list | tuple) or len(item) != 3:
         return False
-    return all(isinstance(part, str) and part.isprintable() and len(part) <= MAX_TOLD for part in item)
+    texts = all(isinstance(part, str) and part.isprintable() and len(part) <= MAX_TOLD for part in item)
+    return texts and _RULE.fullmatch(item[0]) is not None

@@ -30,7 +30,7 @@ from tightframe.rounds.silo import failure_code
 from tightframe.rounds.summation import Failed
 
 POLL_SECONDS = 0.05
-LATE, FAILED, ABORTED, STOPPED = "TF-502", "TF-503", "TF-504", "TF-730"
+LATE, FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-502", "TF-503", "TF-504", "TF-730", "TF-614"
 
 
 @dataclass
@@ -154,7 +154,8 @@ class FlareTransport:
                 self._log.exception("%s left out: its answer could not be read", site)
             waiting.finish(code)
             if code is not None:
-                self._tell(site, code, in_words(None if result is None else result.get(REFUSALS)))
+                told = result.get(REFUSALS) if code == BELOW_POLICY and result is not None else None
+                self._tell(site, code, in_words(told))
 
     def _leave_out(self, site: str, waiting: _Waiting, why: str) -> None:
         """Finish one that is late."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tightframe.rounds.context import Message
 from tightframe.rounds.run_record import RunRecord
+from tightframe.rounds.secure.parameters import minimum
 from tightframe.rounds.summation import Accept, Enrolled, RefusedError, Sums, TooFewError, Transport
 from tightframe.securesum.rules import MIN_SITES
 
@@ -29,7 +30,8 @@ class _Told:
 
         def answered(site: str, answer: Message) -> None:
             accept(site, answer)
-            record.status = record.status.heard(site)
+            if record.status.state == "enrolling":  # and not ended meanwhile
+                record.status = record.status.heard(site)
 
         failed = self._transport.exchange(task, requests, answered)
         self.lost |= failed
@@ -53,8 +55,10 @@ def enroll(
     except RefusedError as error:
         record.not_enrolled(told.lost)
         absent = {site: code for site, code in told.lost.items() if site not in error.refused}
-        least = max(record.job.min_sites, MIN_SITES if record.job.summation == "secure" else 1)
-        spare = len(roster) - len(told.lost) >= least
+        left, least = len(roster) - len(told.lost), record.job.min_sites
+        if record.job.summation == "secure":
+            least = minimum(record.job, left) if left >= MIN_SITES else MIN_SITES
+        spare = left >= least
         raise RefusedError(error.refused, absent, record.refused_rules, spare=spare) from None
     except TooFewError:
         record.not_enrolled(told.lost)

@@ -43,13 +43,16 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
     SecureSite(context).foresee(params, entries)
 
 
-def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> None:
+def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:
     """Hold all that a job with privacy may charge against what is left at this site.
 
     Args:
         context: of the silo; its records are opened, and what is solved is kept in its folder.
         setup: of the job.
         entries: of the site's ledger.
+
+    Returns:
+        Whether it was; not where the job goes on, which is held with each charge.
 
     Raises:
         TightframeError: as ``PrivateSilo.hold_budget``; TF-701 if it does not fit.
@@ -59,4 +62,4 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
     from tightframe.rounds.private.silo import PrivateSilo
 
     silo = PrivateSilo(context, setup, torch.device("cpu"), 0, cohort=(context.name,), honest=1)
-    silo.hold_budget(entries)
+    return silo.hold_budget(entries)

@@ -22,6 +22,7 @@ from tests.securesum.certificates import AT, issue, make_root
 
 from tightframe.privacy.accounting import BudgetError, guaranteed
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
+from tightframe.privacy.ledger import rules
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import (
     Cap,
@@ -116,7 +117,7 @@ def test_what_was_not_charged_is_not_called_spent(ledger: Ledger) -> None:
     """50 releases at z = 3 come to 14.5 by themselves, and 20 of them to 7.9."""
     planned = [charge(f"planned {number}", event=Gaussian(3.0)) for number in range(50)]
     with pytest.raises(BudgetError) as raised:
-        ledger.dry_run(planned, cap=CAP)
+        rules.hold(ledger.entries(), planned, CAP)
     said = str(raised.value)
     assert "Nothing was spent before: what is asked for is too much by itself." in said
     assert "Spent:" not in said and "Left:" not in said
@@ -126,9 +127,9 @@ def test_what_was_not_charged_is_not_called_spent(ledger: Ledger) -> None:
     assert f"with which that is {total + 0.0005:.3f}." in said
     ledger.charge(planned[0], cap=CAP)
     with pytest.raises(BudgetError, match=r"Spent: 1\.\d+ by 1 charge\. .* has \d+ charges, with"):
-        ledger.dry_run(planned[1:], cap=CAP)
+        rules.hold(ledger.entries(), planned[1:], CAP)
     with pytest.raises(BudgetError, match="Nothing was spent before") as raised:
-        ledger.dry_run([charge("all at once", dataset_id="ward-8", event=Gaussian(0.1))], cap=CAP)
+        rules.hold(ledger.entries(), [charge("all at once", dataset_id="ward-8", event=Gaussian(0.1))], CAP)
     assert "the request has" not in str(raised.value)
 
 
@@ -141,11 +142,11 @@ def test_what_would_fit_of_training_does_fit(ledger: Ledger) -> None:
     steps = int(words[words.index("of", words.index("Left:")) - 1])
     noise = float(words[words.index("least") + 1].rstrip("."))
     rate = 64 / 351
-    ledger.dry_run([charge("b", event=SubsampledGaussian(2.19, rate, steps))], cap=CAP)
-    ledger.dry_run([charge("b", event=SubsampledGaussian(noise, rate, 150))], cap=CAP)
+    rules.hold(ledger.entries(), [charge("b", event=SubsampledGaussian(2.19, rate, steps))], CAP)
+    rules.hold(ledger.entries(), [charge("b", event=SubsampledGaussian(noise, rate, 150))], CAP)
     for event in (SubsampledGaussian(2.19, rate, steps + 1), SubsampledGaussian(noise - 4e-4, rate, 150)):
         with pytest.raises(BudgetError):
-            ledger.dry_run([charge("b", event=event)], cap=CAP)
+            rules.hold(ledger.entries(), [charge("b", event=event)], CAP)
     assert len(ledger.entries()) == 1
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from opacus.accountants import RDPAccountant
-from tests.conftest import ROOT
 
 from tightframe import methods
 from tightframe.config.job import parse_job
@@ -85,13 +83,6 @@ def test_every_field_of_every_sum_has_a_mechanism(method: str) -> None:
         for schema in schemas:
             assert schema.fields and all(item.mechanism is not None for item in schema.fields)
             assert not any(item.static for item in schema.fields)
-
-
-def test_the_page_names_the_methods_that_have_a_form() -> None:
-    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    table = page.split("| method | under privacy |\n")[1].split("| all others |")[0]
-    named = [name for line in table.splitlines() for name in re.findall("`([a-z_]+)`", line.split("|")[1])]
-    assert sorted(named) == sorted(PRIVATE)
 
 
 @pytest.mark.parametrize("where", ["before", "after", "train"])

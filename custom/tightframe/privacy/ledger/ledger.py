@@ -158,18 +158,6 @@ class Ledger:
         self._store.publish_head()
         return written
 
-    def dry_run(self, charges: Sequence[Charge], *, cap: Cap) -> None:
-        """Return if all of these could be charged now; write nothing.
-
-        Raises:
-            BudgetError, RepeatError, NeighboursError, TamperError, LedgerError: as ``charge``.
-        """
-        entries = self.entries()
-        check_rules(entries, charges, cap)
-        over = overspent(entries, charges, cap)
-        if over:
-            raise over.error()
-
     def note_data(self, dataset_id: str, fingerprint: str) -> Entry | None:
         """Remember that these records go by this name; a new fingerprint never resets a budget.
 

@@ -119,6 +119,17 @@ def overspent(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> 
     return None
 
 
+def hold(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
+    """Return if all of these could be charged now, given all that a ledger has.
+
+    Raises:
+        BudgetError, RepeatError, NeighboursError: as ``Ledger.charge``.
+    """
+    check_rules(entries, charges, cap)
+    if over := overspent(entries, charges, cap):
+        raise over.error()
+
+
 def what_fits(event: Event, before: Sequence[Event], *, epsilon: float, delta: float) -> str:
     """A sentence: how much of this event a budget still holds, and with how much noise it would fit."""
     if guaranteed(before, delta) >= epsilon:

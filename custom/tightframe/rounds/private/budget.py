@@ -15,9 +15,10 @@ from tightframe.phases import Fold, Neighbours
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
 from tightframe.privacy.events import Event
+from tightframe.privacy.ledger import rules
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, Entry, LedgerError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
-from tightframe.privacy.ledger.rules import check_rules, events_of, overspent
+from tightframe.privacy.ledger.rules import events_of
 from tightframe.rounding import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.private.ledger_keys import signature_check, trusted_roots
@@ -75,8 +76,11 @@ class Budget:
             )
             self.hold(ledger.entries(), planned)
 
-    def hold(self, entries: Sequence[Entry], planned: Sequence[Event]) -> None:
+    def hold(self, entries: Sequence[Entry], planned: Sequence[Event]) -> bool:
         """Refuse what ``check`` does, given all that the ledger has; nothing is opened or written.
+
+        Returns:
+            Whether it was held against that; not where a job goes on, which is held with each charge.
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
@@ -84,7 +88,7 @@ class Budget:
         """
         self._check_named()
         if any(entry.charge is not None and entry.charge.job_id == self._job_id for entry in entries):
-            return  # goes on, as a resumed job, too: what it may still charge is checked each time
+            return False  # goes on, as a resumed job, too: what it may still charge is checked each time
         self._keep_promise(
             "what is planned",
             planned,
@@ -93,10 +97,8 @@ class Budget:
         self._check_number()
         charges = [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)]
         # Each of these has a purpose of its own, those that may be repeated, too.
-        cap = replace(self.cap, releases=None)
-        check_rules(entries, charges, cap)
-        if over := overspent(entries, charges, cap):
-            raise over.error()
+        rules.hold(entries, charges, replace(self.cap, releases=None))
+        return True
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge what is about to be drawn.

@@ -144,14 +144,17 @@ class PrivateSilo(LocalSilo):
         """
         self._budget.check(self._planned())
 
-    def hold_budget(self, entries: Sequence[Entry]) -> None:
+    def hold_budget(self, entries: Sequence[Entry]) -> bool:
         """Refuse what ``check_budget`` does, given all that this site's ledger has; it stays as it is.
+
+        Returns:
+            Whether it was held against that; not where a job goes on.
 
         Raises:
             BudgetError, PrivacyValueError, DataError: as ``check_budget``.
             NeighboursError: TF-706 if these records' budget is counted in the other relation.
         """
-        self._budget.hold(entries, self._planned())
+        return self._budget.hold(entries, self._planned())
 
     def _planned(self) -> tuple[Event, ...]:
         """All that the job may charge here, repeats included; looks at the records first."""
