@@ -218,7 +218,8 @@ def test_inference_from_a_model_is_judged_by_the_coins(benchmark: ModuleType, tm
     asked = [*TINY, "--epsilons", "inf", "--trials", "50", "--canaries", "10", "--out", str(tmp_path)]
     assert benchmark.main(["--inference", *asked]) == 0
     rows = json.loads((tmp_path / "privacy-inference.json").read_text())["rows"]
-    assert [row["from"] for row in rows] == ["class sums", "class sums", "global model"]
+    sums = ["class sums", "class sums, a site's 10"]
+    assert [row["from"] for row in rows] == [sums[0], sums[0], sums[1], sums[1], "global model"]
     assert rows[-1]["canaries"] == 30 and 0 <= rows[-1]["auc"] <= 1
 
 
