@@ -284,6 +284,29 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     assert federation.kit_hashes() == federation.packaged and len(federation.packaged) > 6 * 4
 
 
+def test_a_site_that_the_job_is_not_for_is_asked_for_nothing_and_says_so(
+    federation: Federation, done: Path
+) -> None:
+    """A job for three hospitals that is sent to four. It ends soon: their counts are open for four now."""
+    job = federation.folder / "beside"
+    shutil.copytree(federation.folder / "job", job)
+    meta = json.loads((job / "meta.json").read_text())
+    for places in meta["deploy_map"].values():
+        places.extend([NEWCOMER] if "hospital-1" in places else [])
+    (job / "meta.json").write_text(json.dumps(meta))
+    with _lead(federation) as session:
+        job_id = session.submit_job(str(job))
+        _ended(session, job_id)
+        result = Path(session.download_job_result(job_id))
+    outcome = json.loads((result / "workspace" / "outcome.json").read_text())
+    assert outcome["roster"] == list(SITES) and NEWCOMER not in outcome["reason"]
+    assert all(f"{name} refused: TF-612" in outcome["reason"] for name in SITES)
+    told = (federation.kit(NEWCOMER) / job_id / "log.txt").read_text()
+    assert f"this silo is {NEWCOMER}, which the job is not for" in told
+    told = (result / "workspace" / "log.txt").read_text()
+    assert f"the job was also sent to {NEWCOMER}, not of its sites: asked for nothing" in told
+
+
 def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     federation: Federation, done: Path, tmp_path: Path
 ) -> None:
@@ -293,7 +316,7 @@ def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
     search.text("reason", reason)
     jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
-    assert done.name in jobs and len(jobs) == 3
+    assert done.name in jobs and len(jobs) == 4
     with _lead(federation) as session:
         for job in jobs:
             told, refused = told_to_the_lead(session, job)
