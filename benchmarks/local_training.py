@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader
 
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
+from tightframe.learning.loop import OptimizerSettings, Stage, cross_entropy, merge_single_tail
 from tightframe.phases import Fold
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.contribution import LocalSilo
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.training import OptimizerSettings, Stage, cross_entropy, merge_single_tail
+from tightframe.rounds.silo.contribute import LocalSilo
 
 
 class Images:

@@ -39,7 +39,7 @@ from scales import HAM, Scale, scale_of
 from tightframe import data, federation, methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
-from tightframe.data.benchmark_sets import BENCHMARK_SETS, DERIVED, open_silos
+from tightframe.data.image_sets import BENCHMARK_SETS, DERIVED, open_silos
 from tightframe.errors import TightframeError
 from tightframe.rounds.setup import prepare
 

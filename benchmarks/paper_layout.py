@@ -15,7 +15,7 @@ from scales import HAM, Scale, scale_of
 from methods import Bench, parse_method, parse_partition
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
-from tightframe.data.benchmark_sets import DERIVED, SPECS, open_silos
+from tightframe.data.image_sets import DERIVED, SPECS, open_silos
 
 Size = Literal["cpu", "paper"]
 Measure = Literal[

@@ -229,7 +229,7 @@ def gmv_columns(epochs: Sequence[int]) -> tuple[Column, ...]:
 def memory(epochs: Sequence[int]) -> dict[str, str]:
     """FedAvg_ETF with table 3's best options of each column."""
     return {
-        f"{number} {title}": f"fedavg_etf:alpha={alpha},warm_up={start},min_class_count=0"
+        f"{number} {title}": f"fedavg_etf:alpha={alpha},warm_up={start}"
         for number in epochs
         for title, (alpha, start) in BEST[number].items()
     }

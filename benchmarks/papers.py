@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from methods import RESULTS, ROOTS
-from tightframe.data.benchmark_sets import DERIVED
+from tightframe.data.image_sets import DERIVED
 from tightframe.errors import TightframeError
 
 CPU = (

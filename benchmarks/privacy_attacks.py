@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from scipy.stats import norm, rankdata
 from torch import nn
 
-from tightframe import federation, models, training
+from tightframe import federation, models
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
-from tightframe.data.benchmark_sets import open_silos
-from tightframe.model_update import build_template
+from tightframe.data.image_sets import open_silos
+from tightframe.learning import loop
+from tightframe.learning.model_update import build_template
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.releases.class_sums import as_numbers, class_sums, noise_for
@@ -76,11 +77,11 @@ def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     batches = [
         (torch.from_numpy(inputs[part]), torch.from_numpy(labels[part]))
-        for part in training.merge_single_tail(shuffled, 32)
+        for part in loop.merge_single_tail(shuffled, 32)
     ]
-    settings = training.OptimizerSettings(learning_rate=0.05, momentum=0.9)
-    stage = training.Stage((training.cross_entropy(),), settings, epochs=epochs)
-    training.fit(model, lambda epoch: iter(batches), [stage], device="cpu")
+    settings = loop.OptimizerSettings(learning_rate=0.05, momentum=0.9)
+    stage = loop.Stage((loop.cross_entropy(),), settings, epochs=epochs)
+    loop.fit(model, lambda epoch: iter(batches), [stage], device="cpu")
     others, other_labels = _unit(model, inputs, labels)
     known = {label: others[other_labels == label].mean(0) for label in range(CLASSES)}
     return Pool(*_unit(model, own, own_labels), known)

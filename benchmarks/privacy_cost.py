@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tightframe import models, training
+from tightframe import models
+from tightframe.learning import loop
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.normalisation import make_private
 from tightframe.privacy.training.per_sample import EngineName
@@ -58,13 +59,11 @@ def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
     inputs = torch.randn((case.batch, 3, case.size, case.size), generator=generator)
     records = TensorDataset(inputs, torch.randint(CLASSES, (case.batch,), generator=generator))
     model = build(case.model, case.size).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    settings = training.OptimizerSettings(learning_rate=0.01, momentum=0.9)
-    stages = [training.Stage((training.cross_entropy(),), settings, steps=1)]
+    settings = loop.OptimizerSettings(learning_rate=0.01, momentum=0.9)
+    stages = [loop.Stage((loop.cross_entropy(),), settings, steps=1)]
     if engine is None:
         return lambda: void(
-            training.fit(
-                model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device="cpu", seed=0
-            )
+            loop.fit(model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device="cpu", seed=0)
         )
     model = make_private(model)
     private = PrivateSettings(1.0, 1.0, 1.0, case.batch)

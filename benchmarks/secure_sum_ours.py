@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from tightframe.rounds.identity import simulated_identity
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum import rules
 from tightframe.securesum.encoding import decode, encode, fraction_bits
 from tightframe.securesum.identity import Verifier
@@ -248,7 +248,19 @@ class Federation:
         verifier = Verifier(anchor=self._anchor, pins={}, pinned_only=False, at=datetime.now(UTC))
         names, parts, server = self.params.roster, {}, {}
         expected = {
-            name: Expected(name, _JOB, _JOB, frozenset(names), 3, "uniform", _CONFIG, _VERSION)
+            name: Expected(
+                name=name,
+                job=_JOB,
+                lineage=_JOB,
+                sites=frozenset(names),
+                colluders=self.params.colluders,
+                trust=self.params.trust,
+                threshold=self.params.threshold,
+                min_sites=self.params.min_sites,
+                weights="uniform",
+                config_sha256=_CONFIG,
+                version=_VERSION,
+            )
             for name in names
         }
         proposed = self.params.to_bytes()

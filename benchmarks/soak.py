@@ -60,7 +60,8 @@ GRACE_SECONDS = 15.0
 
 def write_job(folder: Path, args: argparse.Namespace, faults: Sequence[Fault]) -> Path:
     """The small job, with the measuring component and executor."""
-    from tightframe_app import job_folders, recipes
+    from tightframe_app.jobs import folders as job_folders
+    from tightframe_app.jobs import recipes
 
     # A silo that is busy or stopped has fetched its task; only who starts late needs longer to fetch.
     patience = {"site_timeout": args.patience, "fetch_timeout": 300}

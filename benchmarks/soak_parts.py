@@ -205,7 +205,7 @@ class SoakExecutor(SiloExecutor):
 
     def __init__(self, soak: dict[str, Any], **job: Any) -> None:
         # What the first round would otherwise import within the server's patience: torch, six times at once.
-        from tightframe.rounds import contribution  # noqa: F401
+        from tightframe.rounds.silo import contribute as contribution  # noqa: F401
 
         super().__init__(**job)
         self._soak = soak

@@ -26,7 +26,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from tightframe.data.isic import CLASS_NAMES, NUM_CENTERS, IsicOptions
-from tightframe.data.twin import TWIN_VERSION, TwinData
+from tightframe.data.isic.twin import TWIN_VERSION, TwinData
 from tightframe.phases import stream_seed
 
 WIDTHS = (32, 64, 128)

@@ -50,7 +50,7 @@ def root() -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _rendered_once() -> Iterator[None]:
     """Each record of the twin is drawn once in a process of tests: more than half of a small run is that."""
-    from tightframe.data import twin
+    from tightframe.data.isic import twin
 
     with pytest.MonkeyPatch.context() as patch:
         drawn = functools.lru_cache(maxsize=8192)(twin.image)

@@ -11,11 +11,11 @@ from tests.conftest import SMALL
 from torch import nn
 
 from tightframe.errors import JobError
-from tightframe.exact_sums import as_summed, exact_update_fields, silos_ever
+from tightframe.learning.exact_updates import as_summed, exact_update_fields, silos_ever
 from tightframe.phases import Cohort, Schema, Setting
 from tightframe.rounds import codec
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.summation import unpack
+from tightframe.rounds.sums.plain import unpack
 
 
 def _setting(norm: float | None) -> Setting:

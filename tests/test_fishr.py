@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tightframe.fishr import (
+from tightframe.methods.fedilc.fishr import (
     GradientMoments,
     SiloPenalty,
     fishr_penalty,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tightframe.frozen_classes import (
+from tightframe.methods.fedmr import inter_class_loss
+from tightframe.methods.fedmr.private import (
     clipped,
     frozen_inter_loss,
     frozen_intra_loss,
     frozen_statistics,
     moments,
 )
-from tightframe.methods.fedmr import inter_class_loss
 
 WIDTH, CLASSES = 5, 3
 

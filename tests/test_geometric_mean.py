@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tightframe.errors import ContributionError
-from tightframe.geometric_mean import (
+from tightframe.methods.fedilc.geometric_mean import (
     RANGES,
     Rule,
     RunningMean,

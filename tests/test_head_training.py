@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tightframe.head_training import fit_head
+from tightframe.learning.losses import fit_head
 
 
 def test_it_is_sgd_in_a_drawn_order() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.methods.by_hand import weight_of_gradients
 
-from tightframe.local_training import gradient_weight, next_model
+from tightframe.learning.halves import gradient_weight, next_model
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 7, 40])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightframe.losses import balanced_softmax_loss, half_squared_distance
+from tightframe.learning.losses import balanced_softmax_loss, half_squared_distance
 
 GOLDEN = np.load(Path(__file__).resolve().parent / "golden" / "fedetf.npz")
 CASES = range(int(GOLDEN["n_cases"]))

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from tightframe import methods, models
 from tightframe.phases import Method
 from tightframe.rounds.setup import prepare
-from tightframe_app import recipes
 from tightframe_app.cli import app
+from tightframe_app.jobs import recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = ROOT / "docs" / "methods.md"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tightframe import model_update
+from tightframe.learning import model_update
+from tightframe.learning.loop import FitReport
 from tightframe.phases import Cohort, Setting
-from tightframe.training import FitReport
 
 
 def _network() -> torch.nn.Module:

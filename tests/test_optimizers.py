@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tightframe.optimizers import OptimizerSettings
+from tightframe.learning.optimizers import OptimizerSettings
 
 CASES = {
     "plain": (OptimizerSettings("sgd", 0.1), torch.optim.SGD, {"lr": 0.1}),
@@ -73,7 +73,7 @@ def test_a_step_does_not_load_the_compiler() -> None:
     """Which would cost every task of every silo in the simulator more than a second."""
     script = (
         "import sys, torch\n"
-        "from tightframe.optimizers import OptimizerSettings\n"
+        "from tightframe.learning.optimizers import OptimizerSettings\n"
         "for name in ('sgd', 'adam'):\n"
         "    value = torch.nn.Parameter(torch.ones(2))\n"
         "    optimizer = OptimizerSettings(name, 0.1).build([value])\n"

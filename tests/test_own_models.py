@@ -8,7 +8,7 @@ import pytest
 from tests.methods import lossy
 from tests.rounds.secure.runs import FOUR
 
-from tightframe.rounds.takeover import sum_of
+from tightframe.rounds.silo.state import sum_of
 
 
 @pytest.mark.parametrize("method", ["local_only", "fedproto"])

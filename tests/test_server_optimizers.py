@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tightframe.server_optimizers import adam_step, fedopt_step, sgd_step
+from tightframe.learning.server_optimizers import adam_step, fedopt_step, sgd_step
 
 SHAPES: dict[str, tuple[int, ...]] = {"backbone.weight": (4, 3), "head.bias": (5,), "temperature": ()}
 STEPS = 7

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightframe import models, training
+from tightframe import models
 from tightframe.errors import TrainingError
-from tightframe.training import (
+from tightframe.learning import loop as training
+from tightframe.learning.loop import (
     OptimizerSettings,
     ParameterTerm,
     Stage,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,18 +11,14 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import (
-    data,
-    federations,
-    job_commands,
-    ledgers,
-    method_table,
-    reports,
-    sites,
-    transcripts,
-    watch,
-)
+from tightframe_app import data, reports, transcripts
+from tightframe_app.federation import commands as federations
+from tightframe_app.jobs import commands as job_commands
+from tightframe_app.jobs import method_table
+from tightframe_app.ledger import commands as ledgers
 from tightframe_app.screens import lines
+from tightframe_app.site import commands as sites
+from tightframe_app.watch import commands as watch
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -32,6 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
+    rich_markup_mode="markdown",
 )
 app.add_typer(job_commands.app, name="jobs")
 app.add_typer(data.app, name="data")
@@ -71,7 +67,8 @@ def simulate(
         int | None, typer.Option("--threads", "-t", help="Silos that run at the same time; all by default.")
     ] = None,
     workspace: Annotated[
-        Path, typer.Option("--workspace", "-w", help="Working folder; wiped at start, but for its local/.")
+        Path,
+        typer.Option("--workspace", "-w", help="Working folder; an earlier run moves to WORKSPACE.runs."),
     ] = Path("simulator_workspace"),
     site_config: Annotated[
         Path | None,
@@ -85,6 +82,10 @@ def simulate(
             help="For a resumed job: workspace of the stopped simulation, for the silos' own state."
         ),
     ] = None,
+    keep: Annotated[
+        int,
+        typer.Option(min=0, help="Earlier runs to keep in WORKSPACE.runs; 0 wipes the last one."),
+    ] = 5,
     gpu: Annotated[
         str | None, typer.Option(help="GPU ids for the silos, as the engine writes them: 0,1 or [0,1]")
     ] = None,
@@ -98,8 +99,10 @@ def simulate(
     """
     from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare import simulator
+    from tightframe.flare.workspace import hold
     from tightframe.rounds.setup import prepare
-    from tightframe_app import job_folders, simulation
+    from tightframe_app.jobs import at_work, simulation
+    from tightframe_app.jobs import folders as job_folders
 
     if threads is not None and threads < 1:
         raise typer.BadParameter(f"expected at least 1, got {threads}", param_hint="--threads")
@@ -108,8 +111,8 @@ def simulate(
             f"expected one of {list(LOG_MODES)} or a file, got {log!r}", param_hint="--log"
         )
     simulator.check_workspace(workspace)
-    values = prepare(job_folders.read_job(job)).job
-    sites = values.roster
+    setup = prepare(job_folders.read_job(job))
+    values, sites = setup.job, setup.job.roster
     if site_config is not None:
         if not site_config.is_file():
             raise FileNotFoundError(f"Expected a site configuration at {site_config}: there is no such file.")
@@ -120,18 +123,22 @@ def simulate(
     command += ["-t", str(min(threads or len(sites), len(sites)))]
     if gpu is not None:
         command += ["--gpu", gpu]
-    if previous_run is not None:
-        if previous_run.resolve() == workspace.resolve():
-            raise typer.BadParameter(
-                "it is the workspace of this run, too, which is wiped at start: choose another --workspace",
-                param_hint="--previous-run",
-            )
-        os.environ[simulator.PREVIOUS_RUN] = str(previous_run.resolve())
-    try:
-        with simulator.site_configuration(workspace, site_config) as used:
-            out.print(simulation.records(workspace / "local", used, values))
-            code = simulator.run_apart(command)
-    except KeyboardInterrupt:
-        err.print("interrupted: the run was stopped, nothing of it goes on")
-        code = simulator.INTERRUPTED
+    with hold(workspace, values.job_name), simulator.site_configuration(workspace, site_config) as used:
+        out.print(simulation.records(workspace / "local", used, values))
+        kept = simulation.keep(workspace, keep, out.print)
+        previous = simulation.set_previous(previous_run, workspace, kept)
+        stopped, code = None, 0
+        try:
+            with at_work.shown(out) as relay:
+                code = simulator.run_apart(command, *([] if relay is None else [relay]))
+        except (KeyboardInterrupt, SystemExit) as signal:
+            by_hand = isinstance(signal, KeyboardInterrupt)
+            stopped = "Ctrl-C" if by_hand else "a signal"
+            code = simulator.INTERRUPTED if by_hand else int(signal.args[0])
+            err.print("interrupted: the run was stopped, nothing of it goes on")
+        if code:
+            typed = [("--site-config", site_config), ("--threads", threads), ("--gpu", gpu)]
+            same = [word for name, value in typed if value is not None for word in (name, str(value))]
+            for line in simulation.left_behind(setup, workspace, job, stopped, same, previous):
+                err.print(line)
     raise typer.Exit(code)

@@ -25,7 +25,7 @@ from rich.text import Text
 from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
-    from tightframe.data.isic_prepare import Report
+    from tightframe.data.isic.prepare import Report
 
 INTERRUPTED = 130
 
@@ -77,7 +77,7 @@ def prepare_isic2019(
     Exit code 0: complete. 1: images are missing or broken, or counts are not those of FLamby's split;
     all are named, and all others are done. 2: nothing could be done. 130: interrupted.
     """
-    from tightframe.data.isic_prepare import prepare as prepare_isic
+    from tightframe.data.isic.prepare import prepare as prepare_isic
 
     with _resumable(), _bar("images") as advance:
         report = prepare_isic(
@@ -119,7 +119,7 @@ def prepare_eicu(
     """
     from tightframe.data.base import count_table
     from tightframe.data.eicu import WINDOWS
-    from tightframe.data.eicu_prepare import prepare as prepare_tables
+    from tightframe.data.eicu.prepare import prepare as prepare_tables
 
     if window not in (*WINDOWS, "both"):
         raise typer.BadParameter(
@@ -140,7 +140,7 @@ def prepare_eicu(
 def _summary(report: Report) -> None:
     """Images by centre, fold and class, marked where FLamby's number is another, and what was done."""
     from tightframe.data.isic import CLASS_NAMES
-    from tightframe.data.isic_prepare import REPORT, expected_counts
+    from tightframe.data.isic.prepare import REPORT, expected_counts
     from tightframe.data.manifest import sha256
 
     expected = expected_counts(report.centers)

@@ -29,10 +29,24 @@ def report(
 ) -> None:
     """Make report.html of a run's results: one file that opens offline.
 
+    Also says how the run ended, and its headline.
+
     A run makes it by itself at its end. DIR may be the server's folder or a silo's; its files say which.
     A silo's page has that silo's own results: it is for the silo alone, and only its owner can read it.
     """
+    from tightframe.report.reading import ServerResults, read
+    from tightframe.report.words import metric, one_answer
     from tightframe.report.writing import write
 
-    page = write(folder, out)
+    page, results = write(folder, out), read(folder)
+    said = []
+    if isinstance(results, ServerResults):
+        outcome, test = results.outcome, results.outcome.evaluation and results.outcome.evaluation.test.told
+        said = [outcome.ended.upper(), *outcome.notes]
+        if test:
+            noisy = "noisy " if test["noisy"] else ""
+            said.append(f"{noisy}balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}")
+            said += [answer] if (answer := one_answer(test["one_answer"])) else []
+    for line in said:
+        typer.echo(shown(line), err=True)  # for people: programs read where the page lies
     console(WIDTH).print(shown(str(page)), soft_wrap=True)

@@ -255,7 +255,7 @@ def _root_certificate(path: Path) -> bytes:
     """The one certificate in a PEM file, DER; it must be a CA's, lest a site's be taken by mistake."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    from tightframe.rounds.private.ledger_keys import read_root
+    from tightframe.rounds.ledger_keys import read_root
 
     try:
         return read_root(path).public_bytes(Encoding.DER)

@@ -40,10 +40,32 @@ class JobError(TightframeError):
         super().__init__(f"the job cannot run as it is written:\n{listed}", code=code)
 
 
+class TooLargeError(JobError):
+    """A job's model or sums are larger than allowed (TF-632).
+
+    Args:
+        rule: the policy's name of the ceiling.
+        asked: what the job asks for.
+        most: what is allowed.
+    """
+
+    code = "TF-632"
+
+    def __init__(self, rule: str, asked: str, most: int) -> None:
+        self.rule, self.asked, self.most = rule, asked, most
+        super().__init__([f"{rule}: the job asks for {asked}, at most {most} is allowed"])
+
+
 class JobFolderError(TightframeError):
-    """A job folder is not written over what somebody may still want (TF-102)."""
+    """A job folder is not written over what somebody may still want (TF-102), or is not there (TF-106)."""
 
     code = "TF-102"
+
+
+class WorkspaceError(TightframeError):
+    """A simulation runs in the workspace already (TF-103)."""
+
+    code = "TF-103"
 
 
 class SiteConfigError(TightframeError):
@@ -68,12 +90,21 @@ class SecureSumError(TightframeError):
         super().__init__(message, code=code)
 
 
+class ManifestError(TightframeError):
+    """A job's signature is missing (TF-633), wrong (TF-634) or of something else (TF-635).
+
+    TF-636 not for now, TF-637 taken up before.
+    """
+
+    code = "TF-634"
+
+
 class DataError(TightframeError):
     """A site's records cannot be read as the site's configuration says.
 
     TF-203 no such folder, TF-204 no or malformed split file or table, TF-205 missing files,
     TF-206 unreadable files, TF-207 unknown class, TF-208 empty centre or fold, TF-209 another vocabulary,
-    TF-210 patients unknown.
+    TF-210 patients unknown, TF-212 another shape than the model takes, TF-213 labels that are no classes.
     """
 
     code = "TF-203"
@@ -86,7 +117,7 @@ class TrainingError(TightframeError):
 
 
 class ContributionError(TightframeError):
-    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404).
+    """A contribution does not fit its schema (TF-403) or its sum (TF-401, TF-402, TF-404, TF-631).
 
     Args:
         message: what was expected, and what came.
@@ -105,12 +136,17 @@ class RunError(TightframeError):
     """A run cannot go on: TF-501 too few silos, TF-504 aborted, TF-505 configurations differ.
 
     TF-506 synthetic and real records, TF-507 a torn checkpoint, TF-508 no baseline, TF-509 refused.
+    TF-104 the workspace replaced by another simulation, TF-105 interrupted.
     TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
     """
 
 
+REPLACED = "TF-104"
+"""The folder of a simulation is another one's by now: nothing of the run is written there any more."""
+
 REASONS: Mapping[str, str] = {
     "TF-101": "job wrong",
+    "TF-104": "another simulation replaced the workspace",
     "TF-201": "not configured",
     "TF-202": "site configuration wrong",
     "TF-203": "data folder missing",
@@ -121,6 +157,8 @@ REASONS: Mapping[str, str] = {
     "TF-208": "empty centre or fold",
     "TF-209": "another drug vocabulary than the job's",
     "TF-210": "patients of the records not known",
+    "TF-212": "records of another shape than the model takes",
+    "TF-213": "labels that do not fit the classes or the records",
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",
@@ -152,6 +190,16 @@ REASONS: Mapping[str, str] = {
     "TF-613": "too few valid shares to open the sum",
     "TF-614": "below the site's policy",
     "TF-615": "no usable identity",
+    "TF-617": "terms were formed in another way before",
+    "TF-620": "what this site remembers is lost",
+    "TF-621": "an old journal lies beside the ledger that took its place",
+    "TF-631": "a weight that is not believed",
+    "TF-632": "the job is too large",
+    "TF-633": "the job is not signed",
+    "TF-634": "the job's signature is not a lead's",
+    "TF-635": "the job is not the one that was signed",
+    "TF-636": "the job's signature has expired",
+    "TF-637": "the job's signature was used before",
     "TF-700": "a privacy value that cannot be",
     "TF-701": "the privacy budget does not suffice",
     "TF-702": "the privacy ledger was altered",
@@ -164,6 +212,9 @@ REASONS: Mapping[str, str] = {
     "TF-720": "no random numbers",
     "TF-721": "a clipped value over its bound",
     "TF-730": "stopped by the site's egress guard",
+    "TF-731": "the engine's doors are open",
+    "TF-732": "a version of the engine that was not tested",
+    "TF-742": "the site's two accounts are not apart",
 }
 """What a code means, in a few words; ``docs/errors.md`` says what to do."""
 

@@ -25,13 +25,13 @@ from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
 from tightframe.rounds.checkpoint import CHECKPOINT
 from tightframe.rounds.context import STATE, SiloContext
-from tightframe.rounds.coordinator import Accept, Coordinator, Message, Result
-from tightframe.rounds.identity import simulated_anchor, simulated_identity
 from tightframe.rounds.rows import Row
-from tightframe.rounds.secure.server import ServerIdentity
+from tightframe.rounds.server.coordinator import Accept, Coordinator, Message, Result
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
-from tightframe.rounds.silo import SiloSession, failure_code
-from tightframe.rounds.summation import Failed
+from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.sums.plain import Failed
+from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 
 
 class LocalTransport:
@@ -45,7 +45,7 @@ class LocalTransport:
         self._failed = failed
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
-        """See ``rounds.coordinator.Transport``."""
+        """See ``rounds.server.coordinator.Transport``."""
         failed: dict[str, str] = {}
         for site in sorted(requests):
             try:
@@ -151,7 +151,7 @@ def run_job(
             one that is removed with the outcome.
         initial_model: safetensors file of a pretrained start.
         on_round: called with each finished exchange.
-        stopped: ``folder`` of the run that the job goes on with (``rounds.resume.next_job``), if it does.
+        stopped: ``folder`` of the run that the job goes on with, if it does (``rounds.server.resume``).
 
     Raises:
         JobError, RunError: see ``run``.

@@ -61,6 +61,8 @@ class Field:
         per_class: its first axis is the class.
         sensitivity: largest L2 change of the field by one record, where it is a sum over
             records; None where no such bound holds.
+        bits: fraction bits at most; fewer put all silos' values on one coarse grid, so that a total tells
+            their sum and nothing of how it came about; None for as many as the ring has.
         mechanism: by what differential privacy covers it; None where nothing does, so that a job with
             privacy is refused.
     """
@@ -75,6 +77,7 @@ class Field:
     per_class: bool = False
     sensitivity: float | None = None
     mechanism: Mechanism | None = None
+    bits: int | None = None
 
     @property
     def group(self) -> Group:
@@ -139,6 +142,7 @@ class Schema:
                 "per_class": item.per_class,
                 "sensitivity": item.sensitivity,
                 "mechanism": item.mechanism,
+                "bits": item.bits,
             }
             for item in self.fields
         ]
@@ -149,11 +153,11 @@ class Contribution:
     """What a silo proposes: its tensors by field name, and its own next state.
 
     The state is *proposed*: it is committed only on evidence that the term is in the opened
-    sum, and never leaves the silo.
+    sum, and never leaves the silo. None proposes nothing, so that the silo keeps the state it has.
     """
 
     tensors: Tensors
-    proposed_state: Tensors = field(default_factory=dict)
+    proposed_state: Tensors | None = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -282,7 +286,7 @@ class SiloView(Protocol):
         """Mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
-        """Run the stages of local training and return ``training.FitReport``."""
+        """Run the stages of local training and return ``learning.loop.FitReport``."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A random stream keyed by (seed, silo, round, purpose)."""
@@ -293,12 +297,48 @@ class SiloView(Protocol):
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Opened totals after the riders of a phase have read theirs.
+
+    Attributes:
+        state: of the server, with what riders remember in ``extra``, under names that begin with ``RIDERS``.
+        totals: left for the method.
+        notes: for the record of the run, by rider.
+        warnings: for the server's log.
+    """
+
+    state: ServerState
+    totals: Totals
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def noting(self, rider: str, note: Any) -> Reading:
+        """The same with a rider's note."""
+        return replace(self, notes={**self.notes, rider: note})
+
+    def warning(self, *lines: str) -> Reading:
+        """The same with lines for the server's log."""
+        return replace(self, warnings=(*self.warnings, *lines))
+
+
+RIDERS = "riders/"
+"""Start of the names in ``ServerState.extra`` of what riders remember."""
+
+
+def _untouched(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+    return Reading(state, totals)
+
+
+@dataclass(frozen=True)
 class Phase:
     """One exchange with every silo, ending in one sum.
 
     ``update`` gets the totals that were opened. After a drop-out a secure sum opens the *update*
     group only: static fields (counts, class sums) are then missing from the totals, and what they
     would have changed keeps its value.
+
+    ``read`` is the server half of the phase's riders (``rounds.riders``): it takes out of the totals what
+    is theirs before ``update`` sees them. Methods leave it alone.
     """
 
     name: str
@@ -306,6 +346,30 @@ class Phase:
     broadcast: Callable[[ServerState], Tensors]
     contribute: Callable[[SiloView, Tensors, Tensors], Contribution]
     update: Callable[[ServerState, Totals, Cohort], ServerState]
+    read: Callable[[ServerState, Totals, Cohort], Reading] = _untouched
+
+
+def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+    """Compute the state after an exchange, from public values alone.
+
+    Whoever has the state before, the opened totals and the cohort computes the same: the server does, and
+    a silo could.
+
+    Args:
+        phase: with its riders.
+        state: before the exchange.
+        totals: as opened, by field name; empty if the sum stayed shut.
+        cohort: the silos in the sum.
+
+    Returns:
+        The next state, and the method's totals, notes and warnings of the riders.
+    """
+    reading = phase.read(state, totals, cohort)
+    if not reading.totals:
+        return reading
+    after = phase.update(reading.state, reading.totals, cohort)
+    remembered = {name: item for name, item in reading.state.extra.items() if name.startswith(RIDERS)}
+    return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
 @dataclass(frozen=True)

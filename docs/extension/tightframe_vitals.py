@@ -3,12 +3,12 @@
 from pydantic import Field
 from torch import nn
 
-from tightframe import local_training
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.learning import halves
+from tightframe.learning.server_optimizers import sgd_step
 from tightframe.models.base import BackboneSpec, Options
 from tightframe.models.heads import Classifier
-from tightframe.server_optimizers import sgd_step
 
 CLASSES = ("stable", "deteriorating", "septic")
 
@@ -43,14 +43,14 @@ def parts(setting):
         momentum = setting.config.server_momentum
         return sgd_step(model, downhill, kept, learning_rate=1.0, momentum=momentum)
 
-    return local_training.plain_training(), local_training.stepping(step)
+    return halves.plain_training(), halves.stepping(step)
 
 
 DATASET = DatasetSpec(
     "vital_signs", "Vital signs", CLASSES, Options, VitalSite, lambda options: (6,), open_site, None, 1
 )
 BACKBONE = BackboneSpec("vital_mlp", "one hidden layer for vital signs", Options, build)
-METHOD = local_training.composed_method(
+METHOD = halves.composed_method(
     name="vital_momentum",
     title="FedAvg with server momentum",
     paper="Hsu, Qi and Brown, Measuring the Effects of Non-Identical Data Distribution, arXiv 1909.06335",

@@ -13,7 +13,8 @@ import pytest
 
 from tightframe.errors import JobError
 from tightframe.flare import simulator
-from tightframe_app import cli, job_folders, recipes
+from tightframe_app import cli
+from tightframe_app.jobs import folders, recipes
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -122,14 +123,14 @@ def test_export_says_what_the_job_really_trains(
         "method is fedavg now; options of the recipe's own dropped: method_options.mu_intra\n"
         "dataset is digits now; options of the recipe's own dropped: dataset_options.image_size\n"
     )
-    job = job_folders.read_job(tmp_path / "other")
+    job = folders.read_job(tmp_path / "other")
     assert job["method_options"] == {} and job["dataset_options"] == {"silos": 6}
 
 
 def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path, tightframe: Command) -> None:
     for recipe in recipes.RECIPES:
-        files = job_folders.job_files(recipe.job())
-        job_folders.write_job(files, tmp_path / "jobs" / recipe.name)
+        files = folders.job_files(recipe.job())
+        folders.write_job(files, tmp_path / "jobs" / recipe.name)
     for name in ("fedmr_isic", "fedavg_isic"):
         assert tightframe("jobs", "export", name, "--committed", cwd=tmp_path).returncode == 0
     assert tightframe("jobs", "check", cwd=tmp_path).returncode == 0
@@ -150,7 +151,7 @@ def test_the_committed_allow_list_is_the_simulators_own(
     committed = root / "simulator_workspace" / "local" / "resources.json"
     assert committed.read_text() == simulator.allow_list_text()
     for recipe in recipes.RECIPES:
-        job_folders.write_job(job_folders.job_files(recipe.job()), tmp_path / "jobs" / recipe.name)
+        folders.write_job(folders.job_files(recipe.job()), tmp_path / "jobs" / recipe.name)
     wide = tmp_path / "simulator_workspace" / "local" / "resources.json"
     wide.parent.mkdir(parents=True)
     wide.write_text(committed.read_text().replace("flare.executor.SiloExecutor", ""))
@@ -161,7 +162,7 @@ def test_the_committed_allow_list_is_the_simulators_own(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "job"
-    job_folders.write_job(job_folders.job_files(recipes.get("fedmr_isic").job(sites=["a", "b", "c"])), path)
+    folders.write_job(folders.job_files(recipes.get("fedmr_isic").job(sites=["a", "b", "c"])), path)
     return path
 
 
@@ -172,10 +173,10 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def test_check_of_a_folder_takes_values_and_gpus_from_it(folder: Path) -> None:
-    assert job_folders.check_folder(folder) == []
+    assert folders.check_folder(folder) == []
     job = recipes.get("fedmr_isic").job("full", sites=["a", "b", "c"], changes={"rounds": 3})
-    job_folders.write_job(job_folders.job_files(job, gpus=2, gpu_memory=40), folder)
-    assert job_folders.check_folder(folder) == []
+    folders.write_job(folders.job_files(job, gpus=2, gpu_memory=40), folder)
+    assert folders.check_folder(folder) == []
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_check_of_a_folder_reads_every_file(
     folder: Path, name: str, change: Callable[[dict[str, Any]], object], problem: str
 ) -> None:
     _edit(folder / name, change)
-    (found,) = job_folders.check_folder(folder)
+    (found,) = folders.check_folder(folder)
     assert problem in found
 
 
@@ -229,17 +230,17 @@ def test_check_of_a_folder_refuses_strangers(folder: Path, stranger: str) -> Non
     else:
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
-    (problem, *_) = [found for found in job_folders.check_folder(folder) if stranger.rstrip("/") in found]
+    (problem, *_) = [found for found in folders.check_folder(folder) if stranger.rstrip("/") in found]
     assert "does not belong" in problem
     (folder / "meta.json").unlink()
-    assert any("meta.json is missing" in found for found in job_folders.check_folder(folder))
+    assert any("meta.json is missing" in found for found in folders.check_folder(folder))
 
 
 def test_check_of_a_folder_validates_the_job_itself(folder: Path) -> None:
     path = folder / "app/config/config_fed_server.json"
     _edit(path, lambda v: v["workflows"][0]["args"]["method_options"].update(mu_intra=-1))
     with pytest.raises(JobError, match=r"method_options\.mu_intra"):
-        job_folders.check_folder(folder)
+        folders.check_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ def test_a_folder_that_is_no_job_of_ours_is_a_named_error(folder: Path, text: st
     content = text if isinstance(text, bytes) else text.encode()
     (folder / "app/config/config_fed_server.json").write_bytes(content)
     with pytest.raises(JobError):
-        job_folders.read_job(folder)
+        folders.read_job(folder)
 
 
 @pytest.mark.parametrize("name", ["data [old]", "[", ":smile:", "[bold"])
@@ -268,7 +269,7 @@ def test_what_users_write_is_no_markup(
     assert code == 1 and f"{folder}/[red]stranger does not belong" in errors
     for arguments in (["simulate", f"{name}/[/y]"], ["jobs", "check", f"{name}/[/y]"]):
         code, _, errors = typed(*arguments)
-        assert code == 2 and f"error: Expected a job folder, but {name}/[/y]/app/config" in errors
+        assert code == 2 and f"error: TF-106: Expected a job folder at {name}/[/y], but" in errors
     code, _, errors = typed("simulate", folder, "-s", f"{name}[/z].json")
     assert code == 2 and f"{name}[/z].json" in errors
     assert typed("jobs", "export", "[/x]")[0] == 2
@@ -281,7 +282,7 @@ def test_a_bug_is_not_taken_for_a_mistake(
     def broken(folder: Path) -> None:
         raise kind("a bug")
 
-    monkeypatch.setattr(job_folders, "read_job", broken)
+    monkeypatch.setattr(folders, "read_job", broken)
     monkeypatch.setattr(sys, "argv", ["tightframe", "simulate", str(tmp_path)])
     with pytest.raises(kind, match="a bug"):
         cli.main()
@@ -317,7 +318,7 @@ def test_export_replaces_an_earlier_export_of_the_same_job_only(
     assert typed("jobs", "export", "fedmr_isic", "--sites", "a,b,c", "-o", "job")[0] == 0
     assert json.loads(meta.read_text())["deploy_map"] == {"app": ["server", "a", "b", "c"]}
     # Files of these names need not be an export: somebody else's job, or half of one.
-    server = tmp_path / "job" / "app" / job_folders.SERVER_FILE
+    server = tmp_path / "job" / "app" / folders.SERVER_FILE
     server.write_text(json.dumps({"workflows": []}))
     code, _, errors = typed("jobs", "export", "fedmr_isic", "-o", "job")
     assert code == 2 and "no whole job export" in errors and server.is_file()
@@ -352,7 +353,7 @@ def test_what_export_did_not_write_is_refused_and_with_force_kept(
         _edit(path, lambda values: values.update(submit_task_result_timeout=900))
 
     def old(folder: Path) -> None:
-        path = folder / f"app/{job_folders.SERVER_FILE}"
+        path = folder / f"app/{folders.SERVER_FILE}"
         _edit(path, lambda values: values["workflows"][0]["args"].update(gone="with an earlier version"))
 
     asked = ["jobs", "export", "fedmr_isic"]
@@ -396,9 +397,9 @@ def test_a_committed_folder_is_written_anew_without_a_word(
 ) -> None:
     """Its recipe may have changed in any way since; but what is nobody's recipe stays."""
     other = recipes.get("fedmr_isic").job(changes={"method": "fedavg", "rounds": 9})
-    job_folders.write_job(job_folders.job_files(other), tmp_path / "jobs/fedmr_isic")
+    folders.write_job(folders.job_files(other), tmp_path / "jobs/fedmr_isic")
     code, _, errors = typed("jobs", "export", "fedmr_isic", "--committed")
     assert (code, errors) == (0, "")
-    assert job_folders.read_job(tmp_path / "jobs/fedmr_isic")["method"] == "fedmr"
+    assert folders.read_job(tmp_path / "jobs/fedmr_isic")["method"] == "fedmr"
     (tmp_path / "jobs/fedmr_isic/notes.txt").write_text("mine")
     assert typed("jobs", "export", "fedmr_isic", "--committed")[0] == 2

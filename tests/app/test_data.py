@@ -18,9 +18,8 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from tightframe.data import isic_prepare
-from tightframe.data.isic import TEST_COUNTS, TRAIN_COUNTS, IsicOptions, IsicSite
-from tightframe.data.isic_folder import IMAGES, SPLIT, FolderData
+from tightframe.data.isic import TEST_COUNTS, TRAIN_COUNTS, IsicOptions, IsicSite, prepare
+from tightframe.data.isic.folder import IMAGES, SPLIT, FolderData
 from tightframe.errors import DataError
 from tightframe_app import data
 from tightframe_app.data import INTERRUPTED, app
@@ -40,14 +39,14 @@ def isic(download: Path, output: Path, *more: str) -> Result:
 def download(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As many images as centre 5 really has, made and tiny, and a split file that is right for it."""
     folder = tmp_path_factory.mktemp("down[load]")
-    (folder / isic_prepare.ORIGINALS).mkdir()
+    (folder / prepare.ORIGINALS).mkdir()
     rows: list[tuple[str, int, int, str]] = []
     for fold, counts in (("train", TRAIN_COUNTS), ("test", TEST_COUNTS)):
         for label, count in enumerate(counts[CENTER]):
             rows += [(f"ISIC_{len(rows) + index:07d}", label, CENTER, fold) for index in range(count)]
     pixels = np.random.default_rng(0).integers(0, 200, (12, 12, 3), dtype=np.uint8)
     for name, *_ in rows:
-        Image.fromarray(pixels).save(folder / isic_prepare.ORIGINALS / f"{name}.jpg")
+        Image.fromarray(pixels).save(folder / prepare.ORIGINALS / f"{name}.jpg")
     with (folder / SPLIT).open("w", newline="") as stream:
         csv.writer(stream).writerows([("image", "target", "center", "fold"), *rows])
     return folder
@@ -66,7 +65,7 @@ def test_a_complete_centre_ends_well_and_says_how_to_go_on(complete: tuple[Resul
     assert "images: 439 of 439 (made now 439, done before 0, missing 0, broken 0)" in done.output
     assert "*" not in done.output and "incomplete" not in done.output
     assert "5       test   9    74" in done.output
-    manifest = output / isic_prepare.MANIFEST
+    manifest = output / prepare.MANIFEST
     assert f"SHA-256 {hashlib.sha256(manifest.read_bytes()).hexdigest()}" in done.output
     site = json.loads(done.output.splitlines()[-1].partition("centre): ")[2])
     assert site == {"data": {"fed_isic2019": {"root": str(output.resolve()), "center": CENTER}}}
@@ -94,7 +93,7 @@ def test_faults_are_named_counted_and_end_with_1(download: Path, tmp_path: Path)
     originals.mkdir()
     for index in range(20):
         name = f"ISIC_{index:07d}.jpg"
-        (originals / name).write_bytes((download / isic_prepare.ORIGINALS / name).read_bytes())
+        (originals / name).write_bytes((download / prepare.ORIGINALS / name).read_bytes())
     (originals / "ISIC_0000003.jpg").write_text("[broken]")
     where = ("-i", originals, "--split", download / SPLIT, "-o", tmp_path / "out")
     done = command("isic2019", *where, "-w", "1", "--center", "5")
@@ -105,7 +104,7 @@ def test_faults_are_named_counted_and_end_with_1(download: Path, tmp_path: Path)
     assert "incomplete: TF-206: images cannot be read: 1 (ISIC_0000003)" in done.output
     assert "incomplete: TF-205: images are missing: 419 (ISIC_0000020, " in done.output
     assert "TF-204" not in done.output, "the split file is right for this centre"
-    report = json.loads((tmp_path / "out" / isic_prepare.REPORT).read_text())
+    report = json.loads((tmp_path / "out" / prepare.REPORT).read_text())
     assert len(report["missing"]) == 419 and list(report["broken"]) == ["ISIC_0000003"]
     assert len(list((tmp_path / "out" / IMAGES).iterdir())) == 19
 
@@ -139,7 +138,7 @@ def test_an_interruption_says_that_it_can_go_on(
         advance(1, 439)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(isic_prepare, "prepare", interrupted)
+    monkeypatch.setattr(prepare, "prepare", interrupted)
     done = isic(download, tmp_path / "out")
     assert done.exit_code == INTERRUPTED
     assert "the same command goes on" in done.output

@@ -25,9 +25,10 @@ from typer.testing import CliRunner, Result
 
 from tightframe.config.site import parse_single
 from tightframe.errors import SiteConfigError
-from tightframe_app import kits, site_engine
 from tightframe_app.cli import app
-from tightframe_app.site_findings import Asked
+from tightframe_app.federation import kits
+from tightframe_app.site import engine as site_engine
+from tightframe_app.site.findings import Asked
 
 TEMPLATES = ROOT / "provisioning"
 NOW = datetime.now(UTC)
@@ -185,7 +186,9 @@ def test_a_kit_is_made_ready(kit: Path, add_site: Callable[..., Result], tmp_pat
     assert json.loads((local / "authorization.json").read_text()) == kits.AUTHORIZATION
     resources = json.loads((local / "resources.json").read_text())
     assert resources["allow_log_streaming"] is False
-    assert resources["components"][0]["args"]["num_of_gpus"] == 2
+    components = {item["id"]: item for item in resources["components"]}
+    assert components["resource_manager"]["args"]["num_of_gpus"] == 2
+    assert components["doors"]["path"] == "tightframe.flare.doors.SiteDoors"
     config = local / "tightframe.json"
     entry, _ = parse_single(json.loads(config.read_text()))
     assert entry.data == {"fed_isic2019": records}
@@ -197,7 +200,7 @@ def test_a_kit_is_made_ready(kit: Path, add_site: Callable[..., Result], tmp_pat
     assert hashes(kit / "startup") == startup, "what provisioning gave is never changed"
     assert f"hospital-1={own_pin(SITE)}" in told
     engine = list(site_engine.files(Asked(config, production=True), guarded=True))
-    assert [item.state for item in engine] == ["ok", "ok"]
+    assert [item.state for item in engine] == ["ok", "ok", "ok"]
 
 
 def test_a_second_time_changes_nothing_and_own_files_are_never_replaced_unasked(
@@ -250,6 +253,34 @@ def test_what_a_site_cannot_mean_is_told_before_anything_is_written(
     done = add_site("--state-dir", str(absent), code=1).exception
     assert isinstance(done, SiteConfigError) and "install -d -m 0700" in str(done)
     assert list((kit / "local").iterdir()) == []
+
+
+def test_two_accounts_have_a_kit_each_and_no_launcher_of_the_engine(kit: Path, tmp_path: Path) -> None:
+    state, socket = tmp_path / "state", tmp_path / "s"
+    both = ["add-site", "hospital-1", "--training-account", "trainer", "--socket", str(socket)]
+    engine = make_kit(tmp_path / "engine")
+    told = federation(*both, "--kit", str(engine)).output
+    assert "jobs are started by the training account, trainer, through" in told
+    assert {path.name for path in (engine / "local").iterdir()} == {
+        *("resources.json", "privacy.json", "authorization.json")
+    }
+    assert not state.exists()
+    federation(*both, "--kit", str(kit), "--engine-account", "engine", "--state-dir", str(state))
+    assert json.loads((kit / "local" / "tightframe.json").read_text())["engine_account"] == "engine"
+    for folder in (engine, kit):
+        components = json.loads((folder / "local" / "resources.json").read_text())["components"]
+        launchers = [item for item in components if "aunch" in item["id"]]
+        arguments = {"account": "trainer", "socket_path": str(socket)}
+        assert launchers == [{"id": "training_launcher", "path": kits.LAUNCHER, "args": arguments}]
+    for wrong in (
+        ["add-site", "hospital-1", "--engine-account", "engine"],
+        [*both, "--engine-account", "trainer"],
+        [*both, "--state-dir", str(state)],
+        [*both, "--data", "eicu={}"],
+    ):
+        before = hashes(tmp_path)
+        assert "expected" in federation(*wrong, "--kit", str(kit), code=2).output.lower()
+        assert hashes(tmp_path) == before
 
 
 def test_the_server_gets_storage_of_its_own(tmp_path: Path) -> None:

@@ -18,13 +18,13 @@ from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Cap, LedgerError, TamperError
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.privacy.ledger.store import head_file
-from tightframe.rounds.private.ledger_keys import signature_check
-from tightframe_app import ledgers
+from tightframe.rounds.ledger_keys import signature_check
+from tightframe_app.ledger import commands
 
 
 def run(*arguments: object, width: int = 110) -> Result:
     texts = [str(item) for item in arguments]
-    return CliRunner().invoke(ledgers.app, texts, env={"COLUMNS": str(width)})
+    return CliRunner().invoke(commands.app, texts, env={"COLUMNS": str(width)})
 
 
 def flat(text: str) -> str:
@@ -229,7 +229,10 @@ def test_which_ledger(state: Path, keys: SiteKeys, root: Path, tmp_path: Path) -
     empty.mkdir()
     for command in ("show", "explain"):  # before a site's first private job
         none = run(command, "--state-dir", empty)
-        assert none.exit_code == 0 and "the first job with differential privacy makes it" in none.stdout
+        assert (
+            none.exit_code == 0
+            and "the first job with secure sums or differential privacy makes it" in none.stdout
+        )
     assert run("verify", "--state-dir", empty, "--root", root).exit_code == 2, "nothing is verified"
     assert run("show", "--state-dir", tmp_path / "nowhere").exit_code == 2
     open_ledger(ledger_path(state, "site-2"), keys, create=True).close()

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from tightframe.methods import METHODS
 from tightframe.rounds import codec
-from tightframe_app import method_table
 from tightframe_app.cli import app
+from tightframe_app.jobs import method_table
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -19,13 +19,13 @@ def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
     sizes = []
     for number in range(1, method_table.ROUNDS + 1):
         total = 0
-        for phase in setup.training_phases(number):
-            schema = setup.schema(phase, evaluated=False)
+        for exchange in setup.plan.round(number):
+            schema = exchange.phase.schema
             zeros = {item.name: torch.zeros(item.shape, dtype=torch.float64) for item in schema.fields}
             total += sum(len(part) for part in codec.encode(schema, zeros, share=1.0, parties=6).values())
         sizes.append(total)
     assert found.upload == max(sizes) > 0
-    assert found.sums == max(len(setup.training_phases(number)) for number in (1, 2, 3, 4))
+    assert found.sums == max(len(setup.plan.round(number)) for number in (1, 2, 3, 4))
 
 
 def test_what_is_told_of_some_methods() -> None:

@@ -14,8 +14,9 @@ from nvflare.tool.kit import kit_config
 from tests.app.watching import JOB, OUTCOME, trained_so_far
 from typer.testing import CliRunner
 
-from tightframe_app import cli, monitoring, watch
-from tightframe_app.watched import WatchError
+from tightframe_app import cli
+from tightframe_app.watch import commands, monitoring
+from tightframe_app.watch.status import WatchError
 
 COMPLETED = "FINISHED:COMPLETED"
 HEARD = 1795331543.25
@@ -111,12 +112,14 @@ def connect(home: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    follow = watch.follow
+    follow = commands.follow
 
     def pass_by(seconds: float) -> None:
         assert seconds >= 0.5
 
-    monkeypatch.setattr(watch, "follow", lambda *given, **named: follow(*given, **{"sleep": pass_by} | named))
+    monkeypatch.setattr(
+        commands, "follow", lambda *given, **named: follow(*given, **{"sleep": pass_by} | named)
+    )
 
 
 def call(*arguments: str) -> Any:

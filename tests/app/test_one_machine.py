@@ -15,7 +15,7 @@ from tests.production.guides import ONE_MACHINE, Guide
 from tests.securesum.certificates import issue
 from typer.testing import CliRunner, Result
 
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 from tightframe_app.cli import app
 
 SITES = ("hospital-1", "hospital-2", "hospital-3")

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from tightframe.errors import JobError
 from tightframe.methods import METHODS
-from tightframe_app import pairs, recipes
 from tightframe_app.cli import app
+from tightframe_app.jobs import pairs, recipes
 
 # What does not go together, and the reason.
 REFUSED = {

@@ -20,39 +20,40 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import Progress, SiloData
 from tightframe.errors import JobError, JobFolderError
+from tightframe.learning.model_update import received_model
 from tightframe.methods import fedmr
-from tightframe.model_update import received_model
 from tightframe.phases import Fold, ServerState, Tensors, Totals
-from tightframe.rounds import checkpoint, classes, codec, evaluation
+from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.contribution import Contributor
+from tightframe.rounds.riders import class_rules, evaluation
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.summation import PlainServer
-from tightframe_app import job_folders, recipes
+from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.sums.plain import PlainServer
+from tightframe_app.jobs import folders, recipes
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
 def test_committed_folders_are_in_sync(recipe: recipes.Recipe, root: Path) -> None:
-    assert job_folders.out_of_sync(job_folders.job_files(recipe.job()), root / "jobs" / recipe.name) == []
+    assert folders.out_of_sync(folders.job_files(recipe.job()), root / "jobs" / recipe.name) == []
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
 def test_a_lost_message_is_sent_again_within_the_time_that_a_silo_has(recipe: recipes.Recipe) -> None:
     job = recipe.job()
-    client = json.loads(job_folders.job_files(job)["app/config/config_fed_client.json"])
+    client = json.loads(folders.job_files(job)["app/config/config_fed_client.json"])
     for name in (ConfigVarName.GET_TASK_TIMEOUT, ConfigVarName.SUBMIT_TASK_RESULT_TIMEOUT):
         assert 5 <= client[name] <= job.site_timeout / 2
 
 
 def test_differences_are_found(tmp_path: Path) -> None:
-    files = job_folders.job_files(recipes.get("fedmr_isic").job())
-    job_folders.write_job(files, tmp_path / "job")
-    assert job_folders.out_of_sync(files, tmp_path / "job") == []
+    files = folders.job_files(recipes.get("fedmr_isic").job())
+    folders.write_job(files, tmp_path / "job")
+    assert folders.out_of_sync(files, tmp_path / "job") == []
     server = tmp_path / "job" / "app" / "config" / "config_fed_server.json"
     server.write_text(server.read_text().replace('"rounds": 4', '"rounds": 5'))
     (tmp_path / "job" / "app" / "custom.py").write_text("")
     (tmp_path / "job" / "meta.json").unlink()
-    problems = "\n".join(job_folders.out_of_sync(files, tmp_path / "job"))
+    problems = "\n".join(folders.out_of_sync(files, tmp_path / "job"))
     for part in ("config_fed_server.json differs", "custom.py does not belong", "meta.json is missing"):
         assert part in problems
 
@@ -62,9 +63,9 @@ def test_differences_are_found(tmp_path: Path) -> None:
 def test_every_preset_is_a_valid_job_of_plain_values(
     recipe: recipes.Recipe, preset: str, tmp_path: Path
 ) -> None:
-    files = job_folders.job_files(recipe.job(preset, sites=["a", "b", "c"]), gpus=1)
-    job_folders.write_job(files, tmp_path / "job")
-    values = job_folders.read_job(tmp_path / "job")
+    files = folders.job_files(recipe.job(preset, sites=["a", "b", "c"]), gpus=1)
+    folders.write_job(files, tmp_path / "job")
+    values = folders.read_job(tmp_path / "job")
     assert parse_job(values).roster == ("a", "b", "c")
     client = json.loads(files["app/config/config_fed_client.json"])["executors"][0]
     assert client["executor"]["args"] == values, "server and silos get the same job"
@@ -247,8 +248,9 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     data = FirstRecords(open_data(setup.job, site, entry if kind == "real" else None))
     assert data.synthetic == (kind == "twin") and f"centre {centre}" in data.source
 
-    (phase,) = setup.training_phases(1)
-    received = {**phase.broadcast(state), classes.OFFERED: torch.ones(8, dtype=torch.uint8)}
+    (exchange,) = setup.plan.round(1)
+    phase = exchange.carrying(True)
+    received = {**phase.broadcast(state), class_rules.OFFERED: torch.ones(8, dtype=torch.uint8)}
     message = {
         "kind": "train",
         "round": 1,
@@ -260,7 +262,7 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     }
     context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
     term = Contributor(context).contribute(message, dict.fromkeys(setup.job.roster, 4.0)).term
-    schema = setup.schema(phase, evaluated=True)
+    schema = phase.schema
     sums = PlainServer(schema)
     sums.add(site, term)
     totals = codec.decode(schema, sums.open(), parties=len(setup.job.roster))
@@ -274,7 +276,7 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     assert [name for name in still if not name.endswith("._bn2.bias")] == []
     _check_statistics(model, totals, received_model(received))
     _check_prototypes(model, totals, received_model(received), data)
-    assert totals[classes.HOLDERS].tolist() == (totals["prototype/counts"] > 0).tolist()
+    assert totals[class_rules.HOLDERS].tolist() == (totals["prototype/counts"] > 0).tolist()
     _check_evaluation(totals, data)
     terms = {name: float(totals[f"training/{name}"]) for name in ("loss", *fedmr.TERMS)}
     config = setup.setting.config
@@ -338,7 +340,7 @@ def test_export_never_replaces_what_it_did_not_write(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
     with pytest.raises(JobFolderError, match=r"thesis\.txt"):
-        job_folders.write_job(job_folders.job_files(recipes.get("fedmr_isic").job()), folder)
+        folders.write_job(folders.job_files(recipes.get("fedmr_isic").job()), folder)
     assert (folder / "thesis.txt").read_text() == "years of work"
 
 

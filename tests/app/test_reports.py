@@ -53,6 +53,7 @@ def code(done: Any) -> str:
 def test_it_writes_the_page_beside_the_results_or_elsewhere(results: Path, tmp_path: Path) -> None:
     done = call(results)
     assert done.exit_code == 0 and done.stdout.strip() == str(results / "report.html")
+    assert done.stderr.startswith(("TRAINED", "NOT TRAINED")), "how the run ended, for people"
     page = (results / "report.html").read_text()
     assert "TF-504: aborted" in page and "a-job" in page
     assert call(results, "--out", tmp_path / "new" / "page.html").exit_code == 0

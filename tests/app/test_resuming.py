@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tightframe import federation
 from tightframe.config.job import parse_job
+from tightframe.config.site import MARKER
 from tightframe.errors import JobError
-from tightframe.rounds import resume
+from tightframe.flare import simulator
 from tightframe.rounds.rows import Row
-from tightframe_app import cli, job_folders, recipes
+from tightframe.rounds.server import resume
+from tightframe_app import cli
+from tightframe_app.jobs import folders, recipes
 
 Typed = Callable[..., tuple[object, str, str]]
 
@@ -77,8 +81,8 @@ def test_it_writes_the_stopped_job_with_its_checkpoint(
     assert meta["deploy_map"] == {"app_server": ["server"], "app": ["a", "b", "c"]}
     assert meta["resource_spec"]["a"]["num_of_gpus"] == 1
     assert typed("jobs", "check", "next")[0] == 0
-    job = parse_job(job_folders.read_job(tmp_path / "next"))
-    found, kept = resume.continued(job, tmp_path / "next" / job_folders.CHECKPOINT_FILE) or (None, None)
+    job = parse_job(folders.read_job(tmp_path / "next"))
+    found, kept = resume.continued(job, tmp_path / "next" / folders.CHECKPOINT_FILE) or (None, None)
     assert found is not None and kept is not None and kept.job == job.anew.model_dump(mode="json")
 
 
@@ -98,7 +102,7 @@ def test_a_folder_with_another_checkpoint_or_none_is_not_valid(
     stopped: Path, tmp_path: Path, typed: Typed
 ) -> None:
     typed("jobs", "export", "our_study", "--resume", str(stopped), "-o", "next")
-    path = tmp_path / "next" / job_folders.CHECKPOINT_FILE
+    path = tmp_path / "next" / folders.CHECKPOINT_FILE
     path.write_bytes(path.read_bytes() + b"\0")
     code, _, err = typed("jobs", "check", "next")
     assert code == 2 and "TF-521" in err
@@ -107,12 +111,12 @@ def test_a_folder_with_another_checkpoint_or_none_is_not_valid(
     assert code == 2 and "TF-521" in err
     plain = recipes.get("fedetf_heart").job()
     with pytest.raises(ValueError, match="checkpoint"):
-        job_folders.job_files(plain, checkpoint=b"")
-    job_folders.write_job(job_folders.job_files(plain), tmp_path / "plain")
-    stranger = tmp_path / "plain" / job_folders.CHECKPOINT_FILE
+        folders.job_files(plain, checkpoint=b"")
+    folders.write_job(folders.job_files(plain), tmp_path / "plain")
+    stranger = tmp_path / "plain" / folders.CHECKPOINT_FILE
     stranger.parent.mkdir(parents=True)
     stranger.write_bytes(b"")
-    assert any("does not belong" in line for line in job_folders.check_folder(tmp_path / "plain"))
+    assert any("does not belong" in line for line in folders.check_folder(tmp_path / "plain"))
 
 
 def test_a_workspace_or_a_downloaded_job_will_do(stopped: Path, tmp_path: Path, typed: Typed) -> None:
@@ -122,6 +126,54 @@ def test_a_workspace_or_a_downloaded_job_will_do(stopped: Path, tmp_path: Path, 
         folder = place.partition("/")[0]
         code, _, _ = typed("jobs", "export", "our_study", "--resume", folder, "-o", f"from_{folder}")
         assert code == 0
+
+
+@pytest.mark.parametrize("lent", ["of another folder", "of the workspace", None])
+def test_its_line_names_the_simulation_and_the_records_that_this_had(
+    lent: str | None, stopped: Path, tmp_path: Path, typed: Typed
+) -> None:
+    """As the engine leaves a workspace: its ``local`` folder is copied to every site."""
+    shutil.copytree(stopped, tmp_path / "my run" / "server" / "simulate_job")
+    local = tmp_path / "my run" / "b" / "local"
+    local.mkdir(parents=True)
+    if lent is not None:
+        (local / "tightframe.json").write_text("{}")
+    if lent == "of another folder":
+        with simulator.site_configuration(tmp_path / "lending", local / "tightframe.json"):
+            shutil.copy(tmp_path / "lending" / "local" / MARKER, local)
+    code, out, _ = typed("jobs", "export", "our_study", "--resume", "my run", "-o", "next")
+    (line,) = [row for row in out.splitlines() if row.startswith("run it here:")]
+    options = {
+        "of another folder": ["--site-config", str(local / "tightframe.json")],
+        "of the workspace": ["--site-config", "my run/local/tightframe.json"],
+        None: [],
+    }[lent]
+    expected = ["tightframe", "simulate", "next", "--previous-run", "my run", *options]
+    assert code == 0 and shlex.split(line.removeprefix("run it here:")) == expected
+
+
+def test_a_resumed_run_that_did_no_round_is_run_again_with_the_same_state(
+    stopped: Path, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the stopped run was in the same workspace, which has moved since."""
+
+    def cut_off(command: Sequence[str]) -> int:
+        simulator.prepare_workspace(tmp_path / "old")
+        (tmp_path / "old" / "server" / "simulate_job").mkdir(parents=True, exist_ok=True)
+        raise KeyboardInterrupt
+
+    shutil.copytree(stopped, tmp_path / "old" / "server" / "simulate_job")
+    simulator.prepare_workspace(tmp_path / "old")
+    typed("jobs", "export", "our_study", "--resume", "old", "-o", "next")
+    monkeypatch.setattr(simulator, "run_apart", cut_off)
+    monkeypatch.setenv(simulator.PREVIOUS_RUN, "")
+    code, _, err = typed("simulate", "next", "-w", "old", "--previous-run", "old")
+    assert code == 130, err
+    line = " ".join(err.split()).partition("no new round was done, so run it again: ")[2]
+    words = shlex.split(line)
+    assert words[:6] == ["tightframe", "simulate", "next", "-w", "old", "--previous-run"], err
+    place = tmp_path / words[6] / "server" / "simulate_job" / "checkpoint.safetensors"
+    assert place.is_file(), "the first run's, wherever it is kept"
 
 
 def test_what_it_refuses(stopped: Path, tmp_path: Path, typed: Typed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,11 +17,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from tightframe.data.isic_folder import IMAGES, SPLIT
-from tightframe.errors import JobError, SiteConfigError
-from tightframe.flare import simulator
-from tightframe_app import job_folders, recipes
+from tightframe import federation
+from tightframe.data.isic.folder import IMAGES, SPLIT
+from tightframe.errors import JobError, JobFolderError, SiteConfigError, WorkspaceError
+from tightframe.flare import simulator, workspace
 from tightframe_app.cli import app
+from tightframe_app.jobs import folders as job_folders
+from tightframe_app.jobs import recipes
 
 NAMES = ["site-1", "site-2", "site-3"]
 
@@ -288,7 +291,7 @@ def test_a_signal_ends_the_whole_group(
         # a shell starts background jobs, such as a whole test run, with SIGINT ignored
         "import signal, sys, types\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         # to check the job needs torch, which takes seconds
-        "checked = types.SimpleNamespace(job=types.SimpleNamespace(roster=('site-1',)))\n"
+        "checked = types.SimpleNamespace(job=types.SimpleNamespace(roster=('site-1',), job_name='j'))\n"
         "setup = types.SimpleNamespace(prepare=lambda values: checked)\n"
         "sys.modules['tightframe.rounds.setup'] = setup\n"
         "from tightframe.flare import simulator\nfrom tightframe_app import cli, simulation\n"
@@ -350,3 +353,99 @@ def test_a_provisioned_kit_is_never_wiped(job: Path, tmp_path: Path, started: li
     result = CliRunner().invoke(app, ["simulate", str(job), "-w", str(kit)])
     assert isinstance(result.exception, FileExistsError) and "state" in str(result.exception)
     assert started == []
+
+
+def test_an_earlier_run_is_kept_and_said(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    results = tmp_path / "ws" / "server" / "simulate_job"
+    results.mkdir(parents=True)
+    (results / "outcome.json").write_text('{"trained": true}')
+    simulator.prepare_workspace(tmp_path / "ws")
+    done = simulate()
+    (kept,) = (tmp_path / "ws.runs").iterdir()
+    assert f"kept the earlier run as {kept}" in done.output and len(started) == 1
+    assert (kept / "server" / "simulate_job" / "outcome.json").read_text() == '{"trained": true}'
+
+
+def test_a_workspace_in_use_is_refused_before_anything_is_touched(
+    simulate: Callable[..., Result], started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "ws").mkdir()
+    other = workspace.Lock(tmp_path / "ws", "their_job")
+    assert other.take()
+    done = simulate()
+    assert isinstance(done.exception, WorkspaceError) and "their_job" in str(done.exception)
+    assert started == [] and list((tmp_path / "ws").iterdir()) == []
+    other.give_back()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_interrupted_run_leaves_its_page_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """The very commands that are printed go on with the run."""
+    monkeypatch.chdir(tmp_path)
+    sites = ["site-1", "site-2", "site-3"]
+    made = recipes.get("fedetf_heart").job(sites=sites, changes={"rounds": 3, "personalise": False})
+    job_folders.write_job(job_folders.job_files(made), tmp_path / "heart")
+    results = tmp_path / "ws" / "server" / "simulate_job"
+
+    class StopError(Exception):
+        pass
+
+    def stop(row: Any) -> None:
+        if row.kind == "train" and row.round == 2:
+            raise StopError
+
+    def cut_off(command: Sequence[str]) -> int:
+        simulator.prepare_workspace(tmp_path / "ws")
+        results.mkdir(parents=True)
+        if begun:
+            with pytest.raises(StopError):
+                federation.run_job(made, folder=tmp_path / "run", on_round=stop)
+            for name in ("checkpoint.safetensors", "metrics.jsonl", "transcript.jsonl"):
+                (results / name).write_bytes((tmp_path / "run" / "server" / name).read_bytes())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulator, "run_apart", cut_off)
+    (tmp_path / "our sites.json").write_text('{"sites": {}}')
+    options = ["--site-config", "our sites.json", "--threads", "2"]
+    done = CliRunner().invoke(app, ["simulate", "heart", "-w", "ws", *options])
+    assert done.exit_code == 130, done.output
+    outcome = json.loads((results / "outcome.json").read_text())
+    assert outcome["trained"] is False and "TF-105: interrupted: stopped by Ctrl-C" in outcome["reason"]
+    assert outcome["synthetic"] is True and outcome["rounds_done"] == int(begun)
+    assert "Not trained" in (results / "report.html").read_text()
+    commands = [line.strip() for line in done.output.splitlines() if line.startswith("  tightframe")]
+    if not begun:
+        anew = f"begin anew:  tightframe simulate heart -w ws {shlex.join(options)}\n"
+        assert anew in done.output and commands == [], "with the records that the first run had"
+        return
+    assert commands[1].endswith(f" -w ws --previous-run ws {shlex.join(options)}")
+    exported, again = (CliRunner().invoke(app, shlex.split(commands[0])[1:]), shlex.split(commands[1])[1:])
+    assert exported.exit_code == 0, exported.output
+    monkeypatch.setattr(simulator, "run_apart", lambda command: 0)
+    monkeypatch.setenv(simulator.PREVIOUS_RUN, "")
+    assert CliRunner().invoke(app, again).exit_code == 0
+    assert (Path(os.environ[simulator.PREVIOUS_RUN]) / "server" / "simulate_job" / "outcome.json").is_file()
+
+
+def test_a_job_path_that_does_not_exist_suggests_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job_folders.write_job(job_folders.job_files(recipes.get("fedetf_heart").job()), Path("jobs/fedetf_heart"))
+    config = tmp_path / "site.json"
+    config.write_text("{}")
+    for given in ("jobs/fedetf_hart", "fedetf_heart", "jobs"):
+        for command in (
+            ["simulate", given],
+            ["jobs", "check", given],
+            ["site", "check", "-c", str(config), "--job", given],
+        ):
+            done = CliRunner().invoke(app, command)
+            assert isinstance(done.exception, JobFolderError) and done.exception.code == "TF-106", command
+            assert "Did you mean jobs/fedetf_heart?" in str(done.exception), command
+    done = CliRunner().invoke(app, ["jobs", "export", "fedetf_hart"])
+    assert done.exit_code == 2 and "did you mean" in done.output and started == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pwd
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,13 @@ from tests.privacy.ledgers import SiteKeys, open_ledger
 from tests.securesum.certificates import issue, make_root
 from typer.testing import CliRunner
 
-from tightframe.data.isic_folder import IMAGES
+from tightframe.data.isic.folder import IMAGES
 from tightframe.securesum.identity import public_key_hash
-from tightframe_app import site_engine, site_machine
 from tightframe_app.cli import app
-from tightframe_app.site_check import look
-from tightframe_app.site_findings import Asked, Finding
+from tightframe_app.federation.kits import LAUNCHER
+from tightframe_app.site import engine, machine
+from tightframe_app.site.check import look
+from tightframe_app.site.findings import Asked, Finding
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}
@@ -180,6 +183,7 @@ def test_every_wrong_key_of_the_configuration_is_told_and_the_rest_is_looked_at(
         ("resources.json", {"class_allow_list": ["*"]}, "build other classes than ours"),
         ("resources.json", {"class_allow_list": ["tightframe."]}, "build other classes than ours"),
         ("resources.json", {"class_list_enforcement_mode": "warn"}, "only warns of other classes"),
+        ("resources.json", {"components": []}, '"path": "tightframe.flare.doors.SiteDoors", "args": {}} to'),
         ("authorization.json", {"permissions": {"project_admin": "any"}}, "shell_commands"),
         ("authorization.json", {"permissions": {"lead": {"shell_commands": "o:site"}}}, "shell_commands"),
         ("authorization.json", None, "shell_commands"),
@@ -196,6 +200,13 @@ def test_the_engines_own_files(
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
     (problem,) = _problems(hospital, records=False)
     assert problem.startswith("engine: ") and told in problem
+
+
+def test_a_version_of_the_engine_that_was_not_tested(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = engine.metadata.version
+    monkeypatch.setattr(engine.metadata, "version", lambda name: "2.9.1" if name == "nvflare" else real(name))
+    (problem,) = _problems(hospital, records=False)
+    assert problem.startswith("engine: NVFlare 2.9.1 is installed") and "TF-732" in problem
 
 
 def test_without_a_guard_where_the_policy_does_without_it(hospital: Path) -> None:
@@ -277,23 +288,23 @@ def test_a_full_disk_and_a_read_only_one(
     hospital: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(site_machine.shutil, "disk_usage", lambda _: usage._replace(free=2**29))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=2**29))
     assert ["disk" in text and "which is little" in text for text in _problems(hospital)] == [True]
-    monkeypatch.setattr(site_machine.shutil, "disk_usage", lambda _: usage._replace(free=2**32))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=2**32))
     assert _problems(hospital) == []
 
     def full(**_: Any) -> Any:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(site_machine.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(machine.tempfile, "NamedTemporaryFile", full)
     (problem,) = _problems(hospital)
     assert "cannot be written: No space left on device" in problem
 
 
 def test_a_clock_that_jumps(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((100.0, 130.0))
-    monkeypatch.setattr(site_machine.time, "time", lambda: next(times))
-    (finding,) = site_machine.clock()
+    monkeypatch.setattr(machine.time, "time", lambda: next(times))
+    (finding,) = machine.clock()
     assert finding.state == "problem" and re.search(r"jumped by (29|30)\.", finding.text)
 
 
@@ -350,6 +361,42 @@ def test_the_simulators_file_is_looked_at_site_by_site(hospital: Path, tmp_path:
     areas = {item.area for item in found}
     assert {"data of site-1", "policy of site-2", "device of site-2"} <= areas
     assert any(item.area == "data of site-2" and "no records are configured" in item.text for item in found)
+    areas = {item.area for item in _found(path, production=False, site="site-2")}
+    assert "policy of site-2" in areas and "policy of site-1" not in areas, (
+        "the site that was asked for alone"
+    )
+    (problem,) = _problems(path, production=False, site="site-9")
+    assert problem == "configuration: TF-201: the file has no entry of site-9; it has site-1, site-2"
+
+
+def test_a_file_of_many_sites_is_a_line_a_site_and_what_is_wrong(hospital: Path, tmp_path: Path) -> None:
+    data = json.loads(hospital.read_text())["data"]
+    sites: dict[str, Any] = {f"site-{number}": {"device": "cpu"} for number in range(1, 7)}
+    sites["site-4"]["data"] = {"fed_isic2019": {**data["fed_isic2019"], "root": str(tmp_path / "absent")}}
+    path = tmp_path / "simulator.json"
+    path.write_text(json.dumps({"sites": sites}))
+    lines: dict[bool, list[list[str]]] = {}
+    for verbose in (False, True):
+        line = ["site", "check", "-c", str(path), "--no-records", *(["--verbose"] if verbose else [])]
+        done = CliRunner().invoke(app, line)
+        assert done.exit_code == 1 and "1 problem: mend it" in done.output, done.output
+        lines[verbose] = [row.split() for row in done.output.splitlines()]
+    short, whole = lines[False], lines[True]
+    for name in sites:
+        ((state, *_),) = [row for row in short if row[1:2] == [name]]
+        assert state == ("problem" if name == "site-4" else "ok"), name
+    ((*_, name),) = [row[:4] for row in short if row[:2] == ["problem", "data"]]
+    assert name == "site-4" and len(short) < len(whole)
+    assert [row for row in short if row[2:3] == ["of"] and row[0] != "problem"] == []
+    assert {("ok", "policy", "of", "site-1")} <= {tuple(row[:4]) for row in whole}
+
+
+def test_a_file_that_is_no_json_is_named_with_one_code(tmp_path: Path) -> None:
+    path = tmp_path / "tightframe.json"
+    path.write_text('{"data": {')
+    path.chmod(0o600)
+    (problem,) = _problems(path, production=False)
+    assert problem.startswith(f"configuration: TF-202: {path} is not readable JSON")
 
 
 def test_no_file_is_no_check(tmp_path: Path) -> None:
@@ -360,4 +407,122 @@ def test_no_file_is_no_check(tmp_path: Path) -> None:
 def test_the_guard_is_called_by_its_right_name() -> None:
     from tightframe.flare.guard import EgressGuard
 
-    assert f"{EgressGuard.__module__}.{EgressGuard.__qualname__}" == site_engine.GUARD
+    assert f"{EgressGuard.__module__}.{EgressGuard.__qualname__}" == engine.GUARD
+
+
+@pytest.fixture
+def entered(hospital: Path) -> Iterator[Path]:
+    """The same hospital in a folder that every account may enter, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="tightframe-hospital-") as folder:
+        made = Path(folder)
+        for one in hospital.parent.parent.iterdir():
+            shutil.copytree(one, made / one.name)
+        config = made / "local" / hospital.name
+        _change(config, state_dir=str(made / "state"), data__fed_isic2019__root=str(made / "records"))
+        config.chmod(0o600)
+        made.chmod(0o711)
+        yield made
+
+
+def test_one_account_is_told_and_what_everybody_can_reach_in_it(hospital: Path, entered: Path) -> None:
+    (note,) = [item.text for item in _found(hospital) if item.area == "accounts" and item.state == "note"]
+    assert "engine and training run in one account" in note and "Two accounts" in note
+    assert _problems(hospital) == []
+    config, folder = entered / "local" / hospital.name, entered / "records"
+    folder.chmod(0o755)
+    config.parent.chmod(0o777)
+    texts = {item.text: item.state for item in _found(config) if item.area == "accounts"}
+    assert texts[f"any account of this machine can read records in {folder}"] == "note"
+    changed = [text for text, state in texts.items() if state == "problem"]
+    assert any(f"can change {config}, or put another in its place: policy" in text for text in changed)
+
+
+def test_two_accounts_are_held_apart_by_what_the_files_say(hospital: Path, tmp_path: Path) -> None:
+    launcher = {"path": LAUNCHER, "args": {"account": pwd.getpwuid(os.geteuid()).pw_name}}
+    _change(hospital, engine_account="nobody")
+    assert any("names the launchers ['nvflare." in text for text in _problems(hospital))
+    resources = json.loads((hospital.parent / "resources.json").read_text())
+    resources["components"][-1] = {"id": "training_launcher", **launcher}
+    (hospital.parent / "resources.json").write_text(json.dumps(resources))
+    tmp_path.chmod(0o700)
+    assert _problems(hospital) == []
+    ok = [item.text for item in _found(hospital) if item.area == "accounts" and item.state == "ok"]
+    assert any(text.startswith("nobody reads neither records, state folder nor key of") for text in ok)
+    assert any(text.endswith("mode 0700") and "state folder" in text for text in ok)
+    launcher["args"] = {"account": "daemon"}
+    resources["components"][-1] = {"id": "training_launcher", **launcher}
+    (hospital.parent / "resources.json").write_text(json.dumps(resources))
+    assert any("says that daemon trains" in text for text in _problems(hospital))
+
+
+def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> None:
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    _change(hospital, engine_account="nobody")
+    resources = json.loads((hospital.parent / "resources.json").read_text())
+    ours = {"id": "training_launcher", "path": LAUNCHER, "args": {"account": me}}
+    resources["components"][-1] = ours
+    (hospital.parent / "resources.json").write_text(json.dumps(resources))
+    tmp_path.chmod(0o700)
+    assert any("engine's own kit was not looked at" in item.text for item in _found(hospital, records=False))
+    kit = tmp_path / "engine"
+    _kit(kit / "startup", issue(PROJECT, "hospital-a", **DATES))
+    (kit / "local").mkdir()
+    (kit / "local" / "resources.json").write_text(json.dumps(resources))
+    key = kit / "startup" / "client.key"
+
+    def problems(place: Path = kit) -> list[str]:
+        return _problems(hospital, records=False, engine_kit=place)
+
+    if os.geteuid() == 0:
+        assert any(f"TF-742: the engine's key {key} is {me}'s: chown nobody" in text for text in problems())
+        shutil.chown(key, user="nobody")
+        assert problems() == problems(kit / "startup") == []
+    key.chmod(0o640)
+    assert any(f"chmod 0600 {key}" in text for text in problems())
+    key.chmod(0o600)
+    (kit / "local").chmod(0o777)
+    assert any(f"chmod go-w {kit / 'local'}" in text for text in problems())
+    (kit / "local").chmod(0o755)
+    (kit / "local" / "resources.json").write_text('{"components": []}')
+    assert any(f"{kit / 'local'}/resources.json names the launchers []" in text for text in problems())
+    shutil.copy(tmp_path / "startup" / "client.crt", kit / "startup" / "client.crt")
+    assert any("TF-745: the engine's kit" in text for text in problems())
+    assert any("TF-745" in text and "no second one" in text for text in problems(tmp_path))
+    key.unlink()
+    assert any(f"TF-615: the engine's kit has no key at {key}" in text for text in problems())
+    (kit / "startup" / "fed_client.json").unlink()
+    assert any("holds no readable fed_client.json" in text for text in problems())
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "told"),
+    [
+        ("records", 0o711, "can read records in"),
+        ("state", 0o750, None),
+        ("state", 0o705, "can read the ledger and journal in"),
+        ("startup/client.key", 0o604, "can read the key"),
+        (".", 0o711, "can read what jobs leave in"),
+        ("startup", 0o757, "can change"),
+        ("local/privacy.json", 0o646, "can change"),
+    ],
+)
+def test_each_thing_that_the_engines_account_reaches_is_named(
+    place: str, mode: int, told: str | None, hospital: Path, entered: Path
+) -> None:
+    config = entered / "local" / hospital.name
+    _change(config, engine_account="nobody")
+    for name in ("records", "state"):
+        (entered / name).chmod(0o700)
+    (entered / place).chmod(mode)
+    found = [text for text in _problems(config) if "TF-742: nobody" in text and str(entered / place) in text]
+    assert bool(found) == (told is not None)
+    assert told is None or any(told in text for text in found), found
+
+
+def test_engine_accounts_that_cannot_be_are_named(hospital: Path) -> None:
+    _change(hospital, engine_account="no-such-account")
+    assert any("TF-742: Expected the account 'no-such-account'" in text for text in _problems(hospital))
+    _change(hospital, engine_account="root")
+    assert any("root, which reads everything" in text for text in _problems(hospital))
+    _change(hospital, engine_account="../x")
+    assert any("TF-202" in text and "engine_account" in text for text in _problems(hospital))

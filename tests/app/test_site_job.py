@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,15 +26,17 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Cap
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.context import JOURNAL, SiloContext, lasting_journal
-from tightframe.rounds.foreseen import UNKNOWN
-from tightframe.rounds.private.silo import PrivateSilo
-from tightframe.rounds.secure.vault import append_entries
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
-from tightframe.securesum.journal import CohortAccepted, StaticOpened
-from tightframe_app import job_folders
+from tightframe.rounds.silo.enrolment_check import UNKNOWN
+from tightframe.rounds.silo.private_view import PrivateSilo
+from tightframe.rounds.sums.release import release_profile
+from tightframe.rounds.sums.vault import remember, turn
+from tightframe.securesum.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
 from tightframe_app.cli import app
-from tightframe_app.site_findings import Finding
+from tightframe_app.jobs import folders
+from tightframe_app.site.findings import Finding
+from tightframe_app.site.memory import memory_of
 
 hospital = test_site_check.hospital
 SITES = ("hospital-a", "hospital-b", "hospital-c")
@@ -48,7 +51,7 @@ def job_folder(tmp_path: Path) -> Callable[..., Path]:
             "sites": ["hospital-a", "hospital-b", "hospital-c"],
             **changes,
         }
-        job_folders.write_job(job_folders.job_files(parse_job(values)), tmp_path / "job")
+        folders.write_job(folders.job_files(parse_job(values)), tmp_path / "job")
         return tmp_path / "job"
 
     return write
@@ -62,13 +65,13 @@ def test_what_the_policy_refuses_of_a_job(hospital: Path, job_folder: Callable[.
     assert done.exit_code == 1
     for rule in ("require_secure_sum", "clear_metrics", "class_rules_off", "minimum_cohort"):
         assert f"TF-614: {rule}: the job asks for" in done.output
-    job = job_folders.read_job(job_folder())
+    job = folders.read_job(job_folder())
     assert _problems(hospital, job=job) == []
     assert any(item.area.startswith("job") and item.state == "ok" for item in _found(hospital, job=job))
 
 
 def test_a_job_for_others_of_other_records_or_that_cannot_be(hospital: Path, job_folder: Any) -> None:
-    job = job_folders.read_job(job_folder())
+    job = folders.read_job(job_folder())
     problems = _problems(hospital, job={**job, "sites": ["x", "y", "z"]})
     assert any("the job is for x, y, z, and not for hospital-a" in text for text in problems)
     other = {
@@ -87,7 +90,7 @@ def test_a_job_for_others_of_other_records_or_that_cannot_be(hospital: Path, job
 
 
 def test_who_may_submit(hospital: Path, job_folder: Any) -> None:
-    job = job_folders.read_job(job_folder())
+    job = folders.read_job(job_folder())
     _change(hospital, policy__allowed_submitters=["lead@hospital"])
     assert _problems(hospital, job=job, submitter="lead@hospital", records=False) == []
     (problem,) = _problems(hospital, job=job, submitter="mallory@elsewhere", records=False)
@@ -104,7 +107,7 @@ def _check(hospital: Path, folder: Path) -> tuple[int, str]:
 
 
 def _looked(hospital: Path, folder: Path) -> list[Finding]:
-    return _found(hospital, job=job_folders.read_job(folder), records=False)
+    return _found(hospital, job=folders.read_job(folder), records=False)
 
 
 def _refused(hospital: Path, folder: Path) -> list[str]:
@@ -119,6 +122,18 @@ def _state(hospital: Path) -> dict[str, str]:
     found = [path for path in (hospital.parents[1] / "state").rglob("*") if path.is_file()]
     files = [path for path in found if path.stat().st_size and not path.name.endswith("-shm")]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _write(hospital: Path, *entries: Entry) -> None:
+    """Add to what the site remembers."""
+    with turn(memory_of(hospital, "hospital-a", None).lasting()) as ledger:
+        remember(ledger, entries)
+
+
+def _old_journal(hospital: Path) -> Path:
+    path = hospital.parents[1] / "state" / "secure_sum" / "hospital-a" / "journal.jsonl"
+    path.parent.mkdir(parents=True)
+    return path
 
 
 def _keys() -> SiteKeys:
@@ -153,7 +168,7 @@ def exact(mu: float) -> float:
 def _enrolment(hospital: Path, folder: Path, state: Path) -> BudgetError | None:
     """What the silo itself says when it enrols; it notes its records in the ledger."""
     entry, _ = parse_single(read_object(hospital))
-    job, keys = parse_job(job_folders.read_job(folder)), _keys()
+    job, keys = parse_job(folders.read_job(folder)), _keys()
     context = SiloContext(
         "hospital-a",
         job,
@@ -212,7 +227,7 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     ledger.parent.mkdir(parents=True)
     ledger.with_name(ledger.name + ".head").touch()
     code, said = _check(hospital, folder)
-    assert code == 1 and "TF-704: " in said and "not held against what is left" in said
+    assert code == 1 and "TF-620: " in said and "not held against what is left" in said
 
 
 def test_a_job_that_goes_on_is_not_said_to_fit(
@@ -238,15 +253,18 @@ def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
     assert "not held against cohort" not in _check(hospital, folder)[1]
 
 
-@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("old", [False, True])
 def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
-    hospital: Path, job_folder: Callable[..., Path], torn: bool
+    hospital: Path, job_folder: Callable[..., Path], old: bool
 ) -> None:
     _change(hospital, dataset_id="skin")
-    journal = lasting_journal(hospital.parents[1] / "state", "hospital-a") / JOURNAL
-    append_entries(journal, [StaticOpened("skin", SITES, "job-1"), StaticOpened("else", ("x", "y"), "job-2")])
-    if torn:  # a job writes meanwhile, or was cut off
-        journal.write_bytes(journal.read_bytes() + b'{"entry": "static_op')
+    opened = (StaticOpened("skin", SITES, "job-1"), StaticOpened("else", ("x", "y"), "job-2"))
+    if old:  # of an earlier version, which a crash has cut off
+        journal = _old_journal(hospital)
+        lines = b"".join(json.dumps(entry.as_value()).encode() + b"\n" for entry in opened)
+        journal.write_bytes(lines + b'{"entry": "static_op')
+    else:
+        _write(hospital, *opened)
     before = _state(hospital)
     assert _refused(hospital, job_folder()) == []
     four = job_folder(sites=[*SITES, "hospital-d"], min_sites=3)
@@ -256,25 +274,56 @@ def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
     code, said = _check(hospital, four)
     assert code == 1 and "this site will refuse this job" in said
     assert _state(hospital) == before, "no lock, no cut: a job may be writing"
-    if not torn:
-        append_entries(journal, [CohortAccepted("skin", (*SITES, "hospital-d"))])
+    if not old:
+        _write(hospital, CohortAccepted("skin", (*SITES, "hospital-d")))
         assert _refused(hospital, four) == []
         assert [text[:6] for text in _refused(hospital, job_folder())] == ["TF-612"]
         _change(hospital, policy__static_cohort="any")
         assert _refused(hospital, job_folder()) == []
 
 
+def test_a_newcomer_is_told_that_older_totals_tell_its_counts(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    """As its peers are told by `site cohort accept`: they subtract, and it is what is left."""
+    _change(hospital, dataset_id="skin")
+
+    def told(**changes: Any) -> list[str]:
+        folder = job_folder(**changes)
+        return [item.text for item in _looked(hospital, folder) if "subtracted from this job's" in item.text]
+
+    (text,) = told()
+    assert "hospital-b, hospital-c" in text and "of skin" in text and "ask them before you take part" in text
+    private = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": DELTA}}
+    assert told(**private) == [], "its totals carry noise"
+    assert told(summation="plain") == []
+    _write(hospital, StaticOpened("skin", SITES, "job-1"))
+    assert told() == [], "it is no newcomer any more"
+
+
+def test_a_job_is_held_against_the_way_in_which_sums_were_formed(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, dataset_id="skin")
+    entry, _ = parse_single(read_object(hospital))
+    profile = release_profile(prepare(parse_job(folders.read_job(job_folder()))), entry)
+    assert profile is not None
+    _write(hospital, ProfileUsed("skin", profile, "job-1"))
+    assert _refused(hospital, job_folder()) == []
+    (text,) = _refused(hospital, job_folder(update_norm=1.0))
+    assert text.startswith("TF-617: ") and "`tightframe site release accept`" in text
+
+
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
-    journal = lasting_journal(hospital.parents[1] / "state", "hospital-a") / JOURNAL
-    journal.parent.mkdir(parents=True)
+    journal = _old_journal(hospital)
     journal.write_text("no journal\n")
-    (problem,) = _problems(hospital, job=job_folders.read_job(job_folder()), records=False)
+    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
     assert "TF-604" in problem and _refused(hospital, job_folder()) == []
     journal.unlink()
     journal.mkdir()
-    (problem,) = _problems(hospital, job=job_folders.read_job(job_folder()), records=False)
+    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
     assert "the journal of its cohorts cannot be read" in problem
 
 
@@ -282,9 +331,9 @@ def test_rules_that_only_the_protocol_knows_are_held_against_too(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
     _change(hospital, policy__minimum_cohort=5)
-    (problem,) = _problems(hospital, job=job_folders.read_job(job_folder()), records=False)
+    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
     assert "TF-601" in problem and "from 5 to" in problem
-    foreign = {**job_folders.read_job(job_folder()), "sites": ["x", "y", "z"]}
+    foreign = {**folders.read_job(job_folder()), "sites": ["x", "y", "z"]}
     (problem,) = _problems(hospital, job=foreign, records=False)
     assert "and not for hospital-a" in problem
 

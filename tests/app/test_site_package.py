@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tightframe_app.site_findings import Finding
-from tightframe_app.site_package import compared, package
+from tightframe_app.site.findings import Finding
+from tightframe_app.site.package import compared, package
 
 FILES = ("tightframe/__init__.py", "tightframe/privacy/noise.py", "tightframe_app/cli.py")
 INFO = "tightframe-1.2.3.dist-info"

@@ -24,8 +24,8 @@ from tests.conftest import ROOT
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError
-from tightframe_app import site_stop
 from tightframe_app.cli import app
+from tightframe_app.site import stop as site_stop
 
 CLIENT = """
 import os, signal, subprocess, sys, time
@@ -295,3 +295,32 @@ def test_the_service_starts_the_site_as_the_guide_does(tmp_path: Path) -> None:
         path.write_text(text)
         done = subprocess.run([analyze, "verify", path], capture_output=True, text=True, check=False)
         assert (str(path) in done.stderr) == wrong, done.stderr
+
+
+@pytest.mark.parametrize(("name", "closed"), [("engine", "-/data -/var/lib/tightframe"), ("training", "")])
+def test_the_units_of_two_accounts_are_closed_and_systemd_reads_them(
+    name: str, closed: str, tmp_path: Path
+) -> None:
+    unit = (ROOT / "provisioning" / "systemd" / f"tightframe-{name}.service").read_text()
+    lines = unit.splitlines()
+    other = {"engine": "training", "training": "engine"}[name]
+    assert f"User=tightframe-{name}" in lines
+    assert f"InaccessiblePaths={closed} -/home/tightframe-{other}".replace("= ", "=") in lines
+    for rule in ("NoNewPrivileges=yes", "ProtectSystem=strict", "PrivateTmp=yes", "CapabilityBoundingSet="):
+        assert rule in lines
+    guide = (ROOT / "docs" / "site-guide.md").read_text()
+    (command,) = [line for line in lines if line.startswith("ExecStart=")]
+    short = command.removeprefix("ExecStart=").replace("/opt/tightframe/.venv/bin/", "")
+    assert f"sudo -u tightframe-{name} {short.replace(f'/home/tightframe-{name}/', '')}\n" in guide
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        return
+    for one in ("engine", "training"):
+        text = (ROOT / "provisioning" / "systemd" / f"tightframe-{one}.service").read_text()
+        lines = [
+            f"ExecStart={sys.executable}" if row.startswith("ExecStart=") else row
+            for row in text.splitlines()
+        ]
+        (tmp_path / f"tightframe-{one}.service").write_text("\n".join(lines) + "\n")
+    path = tmp_path / f"tightframe-{name}.service"
+    done = subprocess.run([analyze, "verify", path], capture_output=True, text=True, check=False)
+    assert str(path) not in done.stderr, done.stderr

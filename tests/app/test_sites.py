@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.app.test_site_check import _kit
 from typer.testing import CliRunner, Result
 
-from tightframe.errors import SiteConfigError
-from tightframe.rounds.context import JOURNAL, lasting_journal
-from tightframe.rounds.secure.vault import append_entries, read_journal
+from tightframe.errors import SiteConfigError, TightframeError
+from tightframe.rounds.sums.vault import remember, turn
 from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.journal import CohortAccepted, Entry, History, StaticOpened
 from tightframe_app.cli import app
+from tightframe_app.site.memory import Memory, memory_of
 
 SITE, DATASET = "hospital-a", "fed_isic2019:0123456789abcdef"
 BEFORE = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
@@ -28,18 +31,24 @@ OPENED: tuple[Entry, ...] = (
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "site[1]" / "tightframe.json"
+    _kit(tmp_path / "site[1]" / "startup")
+    path = tmp_path / "site[1]" / "local" / "tightframe.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"state_dir": str(tmp_path / "state")}))
     return path
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    """The site's journal after two jobs."""
-    path = lasting_journal(tmp_path / "state", SITE) / JOURNAL
-    append_entries(path, OPENED)
-    return path
+def journal(config: Path) -> Memory:
+    """What the site remembers after two jobs."""
+    memory = memory_of(config, SITE, None)
+    write(memory, OPENED)
+    return memory
+
+
+def write(memory: Memory, entries: Sequence[Entry]) -> None:
+    with turn(memory.lasting()) as ledger:
+        remember(ledger, entries)
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def accept(cohort: Callable[..., Result], silos: tuple[str, ...], *more: str, **
 
 
 def test_show_names_every_data_set_and_how_its_cohort_came_about(
-    cohort: Callable[..., Result], journal: Path
+    cohort: Callable[..., Result], journal: Memory
 ) -> None:
     done = cohort("show")
     assert done.exit_code == 0
@@ -64,7 +73,7 @@ def test_show_names_every_data_set_and_how_its_cohort_came_about(
         "another: hospital-a, hospital-x, hospital-y (opened in job 'job-2')",
         f"{DATASET}: hospital-a, hospital-b, hospital-c, hospital-d (opened in job 'job-1')",
     ]
-    append_entries(journal, [CohortAccepted(DATASET, SMALLER)])
+    write(journal, [CohortAccepted(DATASET, SMALLER)])
     assert f"{DATASET}: hospital-a, hospital-b, hospital-c (accepted by hand)" in cohort("show").output
 
 
@@ -74,22 +83,27 @@ def test_show_before_anything_was_opened(cohort: Callable[..., Result], tmp_path
     assert not (tmp_path / "state").exists(), "looking leaves nothing behind"
 
 
-def test_a_site_sees_its_own_journal_only(cohort: Callable[..., Result], journal: Path) -> None:
+def test_a_site_sees_its_own_journal_only(
+    cohort: Callable[..., Result], journal: Memory, tmp_path: Path
+) -> None:
+    done = cohort("show", site="hospital-b")
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
+    shutil.rmtree(tmp_path / "site[1]" / "startup")
     assert "has not opened counts" in cohort("show", site="hospital-b").output
 
 
 def test_accept_opens_the_counts_for_the_new_cohort_and_only_for_it(
-    cohort: Callable[..., Result], journal: Path
+    cohort: Callable[..., Result], journal: Memory
 ) -> None:
-    before = History(read_journal(journal))
+    before = History(journal.read())
     before.check_static(DATASET, BEFORE)
     with pytest.raises(StaticCohortError):
         before.check_static(DATASET, SMALLER)
     done = accept(cohort, SMALLER, "--yes")
     assert done.exit_code == 0, done.output
     assert f"{DATASET}: this site's counts may now be opened for {', '.join(SMALLER)}" in done.output
-    assert read_journal(journal) == [*OPENED, CohortAccepted(DATASET, SMALLER)], "nothing is taken away"
-    after = History(read_journal(journal))
+    assert journal.read() == [*OPENED, CohortAccepted(DATASET, SMALLER)], "nothing is taken away"
+    after = History(journal.read())
     after.check_static(DATASET, SMALLER)
     for cohort_not_accepted in (BEFORE, OTHER):
         with pytest.raises(StaticCohortError):
@@ -110,7 +124,7 @@ def test_accept_opens_the_counts_for_the_new_cohort_and_only_for_it(
     ],
 )
 def test_it_says_what_is_given_away_before_it_asks(
-    cohort: Callable[..., Result], journal: Path, silos: tuple[str, ...], difference: str
+    cohort: Callable[..., Result], journal: Memory, silos: tuple[str, ...], difference: str
 ) -> None:
     done = accept(cohort, silos, answer="y\n")
     assert done.exit_code == 0
@@ -120,25 +134,27 @@ def test_it_says_what_is_given_away_before_it_asks(
     assert f"Once the total over\n  {', '.join(silos)}\nis opened too" in said
     assert f"learns, exactly,\n  {difference}\n" in said
     assert "Secure sums do not prevent it" in said
-    assert read_journal(journal)[-1] == CohortAccepted(DATASET, silos)
+    assert journal.read()[-1] == CohortAccepted(DATASET, silos)
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", ""])
-def test_without_a_yes_nothing_is_changed(cohort: Callable[..., Result], journal: Path, answer: str) -> None:
-    kept = journal.read_bytes()
+def test_without_a_yes_nothing_is_changed(
+    cohort: Callable[..., Result], journal: Memory, answer: str
+) -> None:
+    kept = journal.read()
     done = accept(cohort, SMALLER, answer=answer)
     assert done.exit_code == 1 and "may now be opened" not in done.output
-    assert journal.read_bytes() == kept
+    assert journal.read() == kept
 
 
-def test_what_holds_already_is_not_written_again(cohort: Callable[..., Result], journal: Path) -> None:
+def test_what_holds_already_is_not_written_again(cohort: Callable[..., Result], journal: Memory) -> None:
     done = accept(cohort, BEFORE)
     assert done.exit_code == 0 and "is open for" in done.output and "already" in done.output
-    assert read_journal(journal) == list(OPENED)
+    assert journal.read() == list(OPENED)
 
 
 def test_the_difference_is_told_from_what_was_accepted_last(
-    cohort: Callable[..., Result], journal: Path
+    cohort: Callable[..., Result], journal: Memory
 ) -> None:
     assert accept(cohort, SMALLER, "--yes").exit_code == 0
     done = accept(cohort, OTHER, "--yes")
@@ -157,23 +173,24 @@ def test_the_difference_is_told_from_what_was_accepted_last(
     ],
 )
 def test_strangers_and_cohorts_that_cannot_be_are_refused(
-    cohort: Callable[..., Result], journal: Path, silos: tuple[str, ...]
+    cohort: Callable[..., Result], journal: Memory, silos: tuple[str, ...]
 ) -> None:
     done = accept(cohort, silos, "--yes")
     assert done.exit_code == 2 and "--silos" in done.output
-    assert read_journal(journal) == list(OPENED)
+    assert journal.read() == list(OPENED)
 
 
 @pytest.mark.parametrize("site", ["hospital-b", "hospital-z"])
 def test_a_site_without_that_data_set_has_nothing_to_accept(
-    cohort: Callable[..., Result], journal: Path, tmp_path: Path, site: str
+    cohort: Callable[..., Result], journal: Memory, config: Path, tmp_path: Path, site: str
 ) -> None:
+    shutil.rmtree(tmp_path / "site[1]" / "startup")
     done = accept(cohort, (*SMALLER, "hospital-z"), "--yes", site=site)
     assert done.exit_code == 2 and "--dataset" in done.output
-    assert not (lasting_journal(tmp_path / "state", site) / JOURNAL).exists()
+    assert not (tmp_path / "state" / "privacy" / site).exists()
     done = cohort("accept", "--dataset", "unknown", "--silos", ",".join(SMALLER), "--yes")
     assert done.exit_code == 2 and "--dataset" in done.output
-    assert read_journal(journal) == list(OPENED)
+    assert memory_of(config, SITE, None).read() == list(OPENED)
 
 
 def test_a_configuration_that_cannot_be_used_is_a_named_error(
@@ -191,12 +208,22 @@ def test_a_configuration_that_cannot_be_used_is_a_named_error(
     assert isinstance(done.exception, FileNotFoundError) and str(config) in str(done.exception)
 
 
-def test_a_journal_that_cannot_be_read_is_not_taken_for_an_empty_one(
-    cohort: Callable[..., Result], journal: Path
+def test_a_journal_that_was_altered_is_not_taken_for_an_empty_one(
+    cohort: Callable[..., Result], journal: Memory
 ) -> None:
-    text = journal.read_text()
-    journal.write_text("not a line of ours\n" + text)
+    with sqlite3.connect(journal.places.ledger) as database:
+        database.execute("DELETE FROM entries")
+    database.close()
     for done in (cohort("show"), accept(cohort, SMALLER, "--yes")):
-        assert done.exit_code != 0 and done.exception is not None
-        assert "journal" in str(done.exception)
-    assert journal.read_text() == "not a line of ours\n" + text
+        assert isinstance(done.exception, TightframeError) and done.exception.code == "TF-702"
+
+
+def test_without_the_sites_key_nothing_is_decided(
+    cohort: Callable[..., Result], journal: Memory, config: Path
+) -> None:
+    kept = journal.read()
+    (config.parent.parent / "startup" / "fed_client.json").unlink()
+    assert "hospital-d" in cohort("show").output, "looking needs no key"
+    done = accept(cohort, SMALLER, "--yes")
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
+    assert "--kit" in str(done.exception) and memory_of(config, SITE, None).read() == kept

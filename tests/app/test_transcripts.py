@@ -19,7 +19,7 @@ from tests.securesum.certificates import Issued, issue, make_root
 from tests.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
 from typer.testing import CliRunner
 
-from tightframe.rounds.identity import simulated_root_pem
+from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum.messages import GROUPS
 from tightframe_app import cli
 

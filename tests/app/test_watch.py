@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ from rich.console import Console
 from tests.app.watching import JOB, OUTCOME, RUN, SPENT, status, trained_so_far
 
 from tightframe.errors import REASONS
+from tightframe.rounds.dropouts import Lost
+from tightframe.rounds.rows import Row
 from tightframe.rounds.status import Status
-from tightframe_app import watch
-from tightframe_app.silos_shown import SILENCE, Silences
-from tightframe_app.watched import (
+from tightframe_app.watch import commands
+from tightframe_app.watch.silos import SILENCE, Silences
+from tightframe_app.watch.status import (
     LostError,
     NoOutcomeError,
     Outcome,
@@ -28,9 +32,9 @@ from tightframe_app.watched import (
 )
 
 
-def drawn(view: watch.View, width: int = 80) -> str:
+def drawn(view: commands.View, width: int = 80) -> str:
     out = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
-    out.print(watch.screen(view))
+    out.print(commands.screen(view))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(row) for row in text.splitlines()) <= width
     return str(text)
@@ -42,7 +46,7 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_screen_has_everything_that_is_known(width: int) -> None:
-    view = watch.View(JOB, Seen("RUNNING", "fedmr_isic"), status(trained_so_far()), elapsed=3671)
+    view = commands.View(JOB, Seen("RUNNING", "fedmr_isic"), status(trained_so_far()), elapsed=3671)
     text = flat(drawn(view, width))
     for expected in (
         "fedmr_isic RUNNING 1:01:11",
@@ -78,7 +82,7 @@ def test_silence_is_counted_without_trusting_that_two_clocks_agree() -> None:
 
 def test_silence_is_told_of_silos_that_are_waited_for_only() -> None:
     seen = Seen("RUNNING", "fedmr_isic", silent={"hospital-1": 0.0, "hospital-3": None})
-    view = watch.View(JOB, seen, status(trained_so_far()))
+    view = commands.View(JOB, seen, status(trained_so_far()))
     assert "silent hospital-3, not connected: stopped, or cut off" in flat(drawn(view))
     over = replace(view, last=status(trained_so_far().ended(trained=False, reason="TF-501")))
     assert "silent" not in drawn(over)
@@ -87,11 +91,11 @@ def test_silence_is_told_of_silos_that_are_waited_for_only() -> None:
 def test_whom_enrolment_waits_for_is_shown_with_who_is_not_connected() -> None:
     now = Status("job", 4).enrolling(["hospital-1", "hospital-2", "hospital-9"]).heard("hospital-2")
     seen = Seen("RUNNING", "job", silent={"hospital-9": None, "hospital-2": None})
-    view = watch.View(JOB, seen, status(now))
+    view = commands.View(JOB, seen, status(now))
     text = flat(drawn(view))
     assert "state silos are being enrolled" in text
     assert "waiting for hospital-1, hospital-9 silent hospital-9, not connected: stopped, cut off" in text
-    assert "; waiting for hospital-1, hospital-9; silent hospital-9, not connected" in watch.line(view)
+    assert "; waiting for hospital-1, hospital-9; silent hospital-9, not connected" in commands.line(view)
     later = now.heard("hospital-9", "TF-502").heard("hospital-1", "TF-612")
     text = flat(drawn(replace(view, last=status(later))))
     late, refused = (f"{code} ({REASONS[code]})" for code in ("TF-502", "TF-612"))
@@ -125,18 +129,19 @@ def test_privacy_is_told_as_the_run_itself_tells_it() -> None:
     ],
 )
 def test_every_state_has_words(engine: str, value: Status | None, expected: str) -> None:
-    seen = Seen(engine, "job", ("sites are missing",))
-    view = watch.View(JOB, seen, None if value is None else status(value))
+    last = None if value is None else status(value)
+    seen = Seen(engine, "job", ("sites are missing",), None if engine != "RUNNING" else last)
+    view = commands.View(JOB, seen, last)
     early = "; what follows is what was seen last" if value is not None and value.state == "summing" else ""
     late = early if seen.over else ""
     assert f"state {expected}{late} engine sites are missing" in flat(drawn(view))
-    assert watch.line(view).startswith(f"{engine}: {expected}; sites are missing")
+    assert commands.line(view).startswith(f"{engine}: {expected}; sites are missing")
     assert ("reason TF-501 (" in flat(drawn(view))) == (expected == "stopped")
 
 
 def test_rounds_that_are_done_count_by_phases_and_end_at_one() -> None:
     def done(value: Status) -> float:
-        return watch._done(status(value))
+        return commands._done(status(value))
 
     assert done(RUN) == 0 == done(RUN.summing("statistics", 0, 0, 1)) == done(RUN.summing("train", 1, 0, 2))
     assert done(RUN.summing("train", 3, 1, 2)) == 2.5 / 4
@@ -146,13 +151,18 @@ def test_rounds_that_are_done_count_by_phases_and_end_at_one() -> None:
 def test_names_and_messages_of_others_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J\x07bad"
     run = Status(evil, 2).enrolled([evil, "b", "c"], {evil: evil})
-    view = watch.View(
+    view = commands.View(
         JOB, Seen("RUNNING", evil, (evil,)), status(run.summing("train", 1, 0, 1)), lost=3, why=evil
     )
     verdict = judge(JOB, Seen("FINISHED:ABORTED", evil, (evil,)), None, NoOutcomeError(evil))
     out = Console(file=io.StringIO(), width=80, highlight=False, markup=False, emoji=False)
-    out.print(watch.closing_words(verdict))
-    for text in (drawn(view), watch.line(view), watch.line(replace(view, lost=None)), out.file.getvalue()):  # type: ignore[attr-defined]
+    out.print(commands.closing_words(verdict))
+    for text in (
+        drawn(view),
+        commands.line(view),
+        commands.line(replace(view, lost=None)),
+        out.file.getvalue(),
+    ):  # type: ignore[attr-defined]
         assert "bad" in text and "\x1b" not in text and "\x07" not in text
 
 
@@ -175,9 +185,10 @@ FETCH = f"its result: nvflare job download {JOB}"
         (
             COMPLETED,
             None,
-            {"reason": "TF-501: the closing had too few silos", "evaluation": None, "synthetic": True},
+            {"status": "trained, not measured", "notes": ["a is missing", "b"], "evaluation": None}
+            | {"synthetic": True},
             0,
-            ["TRAINED, BUT NOT EVALUATED", "reason: TF-501: the closing", "SYNTHETIC TWIN"],
+            ["TRAINED, NOT MEASURED, 4 of 4", "\n  a is missing\n  b\n", "SYNTHETIC TWIN"],
         ),
         (
             COMPLETED,
@@ -216,8 +227,22 @@ FETCH = f"its result: nvflare job download {JOB}"
             "FINISHED:ABORTED",
             None,
             {},
+            0,
+            ["TRAINED, 4 of 4 rounds", "after that the engine called the job FINISHED:ABORTED"],
+        ),
+        (
+            "FINISHED:ABNORMAL",
+            None,
+            {},
+            0,
+            ["TRAINED", "FINISHED:ABNORMAL (a client did not report"],
+        ),
+        (
+            "FINISHED:ABORTED",
+            None,
+            {"trained": False, "reason": "TF-504: aborted", "notes": ["a is missing"]},
             1,
-            ["ABORTED", "its outcome says that the model was trained before that"],
+            ["ABORTED", "TF-504", "a is missing"],
         ),
         ("FINISHED:ABNORMAL", None, NOTHING, 1, ["DIED"]),
         ("FINISHED:CAN_NOT_SCHEDULE", None, NOTHING, 1, ["NOT STARTED", "did not find the sites"]),
@@ -231,7 +256,7 @@ def test_how_it_ended(engine: str, last: Status | None, changes: Any, code: int,
     found = changes if isinstance(changes, NoOutcomeError) else Outcome.model_validate({**OUTCOME, **changes})
     verdict = judge(JOB, Seen(engine, "job", told), None if last is None else status(last), found)
     out = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
-    out.print(watch.closing_words(verdict))
+    out.print(commands.closing_words(verdict))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     title = text.splitlines()[0]
     assert verdict.code == code and all(item in text for item in expected), text
@@ -261,9 +286,9 @@ class Script:
             raise item
         return item
 
-    def follow(self, patience: float = 60) -> tuple[watch.Verdict, list[watch.View]]:
-        views: list[watch.View] = []
-        verdict = watch.follow(
+    def follow(self, patience: float = 60) -> tuple[commands.Verdict, list[commands.View]]:
+        views: list[commands.View] = []
+        verdict = commands.follow(
             self,
             JOB,
             views.append,
@@ -287,7 +312,7 @@ def test_a_connection_that_is_lost_for_a_while_is_told_and_found_again() -> None
     assert verdict.code == 0
     assert [view.lost for view in views] == [None, None, 10, 20, None, None]
     assert "no answer for 0:00:20, trying again" in flat(drawn(views[3]))
-    assert "cannot connect" in watch.line(views[3])
+    assert "cannot connect" in commands.line(views[3])
     assert views[4].last == RUNNING.status, "what was seen last stays on the screen"
     assert [view.elapsed for view in views] == [0, 0, 10, 20, 30, 40]
 
@@ -310,12 +335,46 @@ def test_an_outcome_that_cannot_be_fetched_is_asked_for_thrice() -> None:
 
 def test_a_terminal_is_drawn_anew_each_time() -> None:
     out = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False)
-    with watch._shower(out) as show:
-        show(watch.View(JOB, RUNNING, RUNNING.status))
-        show(watch.View(JOB, DONE, RUNNING.status))
+    with commands._shower(out) as show:
+        show(commands.View(JOB, RUNNING, RUNNING.status))
+        show(commands.View(JOB, DONE, RUNNING.status))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "training" in text and text.index("training") < text.index("over")
     assert "\x1b[2K" in text, "lines are erased"
+
+
+LOST = RUN.without({"hospital-3": Lost("train", 3, "2026-11-22T21:42:10Z", "TF-502")}, ["3 is missing since"])
+
+
+def test_a_lost_silo_is_noted_and_not_called_late_as_well() -> None:
+    row = Row(3, "train", ["hospital-1"], {"hospital-2": "TF-502", "hospital-3": "TF-502"}, 1.0, 1, 1)
+    view = commands.View(JOB, RUNNING, status(LOST.summed(row).summing("train", 4, 0, 1)))
+    text = flat(drawn(view))
+    assert "late hospital-2: not in the last sum" in text and "note 3 is missing since" in text
+    assert "note 3 is missing since" in commands.line(view)
+
+
+def test_a_run_that_is_over_while_the_engine_still_waits_is_told_of() -> None:
+    """Its process answers no more; the engine has the job until every client has reported."""
+    silent = replace(RUNNING, status=None)
+    over = commands.View(JOB, silent, status(LOST.summing("closing", 4, 0, 1)))
+    assert "state the run's process has ended; the engine waits" in flat(drawn(over))
+    assert "the engine waits until every client has reported" in commands.line(over)
+    assert "training" in commands.line(replace(over, last=RUNNING.status)), "one answer that did not come"
+
+
+def test_where_there_is_no_terminal_a_line_is_said_again_after_half_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter((100.0, 129.0, 130.0, 135.0, 160.5))
+    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: now, strftime=time.strftime))
+    out = Console(file=io.StringIO(), width=commands.UNBROKEN, highlight=False)
+    with commands._shower(out) as show:
+        for now in clock:  # noqa: B007 - the clock above reads it
+            show(commands.View(JOB, RUNNING, RUNNING.status))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    said = [line.split(" ", 1)[1].split(":")[0] for line in lines]
+    assert said == ["RUNNING", "still RUNNING", "still RUNNING"]
 
 
 def test_an_outcome_is_read_as_a_run_writes_it() -> None:

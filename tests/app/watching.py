@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.riders.epsilon import Spent
 from tightframe.rounds.rows import Row
 from tightframe.rounds.status import Status
-from tightframe_app.watched import RunStatus, read_status
+from tightframe_app.watch.status import RunStatus, read_status
 
 JOB = "3ff24333-53bb-41ff-845a-c6426a480901"
 SPENT = Spent(2, 8.0, 1e-5, 3, (0, 0, 0, 1, 1, 0, 0, 0, 0), {"hospital-1": 3.214})

@@ -13,7 +13,7 @@ from scipy.stats import mannwhitneyu, norm
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 
 from tightframe import federation
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 from tightframe.privacy.accounting import epsilons
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.training import dp_sgd

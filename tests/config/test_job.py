@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
-from tightframe.problems import listed
+from tightframe.options import listed
 from tightframe.rounds.setup import prepare
 
 
@@ -80,7 +80,7 @@ def test_values_that_make_no_sense_are_refused(small: dict[str, Any], changes: d
 def test_options_that_the_engine_would_build_an_object_from_are_refused(
     small: dict[str, Any], options: str, key: str
 ) -> None:
-    small[options] = {key: "tightframe.data.fed_isic2019.FedIsic2019", "args": {"split_path": "/x"}}
+    small[options] = {key: "tightframe.data.isic.fed_isic2019.FedIsic2019", "args": {"split_path": "/x"}}
     with pytest.raises(JobError) as caught:
         parse_job(small)
     assert f"{options}: " in str(caught.value) and repr(key) in str(caught.value)

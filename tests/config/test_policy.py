@@ -19,7 +19,7 @@ from tightframe.config.site import SiteEntry, check_record_options, open_data, p
 from tightframe.errors import PolicyError, SiteConfigError
 from tightframe.methods.fedilc import FedILCConfig
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.securesum.rules import SiteRules
 
 

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader
 from tightframe import federation
 from tightframe.data import partition
 from tightframe.data.base import SiloData
-from tightframe.data.benchmark_sets import BENCHMARK_SETS, FolderSite, PartitionOptions, ShareSite, open_silos
-from tightframe.data.benchmark_silos import BenchmarkSilo, open_site
-from tightframe.data.image_sets import read_digits, read_mnist
+from tightframe.data.image_sets import BENCHMARK_SETS, FolderSite, PartitionOptions, ShareSite, open_silos
+from tightframe.data.image_sets.readers import read_digits, read_mnist
+from tightframe.data.image_sets.silos import BenchmarkSilo, open_site
 from tightframe.data.validation import target_size
 from tightframe.errors import DataError, JobError
 from tightframe.phases import Fold
@@ -408,7 +408,7 @@ def test_class_names() -> None:
 def test_enrolment_needs_neither_torch_nor_scikit_learn(root: Path) -> None:
     code = (
         "import sys\n"
-        "from tightframe.data.benchmark_sets import BENCHMARK_SETS\n"
+        "from tightframe.data.image_sets import BENCHMARK_SETS\n"
         "spec = BENCHMARK_SETS[0]\n"
         "silo = spec.twin(1, spec.options(silos=4))\n"
         "silo.check(print)\n"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tightframe.data.derived_sets import ANGLES, Share, color_mnist, rotate, rotated_cifar10
-from tightframe.data.image_sets import ImageSet, read_mnist
+from tightframe.data.image_sets.derived import ANGLES, Share, color_mnist, rotate, rotated_cifar10
+from tightframe.data.image_sets.readers import ImageSet, read_mnist
 from tightframe.phases import Fold
 
 RNG = np.random.default_rng(1)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightframe.data.eicu_folds import (
+from tightframe.data.eicu.folds import (
     Folds,
     HospitalSplit,
     Place,

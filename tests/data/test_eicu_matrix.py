@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tightframe.data.eicu import vocabulary_sha256
-from tightframe.data.eicu_matrix import (
+from tightframe.data.eicu.matrix import (
     MANIFEST,
     StayMatrix,
     aligned,

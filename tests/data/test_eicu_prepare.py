@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.data.made_eicu import clinic
 
-from tightframe.data import eicu_prepare
-from tightframe.data.eicu_matrix import MANIFEST, read_matrix, read_vocabulary
-from tightframe.data.eicu_prepare import prepare
+from tightframe.data.eicu import prepare as eicu_prepare
+from tightframe.data.eicu.matrix import MANIFEST, read_matrix, read_vocabulary
+from tightframe.data.eicu.prepare import prepare
 from tightframe.errors import DataError
 
 

@@ -15,9 +15,9 @@ from tests.data.made_eicu import clinic
 from torch.utils.data import DataLoader
 
 from tightframe.data.eicu import REGIONS, EicuOptions, EicuSite, vocabulary_sha256
-from tightframe.data.eicu_matrix import vocabulary_bytes
-from tightframe.data.eicu_prepare import prepare
-from tightframe.data.eicu_silo import EicuData, open_site
+from tightframe.data.eicu.matrix import vocabulary_bytes
+from tightframe.data.eicu.prepare import prepare
+from tightframe.data.eicu.silo import EicuData, open_site
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 

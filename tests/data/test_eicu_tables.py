@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.data.made_eicu import HOSPITAL, MEDICATION, PATIENT, order, unit, write, write_tables
 
-from tightframe.data import eicu_tables
 from tightframe.data.eicu import Window
-from tightframe.data.eicu_matrix import StayMatrix
-from tightframe.data.eicu_tables import read_tables
+from tightframe.data.eicu import tables as eicu_tables
+from tightframe.data.eicu.matrix import StayMatrix
+from tightframe.data.eicu.tables import read_tables
 from tightframe.errors import DataError
 
 HOSPITALS = [[7, "<100", "f", "South"], [3, "", "", ""]]
@@ -145,7 +145,7 @@ def test_bounded_memory_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 6))
-    monkeypatch.setattr("tightframe.data.eicu_tables.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("tightframe.data.eicu.tables.time.monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(eicu_tables, "_TOLD_ROWS", 2)
     lines: list[str] = []
     orders = [order(1, number) for number in range(5)]

@@ -13,10 +13,9 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from tightframe.data import eicu_twin
-from tightframe.data.eicu import REGIONS, EicuOptions
-from tightframe.data.eicu_silo import EicuData
-from tightframe.data.eicu_twin import hospital_rates, hospital_stays, open_twin, scaled_size
+from tightframe.data.eicu import REGIONS, EicuOptions, twin
+from tightframe.data.eicu.silo import EicuData
+from tightframe.data.eicu.twin import hospital_rates, hospital_stays, open_twin, scaled_size
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
@@ -58,8 +57,8 @@ def test_every_region_trains_and_tests() -> None:
         assert [bool(silo.labels(fold).sum()) for fold in FOLDS] == [True, True, True]
         assert set(silo.matrix.region.tolist()) == {silo.source.split()[-1]}
         silo.check()
-    trains = Counter(eicu_twin.region_of(hospital) for hospital in range(1, 21))
-    others = Counter(eicu_twin.region_of(hospital) for hospital in range(21, 59))
+    trains = Counter(twin.region_of(hospital) for hospital in range(1, 21))
+    others = Counter(twin.region_of(hospital) for hospital in range(21, 59))
     assert [trains[region] for region in REGIONS] == [6, 5, 4, 3, 2]
     assert [others[region] for region in REGIONS] == [12, 11, 8, 4, 3]
 
@@ -159,7 +158,7 @@ def test_the_twin_is_frozen() -> None:
     for hospital in range(1, 59):
         given, died = hospital_stays(hospital, 0, 20)
         digest.update(np.packbits(given).tobytes() + died.tobytes())
-    assert eicu_twin.TWIN_VERSION == 1
+    assert twin.TWIN_VERSION == 1
     assert digest.hexdigest() == "f007a50f4ed868e96edb1e603333f261eaf4ea85ab3377d2e500f574580fcdf9"
 
 
@@ -167,7 +166,7 @@ def test_counting_needs_no_torch(root: Path) -> None:
     code = (
         "import sys\n"
         "from tightframe.data.eicu import EicuOptions\n"
-        "from tightframe.data.eicu_twin import open_twin\n"
+        "from tightframe.data.eicu.twin import open_twin\n"
         "silo = open_twin(4, EicuOptions(twin_scale=0.01, drugs=64))\n"
         "silo.check(print)\n"
         "print([len(silo.labels(fold)) > 0 for fold in ('train', 'validation', 'test')])\n"

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from sklearn.metrics import balanced_accuracy_score
 
-from tightframe.data import fed_isic2019 as flamby
-from tightframe.data.fed_isic2019 import BaselineLoss, FedIsic2019
+from tightframe.data.isic import fed_isic2019 as flamby
+from tightframe.data.isic.fed_isic2019 import BaselineLoss, FedIsic2019
 from tightframe.errors import DataError
 
 COUNTS = {1: (194, 63), 2: (290, 101), 3: (355, 142), 5: (102, 33)}

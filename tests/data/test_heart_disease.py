@@ -14,17 +14,17 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 
-from tightframe.data import heart_twin
-from tightframe.data.heart_disease import HeartData, open_site, read_center
-from tightframe.data.heart_options import (
+from tightframe.data.heart import (
     CENTER_NAMES,
     FEATURES,
     TEST_COUNTS,
     TRAIN_COUNTS,
     HeartOptions,
     HeartSite,
+    twin,
 )
-from tightframe.data.heart_twin import open_twin
+from tightframe.data.heart.silo import HeartData, open_site, read_center
+from tightframe.data.heart.twin import open_twin
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
@@ -234,5 +234,5 @@ def test_the_twin_is_frozen() -> None:
         for fold in FOLDS:
             for values, label in data.records(fold):  # type: ignore[attr-defined]
                 digest.update(values.numpy().tobytes() + bytes([label]))
-    assert heart_twin.TWIN_VERSION == 1
+    assert twin.TWIN_VERSION == 1
     assert digest.hexdigest() == "02ed4933e32b7fa82e77990791c4ba58fe09601d52d27074f7a166ba49d3f5d7"

@@ -16,8 +16,8 @@ import pytest
 import scipy.io
 from sklearn.datasets import load_digits
 
-from tightframe.data import image_sets
-from tightframe.data.image_sets import (
+from tightframe.data.image_sets import readers
+from tightframe.data.image_sets.readers import (
     read_cifar10,
     read_cifar100,
     read_digits,
@@ -141,7 +141,7 @@ def test_digits_are_scikit_learns() -> None:
 
 def test_digits_by_scikit_learns_loader_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     straight = read_digits(None, "test")
-    monkeypatch.setattr(image_sets, "DIGITS_FILE", "datasets/data/no-such-file")
+    monkeypatch.setattr(readers, "DIGITS_FILE", "datasets/data/no-such-file")
     by_loader = read_digits(None, "test")
     np.testing.assert_array_equal(straight.images, by_loader.images)
     np.testing.assert_array_equal(straight.labels, by_loader.labels)
@@ -160,7 +160,7 @@ def test_a_missing_package_is_named_with_how_to_get_it(
     read: Callable[[], Any], module: str, monkeypatch: pytest.MonkeyPatch, svhn: Path
 ) -> None:
     monkeypatch.chdir(svhn)
-    monkeypatch.setattr(image_sets, "find_spec", lambda _: None)
+    monkeypatch.setattr(readers, "find_spec", lambda _: None)
     for name in [name for name in sys.modules if name.split(".")[0] == module]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, module, None)

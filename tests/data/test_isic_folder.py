@@ -11,7 +11,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 from tightframe.data.isic import IsicOptions, IsicSite
-from tightframe.data.isic_folder import IMAGES, FolderData, read_split
+from tightframe.data.isic.folder import IMAGES, FolderData, read_split
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 

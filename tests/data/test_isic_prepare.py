@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from tightframe.data.isic_folder import IMAGES, SPLIT
-from tightframe.data.isic_prepare import (
+from tightframe.data.isic.folder import IMAGES, SPLIT
+from tightframe.data.isic.prepare import (
     MANIFEST,
     ORIGINALS,
     REPORT,

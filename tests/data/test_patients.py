@@ -11,12 +11,12 @@ import pytest
 
 from tightframe.data import DATASETS, get
 from tightframe.data.arrays import FOLDS, ArrayData
-from tightframe.data.benchmark_sets import open_silos
 from tightframe.data.eicu import EicuOptions
-from tightframe.data.eicu_silo import EicuData
-from tightframe.data.eicu_twin import READMITTED, open_twin
-from tightframe.data.heart_options import HeartOptions
-from tightframe.data.heart_twin import open_twin as open_heart
+from tightframe.data.eicu.silo import EicuData
+from tightframe.data.eicu.twin import READMITTED, open_twin
+from tightframe.data.heart import HeartOptions
+from tightframe.data.heart.twin import open_twin as open_heart
+from tightframe.data.image_sets import open_silos
 from tightframe.data.patients import record_patients
 from tightframe.errors import DataError
 

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tightframe.data import twin
-from tightframe.data.isic import CLASS_NAMES, TEST_COUNTS, TRAIN_COUNTS, IsicOptions
-from tightframe.data.twin import Key, TwinData, scaled
+from tightframe.data.isic import CLASS_NAMES, TEST_COUNTS, TRAIN_COUNTS, IsicOptions, twin
+from tightframe.data.isic.twin import Key, TwinData, scaled
 
 SMALL = IsicOptions(image_size=48)
 FOLDS = ("train", "validation", "test")
@@ -150,7 +149,7 @@ def test_records_can_be_sent_to_a_worker_without_the_cache() -> None:
 
 
 def test_nothing_is_rendered_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightframe.data.twin.render", lambda *arguments: pytest.fail("rendered"))
+    monkeypatch.setattr("tightframe.data.isic.twin.render", lambda *arguments: pytest.fail("rendered"))
     lines: list[str] = []
     silo(5).check(lines.append)
     assert lines == []

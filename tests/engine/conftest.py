@@ -56,7 +56,8 @@ def export_job(
     changes: Mapping[str, Any] | None = None,
 ) -> Path:
     """Export a small job into a folder; a ``fault``, or several, put the faulty executor at every site."""
-    from tightframe_app import job_folders, recipes
+    from tightframe_app.jobs import folders as job_folders
+    from tightframe_app.jobs import recipes
 
     job = recipes.get(name).job(
         sites=[f"site-{i}" for i in range(1, sites + 1)], changes={**SMALL, **(changes or {})}
@@ -106,7 +107,7 @@ def run_alone(job: Path, folder: Path) -> Path:
     """Run a job folder in one process without the engine, that of the tests; the server's results."""
     from tightframe import federation
     from tightframe.config.job import parse_job
-    from tightframe_app import job_folders
+    from tightframe_app.jobs import folders as job_folders
 
     federation.run_job(parse_job(job_folders.read_job(job)), folder=folder)
     return folder / "server"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tightframe.data.isic_folder import IMAGES
+from tightframe.data.isic.folder import IMAGES
 
 pytestmark = pytest.mark.engine
 
@@ -42,7 +42,7 @@ def test_a_class_with_arguments_of_the_jobs_choice_is_not_built(
         config = json.loads(path.read_text())
         place = config["workflows"][0] if name == "server" else config["executors"][0]["executor"]
         place["args"]["method_options"] = {
-            "path": "tightframe.data.fed_isic2019.FedIsic2019",
+            "path": "tightframe.data.isic.fed_isic2019.FedIsic2019",
             "args": {"data_path": str(tmp_path / "data"), "split_path": str(victim)},
         }
         path.write_text(json.dumps(config))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.engine.conftest import SMALL, assert_equal, run_alone, simulate_job
 
-from tightframe_app import job_folders, recipes
+from tightframe_app.jobs import folders, recipes
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +35,7 @@ def test_a_job_in_nvflare_equals_the_one_in_process(name: str, tmp_path: Path) -
     changes = BY_DATASET[recipe.values["dataset"]] | OF_JOB.get(name, {})
     job = recipe.job(sites=SITES, changes=changes)
     folder = tmp_path / name
-    job_folders.write_job(job_folders.job_files(job), folder)
+    folders.write_job(folders.job_files(job), folder)
     done = simulate_job(folder, tmp_path, threads=len(SITES))
     assert done.code == 0, done.output
     expected = run_alone(folder, tmp_path / "alone")

@@ -10,7 +10,7 @@ from tests.engine.asking import FILE
 from tests.engine.conftest import SMALL, simulate_job
 
 from tightframe.privacy.ledger.chain import read_ledger
-from tightframe_app import job_folders, recipes
+from tightframe_app.jobs import folders, recipes
 
 pytestmark = pytest.mark.engine
 
@@ -22,11 +22,11 @@ def test_each_silos_ledger_outlasts_its_processes_and_consoles_see_the_run(tmp_p
     # Every record in every step: what sampled steps cost takes a second in each of many processes.
     changes = {**SMALL, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
     job = recipes.get("fedmr_isic_dp").job(sites=SITES, changes=changes)
-    files = job_folders.job_files(job)
+    files = folders.job_files(job)
     server = json.loads(files[SERVER])
     server.setdefault("components", []).append({"id": "console", "path": "asking.Console", "args": {}})
     folder = tmp_path / "private"
-    job_folders.write_job({**files, SERVER: json.dumps(server)}, folder)
+    folders.write_job({**files, SERVER: json.dumps(server)}, folder)
     done = simulate_job(folder, tmp_path, threads=1)
     assert done.code == 0, done.output
     assert done.outcome["privacy"]["epsilon"] == 8.0 and done.outcome["evaluation"] is None

@@ -8,7 +8,7 @@ import pytest
 from tests.engine.conftest import assert_equal, export_job, run_alone, simulate_job
 
 from tightframe.flare.simulator import PREVIOUS_RUN
-from tightframe_app import job_folders, resuming
+from tightframe_app.jobs import folders, resuming
 
 pytestmark = pytest.mark.engine
 
@@ -25,7 +25,7 @@ def test_a_stopped_job_goes_on_in_nvflare(tmp_path: Path, monkeypatch: pytest.Mo
     folder = tmp_path / "resumed" / "job"
     told, lines = resuming.export("fedmr_isic", first.workspace, folder)
     assert not told, "nothing was there before"
-    assert "1 round done, 2 rounds left" in lines[1] and job_folders.check_folder(folder) == []
+    assert "1 round done, 2 rounds left" in lines[1] and folders.check_folder(folder) == []
     monkeypatch.setenv(PREVIOUS_RUN, str(first.workspace))
     second = simulate_job(folder, tmp_path / "resumed", threads=3)
     assert second.code == 0, second.output

@@ -16,7 +16,7 @@ import pytest
 from tests.engine.conftest import Run, assert_equal, export_job, run_alone, simulate_job
 from typer.testing import CliRunner
 
-from tightframe.rounds.secure.vault import restore
+from tightframe.rounds.sums.vault import restore
 from tightframe.securesum.messages import GROUPS, KINDS, SALT_BYTES
 from tightframe.securesum.site_state import (
     Advertised,

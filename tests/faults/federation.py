@@ -20,7 +20,8 @@ from safetensors.numpy import load_file
 from tests.faults.network import Network
 from tests.production.federation import FAULTS, LEAD, SERVER, Federation, add_site, free_port
 
-from tightframe_app import job_folders, recipes
+from tightframe.flare.identity import person_identity
+from tightframe_app.jobs import folders, recipes
 
 SITES = tuple(f"hospital-{number}" for number in range(1, 7))
 PAUSED, RELAYED, FULL, KILLED, ORPHANED, WRONG_CLOCK = SITES
@@ -95,6 +96,8 @@ class Six(Federation):
             session.close()
 
     def submit(self, job: Path) -> Job:
+        lead, _ = person_identity(self.kit(LEAD) / "startup")
+        folders.sign(job, lead)
         with self.lead() as session:
             return Job(self, session.submit_job(str(job)))
 
@@ -111,7 +114,7 @@ class Six(Federation):
         patience = {"site_timeout": self.patience, "fetch_timeout": max(20, self.patience // 2)}
         values = {**SMALL, **patience, "rounds": rounds, **changes}
         job = recipes.get(recipe).job(sites=SITES, changes=values)
-        job_folders.write_job(job_folders.job_files(job), self.folder / name)
+        folders.write_job(folders.job_files(job), self.folder / name)
         return self.folder / name
 
     def job_process(self, name: str) -> psutil.Process:

@@ -26,7 +26,7 @@ from tests.production.federation import FAULTS, LEAD, SERVER
 
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds import resume
+from tightframe.rounds.server import resume
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.faults]
 

@@ -110,4 +110,6 @@ def expected_points(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], 
             points["tightframe/" + name + ending, number] = row[name]
         for name, value in row["recall"].items():
             points[f"tightframe/recall{ending}/{name}", number] = value
+        points["tightframe/one_answer", number] = float(row["one_answer"] is not None)
+        assert not ending, "a noisy run has limits, too"
     return {key: value for key, value in points.items() if value is not None}

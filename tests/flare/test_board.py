@@ -37,7 +37,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What comes to a socket from a whole run, and from one with differential privacy and its evaluation."""
     private = Row(1, "train", ["a"], {}, 1.5, 10, 20)
     test = {"noisy": True, "accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5, "average_precision": None}
-    private.evaluation = {"test": test | {"recall": {"x": 0.5}}}
+    limits = {f"{name}_interval": [0.4, 0.6] for name in ("accuracy", "balanced_accuracy", "auroc")}
+    recall = {"recall": {"x": 0.5}, "recall_interval": {"x": [0.4, 0.6]}}
+    private.evaluation = {"test": test | limits | recall | {"classes_told": 1, "one_answer": None}}
     with seen(tmp_path_factory.mktemp("run")) as first:
         simulated(tmp_path_factory.mktemp("job"))
     with listening() as second:
@@ -107,4 +109,6 @@ def test_the_guide_has_every_measure(mapping: dict[str, Any]) -> None:
     guide = Path(ROOT / "docs" / "monitoring.md").read_text()
     for rule in mapping["mappings"]:
         if rule.get("action") != "drop":
-            assert f"`{rule['name'].removeprefix('tightframe_').removesuffix('_noisy')}`" in guide
+            assert (
+                f"`{re.sub('_noisy(_low|_high)?$', '', rule['name'].removeprefix('tightframe_'))}`" in guide
+            )

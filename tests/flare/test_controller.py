@@ -15,7 +15,7 @@ from nvflare.apis.workspace import Workspace
 
 from tightframe.flare import monitor
 from tightframe.flare.controller import WARM, FederationController, astray, stopped_run
-from tightframe_app.job_folders import CHECKPOINT_FILE
+from tightframe_app.jobs.folders import CHECKPOINT_FILE
 
 
 @pytest.mark.parametrize("config_folder", ["config", ""], ids=["simulator", "production"])

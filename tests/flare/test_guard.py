@@ -27,16 +27,16 @@ from tightframe.config.policy import Policy, Refusal
 from tightframe.config.refusals import REFUSALS
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
-from tightframe.flare import guard
+from tightframe.flare import doors, guard
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.outgoing import looks_masked
 from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.rounds.coordinator import Coordinator
-from tightframe.rounds.declaration import Declaration
-from tightframe.rounds.identity import simulated_anchor
-from tightframe.rounds.secure.common import SECURE
-from tightframe.rounds.secure.server import ServerIdentity
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.sums.common import SECURE
+from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.simulated_identity import simulated_anchor
 from tightframe.securesum.messages import Masked, Receipt, SumId
 
 SECRET = 4711.4711
@@ -376,7 +376,9 @@ def test_the_templates_name_the_guard_and_stream_no_logs() -> None:
     assert not [item for item in resources["components"] if "log_streamer" in item["path"]]
 
 
-def test_production_refuses_to_run_without_the_guard_or_with_log_streaming(tmp_path: Path) -> None:
+def test_production_refuses_to_run_without_guard_and_doors_or_with_log_streaming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = SiteEntry().policy.resolve(production=True)
 
     def asked(name: str, resources: Any, **site: Any) -> None:
@@ -386,6 +388,9 @@ def test_production_refuses_to_run_without_the_guard_or_with_log_streaming(tmp_p
         made = Site(folder, "site-1", HandMade(lambda *_: _ok({})), secure=True, **site)
         guard.require(made.manager.new_context(), policy)
 
+    with pytest.raises(SiteConfigError, match=r"TF-731.*SiteDoors"):
+        asked("open", {"allow_log_streaming": False})
+    monkeypatch.setattr(doors, "require", lambda _: None)
     asked("good", {"allow_log_streaming": False})
     with pytest.raises(SiteConfigError, match=r"egress guard.*privacy\.json"):
         asked("bare", {"allow_log_streaming": False}, guarded=False)

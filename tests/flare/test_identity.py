@@ -25,7 +25,7 @@ from tests.securesum.certificates import AT, Issued, issue, make_root
 
 from tightframe.errors import SiteConfigError
 from tightframe.flare.identity import server_anchor, site_identity
-from tightframe.rounds.identity import simulated_identity, simulated_root_pem
+from tightframe.rounds.sums.simulated_identity import simulated_identity, simulated_root_pem
 from tightframe.securesum.errors import IdentityError
 from tightframe.securesum.identity import Anchor, verify_certificate, verify_signature
 from tightframe.securesum.primitives import encode_fields

@@ -21,7 +21,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from tightframe.flare import monitor
 from tightframe.flare.controller import FederationController
-from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.riders.epsilon import Spent
 from tightframe.rounds.rows import Row
 from tightframe.rounds.status import Status
 

@@ -26,16 +26,16 @@ from tests.flare.test_monitor import Engine
 
 from tightframe import federation
 from tightframe.config.site import ServerEntry, StatsD
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError, SiteConfigError
-from tightframe.flare import telemetry
+from tightframe.flare import doors, telemetry
 from tightframe.flare.controller import FederationController
 from tightframe.flare.telemetry import FOLDER, Telemetry
 from tightframe.flare.wire import MESSAGE
-from tightframe.rounds.coordinator import Coordinator
-from tightframe.rounds.private.shown import EDGES, Spent
+from tightframe.rounds.riders.epsilon import EDGES, Spent
 from tightframe.rounds.rows import Row
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.server.coordinator import Coordinator
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.status import Status
 
 OPTIONS = {"partition": "iid", "silos": 4, "test": "own"}
@@ -146,6 +146,8 @@ def test_the_last_gauges_are_where_the_run_ended(watched: tuple[Path, Daemon]) -
             "tightframe_evaluated_round": 2,
             "tightframe_silos_joined": 4,
             "tightframe_silos_refused": 0,
+            "tightframe_silos_lost": 0,
+            "tightframe_one_answer": float(last["one_answer"] is not None),
             "tightframe_silos_answered": 4,
             "tightframe_silos_late": 0,
             "tightframe_silos_dropped": 0,
@@ -285,6 +287,7 @@ def test_a_missing_package_ends_the_run_before_any_task(
     monkeypatch.delitem(sys.modules, "nvflare.app_opt.tracking.tb.tb_event_writer", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "tightframe.json").write_text(json.dumps({"server": asked}))
+    monkeypatch.setattr(doors, "require", lambda kind: None)  # this process has no engine above it
     controller = FederationController(**small)
     panics: list[str] = []
     monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: panics.append(reason))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tightframe import models, training
+from tightframe import models
+from tightframe.learning import loop
 from tightframe.phases import Cohort, Setting, stream_seed
 
 
@@ -45,15 +46,15 @@ class FakeSilo:
         order = torch.arange(len(self.labels))
         if shuffle:
             order = torch.randperm(len(self.labels), generator=stream)
-        for chosen in training.merge_single_tail(order, self.setting.local.batch_size):
+        for chosen in loop.merge_single_tail(order, self.setting.local.batch_size):
             inputs = self.inputs[chosen]
             if augment:
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)
             yield inputs, self.labels[chosen]
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[training.Stage]) -> training.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
         local = self.setting.local
-        return training.fit(
+        return loop.fit(
             model,
             lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
             stages,

@@ -10,13 +10,13 @@ import torch
 from tests.methods.conftest import FakeSilo
 from torch import nn
 
-from tightframe.fishr import gradient_variance
-from tightframe.geometric_mean import substitute_geometric_mean, weighted_geometric_mean
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
+from tightframe.methods.fedilc.fishr import gradient_variance
+from tightframe.methods.fedilc.geometric_mean import substitute_geometric_mean, weighted_geometric_mean
+from tightframe.methods.fedilc.gradients import same_batches
 from tightframe.models.heads import SingleLogit
 from tightframe.phases import ServerState, Setting
-from tightframe.silo_gradients import same_batches
 
 VARIANTS: list[Any] = [*get_args(fedilc.Variant)]
 WITH_FISHR = ["fishr_arith_fullbatch", "inter_geo", "intra_arith", "intra_geo"]

@@ -12,7 +12,7 @@ from tests.rounds.secure.runs import Wire, contexts, coordinator, job
 
 from tightframe.phases import ServerState, Tensors
 from tightframe.rounds.context import Message
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.session import SiloSession
 
 TRAINING = {"epochs": 1, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.0}
 

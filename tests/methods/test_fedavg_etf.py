@@ -15,8 +15,9 @@ from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation
-from tightframe.class_sums import ClassSums
 from tightframe.errors import TrainingError
+from tightframe.learning.class_sums import ClassSums
+from tightframe.learning.loop import BatchView
 from tightframe.methods import fedavg_etf
 from tightframe.methods.fedavg_etf import (
     DENOMINATOR,
@@ -34,8 +35,7 @@ from tightframe.methods.fedavg_etf import (
 )
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, ServerState, Setting
-from tightframe.rounds import classes
-from tightframe.training import BatchView
+from tightframe.rounds.riders import class_rules
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedavg_etf_gmv.npz")
 CASES = range(int(GOLDEN["n_cases"]))
@@ -74,7 +74,7 @@ def test_memory_is_the_ratio_of_two_sums(case: int) -> None:
 def test_every_divisor_from_what_silos_send(case: int, divisor: Any) -> None:
     """Records whose class means are the golden clients' go through the silos' half and the server's."""
     prefix = f"c{case}_"
-    config = FedAvgETFConfig(mu_divisor=divisor, min_class_count=0, average="weighted")
+    config = FedAvgETFConfig(mu_divisor=divisor, average="weighted")
     counts, means = GOLDEN[prefix + "counts"], _golden(prefix + "client_means")
     totals = {NUMERATOR: np.zeros(means.shape[1:]), DENOMINATOR: np.zeros(means.shape[1])}
     stream = torch.Generator().manual_seed(case)
@@ -161,17 +161,14 @@ def test_margin_is_the_lead_that_offsets_give_alone() -> None:
     assert float(margin.fn(view)) == pytest.approx((2 + 2 + 0 - 5) / 4) and margin.weight == 0
 
 
-def test_a_class_below_the_least_count_adds_nothing() -> None:
+def test_a_class_without_records_adds_nothing() -> None:
     sums = ClassSums(4, 2)
     labels = torch.tensor([0, 0, 0, 1, 1, 2])
     sums.add(torch.arange(12.0).reshape(6, 2), labels)
-    for least, held in ((0, [1, 1, 1, 0]), (1, [1, 1, 1, 0]), (2, [1, 1, 0, 0]), (4, [0, 0, 0, 0])):
-        numerator, denominator = fedavg_etf.memory_terms(sums, FedAvgETFConfig(min_class_count=least))
-        assert denominator.tolist() == held and numerator.any(1).tolist() == [bool(flag) for flag in held]
-    numerator, denominator = fedavg_etf.memory_terms(
-        sums, FedAvgETFConfig(min_class_count=2, mu_divisor="count_weighted")
-    )
-    assert denominator.tolist() == [3, 2, 0, 0] and numerator[0].tolist() == [6.0, 9.0]
+    numerator, denominator = fedavg_etf.memory_terms(sums, FedAvgETFConfig())
+    assert denominator.tolist() == [1, 1, 1, 0] and numerator.any(1).tolist() == [True, True, True, False]
+    numerator, denominator = fedavg_etf.memory_terms(sums, FedAvgETFConfig(mu_divisor="count_weighted"))
+    assert denominator.tolist() == [3, 2, 1, 0] and numerator[0].tolist() == [6.0, 9.0]
     sums.add(torch.tensor([[torch.nan, 0.0]]), torch.tensor([3]))
     with pytest.raises(TrainingError, match="TF-301"):
         fedavg_etf.memory_terms(sums, FedAvgETFConfig())
@@ -250,7 +247,7 @@ def _class_means(state: ServerState, tensors: Any, silo: Any) -> dict[int, torch
 
 @pytest.mark.parametrize("average", ["uniform", "weighted"])
 def test_rounds_with_memory(make_setting: Any, make_silo: Any, open_sum: Any, average: Any) -> None:
-    config = FedAvgETFConfig(warm_up=2, min_class_count=0, average=average)
+    config = FedAvgETFConfig(warm_up=2, average=average)
     states, phase, terms, silos = _rounds(make_setting, make_silo, open_sum, config)
     assert states[1].extra[MEMORY_VALID].tolist() == [1, 1, 1, 0]
     assert torch.equal(states[2].model[ETF], states[0].model[ETF]) and "update/" + ETF not in phase.schema
@@ -315,7 +312,7 @@ def test_features_of_the_last_epoch(make_setting: Any, make_silo: Any) -> None:
     silent = {"learning_rate": 1e-30, "weight_decay": 0.0, "augment": False, "epochs": 2}
     found = []
     for measure in ("eval_pass", "last_epoch"):
-        config = FedAvgETFConfig(warm_up=2, measure=measure, mu_divisor="count_weighted", min_class_count=0)
+        config = FedAvgETFConfig(warm_up=2, measure=measure, mu_divisor="count_weighted")
         setting = _setting(make_setting, config, **silent)
         (phase,) = METHOD.plan(setting, 1, 2)
         silo = make_silo(setting, LABELS["site-1"])
@@ -330,7 +327,7 @@ def test_features_of_the_last_epoch(make_setting: Any, make_silo: Any) -> None:
 
 def test_without_the_class_sums_the_memory_stays(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     """After a drop-out static fields are not opened; here one silo is gone, too."""
-    config = FedAvgETFConfig(warm_up=2, min_class_count=0)
+    config = FedAvgETFConfig(warm_up=2)
     states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, config)
     del terms["site-2"]
     totals, cohort = open_sum(phase.schema, terms)
@@ -345,15 +342,15 @@ def test_without_the_class_sums_the_memory_stays(make_setting: Any, make_silo: A
 
 
 def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
-    config = FedAvgETFConfig(warm_up=1, min_class_count=0)
+    config = FedAvgETFConfig(warm_up=1)
     states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, config, 1)
     withheld = {}
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
-        kept = classes.withhold(
+        kept = class_rules.withhold(
             phase.schema, tensors, offer=torch.ones(4, dtype=torch.bool), counts=counts, least=5, speaks=True
         )
-        del kept[classes.HOLDERS]
+        del kept[class_rules.HOLDERS]
         withheld[name] = (weight, kept)
     state = phase.update(states[0], *open_sum(phase.schema, withheld))
     assert state.extra[MEMORY_VALID].tolist() == [1, 1, 0, 0], "class 2 has one record"
@@ -375,7 +372,7 @@ def test_a_silo_may_keep_its_class_means(make_setting: Any, make_silo: Any) -> N
 OPTIONS: dict[str, Any] = {
     "dataset": "fed_isic2019",
     "dataset_options": {"image_size": 16},
-    "method_options": {"warm_up": 3, "min_class_count": 1},
+    "method_options": {"warm_up": 3},
     "model_options": {"widths": [8]},
     "training": {"epochs": 1, "batch_size": 8, "learning_rate": 0.05},
 }

@@ -14,12 +14,12 @@ import torch
 from tests.methods.in_memory import stateless_rounds
 from torch import nn
 
-from tightframe import losses, training
+from tightframe.learning import loop, losses
+from tightframe.learning.loop import Stage, Term
 from tightframe.methods import fedetf
 from tightframe.methods.fedetf import METHOD, FedETFConfig, balanced_softmax_loss, etf_logits
 from tightframe.models import geometry_heads
 from tightframe.phases import Cohort, ServerState
-from tightframe.training import Stage, Term
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedetf.npz")
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
@@ -87,7 +87,7 @@ def _toy_silo(config: FedETFConfig) -> Any:
     )
 
 
-def _golden_batches(_epoch: int) -> Iterator[training.Batch]:
+def _golden_batches(_epoch: int) -> Iterator[loop.Batch]:
     size = int(GOLDEN["tr_batch"])
     inputs, labels = torch.tensor(GOLDEN["tr_X"]), torch.tensor(GOLDEN["tr_Y"])
     yield from zip(inputs.split(size), labels.split(size), strict=True)
@@ -97,7 +97,7 @@ def _watched(stage: Stage, seen: list[float]) -> Stage:
     """The stage, writing down the value of its only term in each step."""
     (term,) = stage.terms
 
-    def watch(view: training.BatchView) -> torch.Tensor:
+    def watch(view: loop.BatchView) -> torch.Tensor:
         value = term.fn(view)
         seen.append(float(value.detach()))
         return value
@@ -113,7 +113,7 @@ def test_the_authors_trajectory() -> None:
     config = FedETFConfig(dim=8, temperature=10.0)
     model, silo, seen = _Toy(config), _toy_silo(config), []
     stage = fedetf._balanced_stage(silo, 3)
-    training.fit(model, _golden_batches, [_watched(stage, seen)], device="cpu")
+    loop.fit(model, _golden_batches, [_watched(stage, seen)], device="cpu")
     np.testing.assert_allclose(_by_epoch(seen), GOLDEN["tr_loss_epochs"], **CLOSE)
     for name, key in NAMES.items():
         found = model.get_parameter(name).detach().numpy()
@@ -123,7 +123,7 @@ def test_the_authors_trajectory() -> None:
     tuned = FedETFConfig(personal_temperature="frozen", personal_alternations=1)
     stages, seen = fedetf._tuning_stages(tuned), []
     model.head.etf.requires_grad_(True)
-    training.fit(model, _golden_batches, [_watched(stages[0], seen)], device="cpu")
+    loop.fit(model, _golden_batches, [_watched(stages[0], seen)], device="cpu")
     np.testing.assert_allclose(_by_epoch(seen), GOLDEN["tr_ft_proto_loss"], **CLOSE)
     np.testing.assert_allclose(model.head.etf.detach().numpy(), GOLDEN["tr_ft_proto_final"], **CLOSE)
     for name, key in NAMES.items():
@@ -166,7 +166,7 @@ def test_weight_decay_may_leave_beta_alone() -> None:
         config = FedETFConfig(dim=8, temperature=10.0, temperature_decay=decay)
         model, other, silo = _Toy(config), _Toy(config), _toy_silo(config)
         silo.setting.local.weight_decay = 0.05
-        training.fit(model, _golden_batches, [fedetf._balanced_stage(silo, 2)], device="cpu")
+        loop.fit(model, _golden_batches, [fedetf._balanced_stage(silo, 2)], device="cpu")
         beta = other.head.beta
         rest = [item for item in other.parameters() if item is not beta and item.requires_grad]
         optimizer = torch.optim.SGD(

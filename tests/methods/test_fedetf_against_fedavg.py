@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tightframe import federation
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 

@@ -31,9 +31,9 @@ from tightframe import federation
 from tightframe.errors import RunError
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
+from tightframe.methods.fedilc.gradients import same_batches
 from tightframe.models import Classifier
 from tightframe.models.heads import SingleLogit
-from tightframe.silo_gradients import same_batches
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedilc.npz")
 

@@ -24,9 +24,9 @@ from tests.methods.fedilc_by_hand import (
 from torch import nn
 
 from tightframe.errors import ContributionError, TrainingError
-from tightframe.fishr import gradient_variance
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
+from tightframe.methods.fedilc.fishr import gradient_variance
 from tightframe.rounds import codec
 
 # ---------------------------------------------------------------- edges

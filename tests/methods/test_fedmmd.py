@@ -116,7 +116,7 @@ def test_it_couples_records_and_is_refused_with_privacy(
 
 
 def _report() -> Any:
-    from tightframe.stages import FitReport
+    from tightframe.learning.stages import FitReport
 
     return FitReport()
 

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tightframe import class_sums, methods
-from tightframe.class_sums import class_feature_sums
+from tightframe import methods
 from tightframe.errors import ContributionError, TrainingError
+from tightframe.learning import class_sums
+from tightframe.learning.class_sums import class_feature_sums
 from tightframe.methods import fedmr
 from tightframe.methods.fedmr import (
     METHOD,

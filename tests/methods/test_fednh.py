@@ -24,7 +24,7 @@ from tightframe.methods import fednh
 from tightframe.methods.fednh import METHOD, FedNHConfig, local_prototypes, update_prototypes
 from tightframe.models import feature_width
 from tightframe.phases import Cohort, ServerState, Setting
-from tightframe.rounds import classes
+from tightframe.rounds.riders import class_rules as classes
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fednh.npz")
 CASES = range(int(GOLDEN["n_cases"]))

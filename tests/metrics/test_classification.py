@@ -188,3 +188,22 @@ def test_what_does_not_fit_is_refused() -> None:
         metrics.accuracy(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="`histogram`"):
         metrics.auroc(np.zeros((2, 3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("confusion", "expected"),
+    [
+        ([[50, 0], [40, 0]], (0, 1.0)),
+        ([[0, 50, 0], [0, 40, 0], [0, 99, 1]], (1, 149 / 150)),
+        ([[0, 0, 5], [0, 0, 4], [0, 0, 0]], (2, 1.0)),  # an answer that no record has
+        ([[990, 0], [2, 8]], None),  # a good model where nearly all records are of one class
+        ([[50, 0], [3, 37]], None),
+        ([[30, 20], [0, 40]], None),
+        ([[50, 0], [0, 0]], None),  # of records of one class nothing follows
+        ([[0, 0], [0, 0]], None),
+    ],
+)
+def test_a_model_with_one_answer_is_told_from_a_good_one(
+    confusion: list[list[int]], expected: tuple[int, float] | None
+) -> None:
+    assert metrics.one_answer(np.array(confusion)) == expected

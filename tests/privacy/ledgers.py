@@ -14,7 +14,7 @@ from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Cap, Charge
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
-from tightframe.rounds.private.ledger_keys import signature_check
+from tightframe.rounds.ledger_keys import signature_check
 from tightframe.securesum.identity import KeySigner
 
 DELTA = 1e-5

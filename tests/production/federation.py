@@ -31,7 +31,7 @@ from PIL import Image
 from tests.conftest import ROOT
 from tests.production.guides import ONE_MACHINE, Guide
 
-from tightframe.data.isic_folder import IMAGES
+from tightframe.data.isic.folder import IMAGES
 
 BIN = Path(sys.executable).parent
 PROJECT = "consortium"
@@ -39,6 +39,9 @@ SERVER, LEAD, MEMBER = "localhost", "lead@example.org", "member@example.org"
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 NEWCOMER, STRANGER, EXPIRED = "hospital-4", "hospital-8", "hospital-9"
 OPERATIONS = ROOT / "docs" / "operations.md"
+SITE_GUIDE = ROOT / "docs" / "site-guide.md"
+ACCOUNTS = "Two accounts"
+"""Its commands are run by test_accounts."""
 FAULTS = "Go on with a stopped job"
 """What stops jobs is in tests/faults."""
 MEMBERS = f"--member {MEMBER}=university"
@@ -60,7 +63,7 @@ class Federation:
     packaged: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     operations: Guide = field(default_factory=lambda: Guide(OPERATIONS, [FAULTS, ONE_MACHINE]))
-    site_guide: Guide = field(default_factory=lambda: Guide(ROOT / "docs" / "site-guide.md"))
+    site_guide: Guide = field(default_factory=lambda: Guide(SITE_GUIDE, [ACCOUNTS]))
 
     def kit(self, name: str) -> Path:
         return self.folder / "kits" / PROJECT / "prod_00" / name
@@ -119,14 +122,38 @@ class Federation:
         }
 
     def environment_of(self, name: str) -> dict[str, str]:
-        """A kit's processes have a temporary folder of their own; a hospital's are spied on, by itself."""
+        """A kit's processes have a temporary folder of their own, and obey; a hospital's are spied on."""
         for folder in (self.temporary(name), self.spied(name)):
             folder.mkdir(parents=True, exist_ok=True)
-        own = self.environment | {"TMPDIR": str(self.temporary(name))}
-        if name == SERVER:
-            return own
-        path = os.pathsep.join([str(SPY), own["PYTHONPATH"]])
-        return own | {"PYTHONPATH": path, "TIGHTFRAME_SPY": str(self.spied(name))}
+        self.orders.mkdir(exist_ok=True)
+        own = self.environment | {"TMPDIR": str(self.temporary(name)), "TIGHTFRAME_PUPPET": str(self.orders)}
+        own["PYTHONPATH"] = os.pathsep.join([str(SPY), own["PYTHONPATH"]])
+        return own if name == SERVER else own | {"TIGHTFRAME_SPY": str(self.spied(name))}
+
+    @property
+    def orders(self) -> Path:
+        """Where a test leaves what a process is to run, as if its owner had changed it."""
+        return self.folder / "orders"
+
+    def ordered(self, pid: int, source: str, timeout: float = 60) -> Any:
+        """Have a process run Python; what that calls ``answer``."""
+        path = self.orders / f"{pid}-{time.monotonic_ns()}.py"
+        part = path.with_suffix(".new")
+        part.write_text(source)
+        part.rename(path)
+        until, result = time.monotonic() + timeout, path.with_suffix(".json")
+        while not result.exists():
+            assert time.monotonic() < until, f"{pid} did not obey"
+            time.sleep(0.1)
+        told = json.loads(result.read_text())
+        assert "answer" in told, told["error"]
+        return told["answer"]
+
+    def signed(self, job: Path) -> Path:
+        """The same folder, signed by the lead for one more submission."""
+        told = self.run("tightframe", "jobs", "sign", str(job), "--kit", str(self.kit(LEAD)))
+        assert f"signed by {LEAD} for hospital-1" in told
+        return job
 
     def follow(
         self,

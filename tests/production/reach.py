@@ -77,7 +77,10 @@ def told_to_the_lead(session: Any, job: str) -> tuple[list[str], set[str]]:
     told, refused = [], set()
     for method, *arguments in asked:
         try:
-            told.append(f"{method}: {getattr(session, method)(*arguments)}")
+            answer = getattr(session, method)(*arguments)
+            told.append(f"{method}: {answer}")
+            if answer == "refused":  # by the site's doors
+                refused.add(method)
         except Exception as error:
             told.append(f"{method}: {type(error).__name__}: {error}")
             if isinstance(error, AuthorizationError):

@@ -7,12 +7,14 @@ and one whose certificate has ended. The tests share them, in the order in which
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.flare.boards import Daemon, expected_points, listening, read_events
+from tests.production import raw
+from tests.production.doors import bad_values, by, cases, contents, empty, engine_of
 from tests.production.federation import (
     EXPIRED,
     LEAD,
@@ -41,11 +45,26 @@ from tests.production.federation import (
 from tests.production.private import every_file
 from tests.production.reach import private_values, reachable, told_to_the_lead
 from tests.production.spy.sitecustomize import noted
-from tests.production.watching import held, look_and_leave, process_of, watched
+from tests.production.watching import (
+    held,
+    kill,
+    look_and_leave,
+    process_of,
+    wait_round,
+    watched,
+    watching,
+)
 
+from tightframe.config import job_manifest
+from tightframe.config.job import parse_job
+from tightframe.flare.doors import rules
+from tightframe.flare.doors.rules import Role, Sender, shown
+from tightframe.flare.identity import person_identity
 from tightframe.flare.monitor import COMMAND, GROUP
+from tightframe_app.jobs import folders
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
+HERE = "-c kits/consortium/prod_00/hospital-1/local/tightframe.json --site hospital-1"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
@@ -64,10 +83,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def export(federation: Federation) -> Callable[..., Path]:
     """Export a job for some sites, small enough for seconds."""
 
-    def run(name: str, sites: tuple[str, ...] = SITES) -> Path:
+    def run(name: str, sites: tuple[str, ...] = SITES, rounds: int = 2, patience: int = 0) -> Path:
         values = ["dataset_options.image_size=16", "model_options.widths=[8,8,8]", "training.epochs=1"]
         mine = {",".join(SITES): ",".join(sites), r"-o job": f"-o {name}"}
-        more = "--rounds 2 " + " ".join(f"--set {value}" for value in values)
+        if patience:
+            values += [f"{name}_timeout={patience}" for name in ("site", "fetch")]
+        more = f"--rounds {rounds} " + " ".join(f"--set {value}" for value in values)
         federation.follow(federation.operations, "7. Lead", mine, only=slice(3, 4), more=more)
         return federation.folder / name
 
@@ -94,9 +115,9 @@ def done(federation: Federation, export: Callable[..., Path], daemon: Daemon) ->
     guide, heading = federation.operations, "7. Lead"
     told = federation.follow(guide, heading, only=slice(3))
     assert "Registered clients: 3" in told
-    told = federation.follow(guide, heading, only=slice(4, 5))
+    told = federation.follow(guide, heading, only=slice(4, 6))
     (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
-    ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
+    ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(6, None))
     assert "FINISHED:COMPLETED: over\nTRAINED, 2 of 2 rounds in" in ended, (
         ended + federation.said(SERVER)[-5000:]
     )
@@ -161,7 +182,7 @@ def test_the_same_job_through_the_api_is_seen_from_outside_while_it_runs(
 ) -> None:
     """One silo is held in its second round, so that all ways to look can be compared at leisure."""
     with _lead(federation) as session, _session(federation, MEMBER) as member:
-        job_id = session.submit_job(str(federation.folder / "job"))
+        job_id = session.submit_job(str(federation.signed(federation.folder / "job")))
         silo = process_of(federation, "hospital-3", job_id)
         try:
             now = held(session, job_id, silo)
@@ -191,6 +212,125 @@ def test_the_same_job_through_the_api_is_seen_from_outside_while_it_runs(
     assert f"error: TF-813: Expected a job of this federation, but the server does not know {unknown}" in (
         federation.run(*watch, code=2)
     )
+
+
+def test_no_raw_message_gets_anything_of_a_hospital_or_stops_it(federation: Federation, done: Path) -> None:
+    """By the server's owner, a hospital, a member and the lead, on every topic, under every name; a job runs.
+
+    The old way to ask, by the lead's own commands, is in the tests of what server and lead can reach.
+    """
+    first = federation.kit("hospital-1")
+    record = federation.folder / "patients.csv"
+    record.write_text("patient,diagnosis\nJane Doe,melanoma\n")
+    read = f"cat {record} {first}/startup/client.key {first}/local/tightframe.json; touch {first}/was-here"
+    secrets = ["melanoma", "PRIVATE KEY", str(first), str(federation.state("hospital-1"))]
+    before = contents(first / "startup", first / "local", first / done.name)
+    with _lead(federation) as session, _session(federation, MEMBER) as member:
+        job = session.submit_job(str(federation.signed(federation.folder / "job")))
+        silo = process_of(federation, "hospital-3", job)
+        try:
+            held(session, job, silo)
+            site, half = "hospital-1", f"hospital-1.{job}"
+            names = [
+                "server",
+                f"server.{job}",
+                site,
+                half,
+                "hospital-2",
+                f"hospital-2.{job}",
+                "",
+                "x\ny\x1b[2J",
+            ]
+            # Who owns the server may deploy, start and abort; nothing else, and of no other job's folder.
+            own = cases(site, names[:1], read, rights=(Sender.SERVER,)) + bad_values(site, done.name)
+            own += cases(site, [name for name in names[1:] if name], read)
+            own += cases(half, names[:2], read, rights=(Sender.SERVER, Sender.SERVER_JOB))
+            own += cases(half, [name for name in names[2:] if name], read)
+            answers = by(federation, engine_of(federation, SERVER).pid, own, secrets)
+            assert sum(map(len, answers)) > 50 and empty(answers)
+            # A hospital and a person may say nothing to a site, whatever they call themselves.
+            theirs = [case for target in (site, half) for case in cases(target, names, read)]
+            abort = {
+                "command": "train.abort",
+                "values": {"job_id": job},
+                "topic": "admin",
+                "channel": "admin",
+            }
+            theirs += [{**abort, "target": site, "origin": name} for name in names]
+            ours = cases("server", ("server", site, f"server.{job}"), read)
+            ours += cases("server", ("",), read, rights=(Sender.SITE, Sender.SITE_JOB, Sender.CONSOLE))
+            ours += cases(f"server.{job}", ("server", half, f"server.{job}"), read)
+            for one in (engine_of(federation, "hospital-2"), process_of(federation, "hospital-2", job)):
+                assert empty(by(federation, one.pid, theirs + ours, secrets))
+            for one in (session, member):
+                console = one.api.cell.core_cell
+                console.in_filter_reg.reg.clear()  # a person's own client refuses nothing
+                told = raw.attack(theirs + ours, secrets, 6, cell=console)
+                assert told["found"] == [] and empty(told["answers"])
+            held(session, job, silo)
+        finally:
+            silo.send_signal(signal.SIGCONT)
+        assert _ended(session, job)["status"] == "FINISHED:COMPLETED"
+    assert contents(first / "startup", first / "local", first / done.name) == before
+    assert not (first / "was-here").exists() and not list(first.glob("*.fl"))
+    for name in (SERVER, *SITES):
+        assert federation.processes[name].poll() is None
+        assert federation.said(SERVER).count(f"New client {name}@") == (name != SERVER)
+    told = federation.said("hospital-1")
+    for case in own:
+        if case["target"] == site:
+            assert _refusal(case) in told, _refusal(case)
+    assert _refusal({**theirs[0], "origin": "server"}) in federation.said(SERVER)
+    assert "\x1b" not in told and "melanoma" not in told
+
+
+def _refusal(case: dict[str, Any]) -> str:
+    """The line about it in the log of who refused it."""
+    channel, topic = case["channel"], case["topic"]
+    if "sm__ch" in case.get("headers", {}):
+        channel, topic = case["headers"]["sm__ch"], case["headers"]["sm__tp"]
+    elif topic == "admin" and case.get("origin", "server") == "server" and "headers" not in case:
+        topic = case["command"]
+    return (
+        f"TF-733: the doors refused {channel}:{topic} of origin {shown(case.get('origin') or 'server')}, by"
+    )
+
+
+def test_the_engine_registers_what_is_documented_and_nothing_else(federation: Federation, done: Path) -> None:
+    """A change of the engine is noticed here; docs/threat-model.md has the same rows."""
+    source = "from tightframe.flare.doors.engine import offered\nanswer = sorted(map(list, offered()))\n"
+    ask = source + "from nvflare.fuel.f3.cellnet.core_cell import CoreCell\n"
+    ask += "(cell,) = CoreCell.ALL_CELLS.values()\nanswer = [answer, sorted(cell.req_reg.reg)]\n"
+    with _lead(federation) as session:
+        job = session.submit_job(str(federation.signed(federation.folder / "job")))
+        silo = process_of(federation, "hospital-3", job)
+        try:
+            held(session, job, silo)
+            half = process_of(federation, "hospital-1", job)
+            places = {
+                Role.SITE: engine_of(federation, "hospital-1"),
+                Role.SITE_JOB: half,
+                Role.SERVER: engine_of(federation, SERVER),
+                Role.SERVER_JOB: process_of(federation, SERVER, job),
+            }
+            for role, process in places.items():
+                offered, kept = federation.ordered(process.pid, ask)
+                messages = {(channel, topic) for _, kind, channel, topic in offered if kind == "message"}
+                streams = {(channel, topic) for _, kind, channel, topic in offered if kind == "stream"}
+                known = rules.SERVED[role].keys() | rules.WITHHELD[role]
+                assert {key for key in messages | streams if key[1] != "*"} <= known, role
+                assert {channel for channel, _ in messages} <= {channel for channel, _ in known}, role
+                idle = {key for key in known if key not in messages and (key[0], "*") not in messages}
+                assert {channel for channel, _ in idle} <= {"download_service__"}, role  # once it is needed
+                assert {tuple(key.split(":")) for key in kept} == set(rules.SERVED[role]) - idle, role
+        finally:
+            silo.send_signal(signal.SIGCONT)
+        session.abort_job(job)
+        assert _ended(session, job)["status"] == "FINISHED:ABORTED"
+    until = time.monotonic() + 60
+    while half.is_running() and half.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until, "the lead's abort did not reach the hospital"
+        time.sleep(0.5)
 
 
 def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
@@ -228,6 +368,15 @@ def test_a_member_may_not_submit(federation: Federation, done: Path) -> None:
     assert f"user '{MEMBER}' is not authorized for 'submit_job'" in told
 
 
+def test_a_signature_is_good_for_one_submission(federation: Federation, done: Path) -> None:
+    with _lead(federation) as session:
+        job_id = session.submit_job(str(federation.folder / "job"))
+        _ended(session, job_id)
+        result = Path(session.download_job_result(job_id))
+    reason = json.loads((result / "workspace" / "outcome.json").read_text())["reason"]
+    assert all(f"{name} refused: TF-637" in reason for name in SITES)
+
+
 def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> None:
     job = federation.folder / "code"
     shutil.copytree(federation.folder / "job", job)
@@ -237,9 +386,10 @@ def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> 
         # The engine writes why after it has written that the job is over.
         meta = _ended(session, session.submit_job(str(job)), told="job_deploy_detail")
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
-    assert meta["job_deploy_detail"] == ["server: BYOC not permitted"]
+    refused = "server: refused: it deploys an app of other files than a job's configuration"
+    assert meta["job_deploy_detail"] == [refused]
     told = watched(federation, LEAD, meta["job_id"], code=1)
-    assert "NOT STARTED" in told and "server: BYOC not permitted" in told
+    assert "NOT STARTED" in told and refused in " ".join(told.split())
 
 
 def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
@@ -268,7 +418,7 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
         leak = federation.follow(federation.site_guide, "A hospital joins", mine, more="--yes")
         assert f"the counts of {NEWCOMER} together" in leak
     federation.wait_joined(NEWCOMER)
-    job = export("larger", larger)
+    job = federation.signed(export("larger", larger))
     with _lead(federation) as session:
         job_id = session.submit_job(str(job))
         meta = _ended(session, job_id)
@@ -284,7 +434,7 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     assert federation.kit_hashes() == federation.packaged and len(federation.packaged) > 6 * 4
 
 
-def test_a_site_that_the_job_is_not_for_is_asked_for_nothing_and_says_so(
+def test_a_site_that_the_job_is_not_for_deploys_nothing_and_says_so(
     federation: Federation, done: Path
 ) -> None:
     """A job for three hospitals that is sent to four. It ends soon: their counts are open for four now."""
@@ -294,6 +444,10 @@ def test_a_site_that_the_job_is_not_for_is_asked_for_nothing_and_says_so(
     for places in meta["deploy_map"].values():
         places.extend([NEWCOMER] if "hospital-1" in places else [])
     (job / "meta.json").write_text(json.dumps(meta))
+    # `jobs sign` refuses what was changed by hand.
+    lead, _ = person_identity(federation.kit(LEAD) / "startup")
+    values = parse_job(folders.read_job(job))
+    job_manifest.sign(job / "app", values, lead, now=datetime.now(UTC))
     with _lead(federation) as session:
         job_id = session.submit_job(str(job))
         _ended(session, job_id)
@@ -301,10 +455,9 @@ def test_a_site_that_the_job_is_not_for_is_asked_for_nothing_and_says_so(
     outcome = json.loads((result / "workspace" / "outcome.json").read_text())
     assert outcome["roster"] == list(SITES) and NEWCOMER not in outcome["reason"]
     assert all(f"{name} refused: TF-612" in outcome["reason"] for name in SITES)
-    told = (federation.kit(NEWCOMER) / job_id / "log.txt").read_text()
-    assert f"this silo is {NEWCOMER}, which the job is not for" in told
-    told = (result / "workspace" / "log.txt").read_text()
-    assert f"the job was also sent to {NEWCOMER}, not of its sites: asked for nothing" in told
+    assert not (federation.kit(NEWCOMER) / job_id).exists(), "no process of the job was started there"
+    log = (federation.kit(NEWCOMER) / "log.txt").read_text()
+    assert "TF-635: Expected the sites to be" in log and f"with {NEWCOMER}, but got" in log
 
 
 def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
@@ -316,7 +469,7 @@ def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
     search.text("reason", reason)
     jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
-    assert done.name in jobs and len(jobs) == 4
+    assert done.name in jobs and len(jobs) == 7
     with _lead(federation) as session:
         for job in jobs:
             told, refused = told_to_the_lead(session, job)
@@ -351,6 +504,63 @@ def test_a_site_is_stopped_by_its_own_command_and_comes_back(federation: Federat
     while federation.said(SERVER).count(f"New client {name}@") < 2:
         assert time.monotonic() < until, federation.said(name)[-2000:]
         time.sleep(0.5)
+
+
+PATIENCE = 45
+"""Seconds that a silo has for a task, and to fetch it, in the job that loses one."""
+
+
+def test_a_hospital_that_is_lost_in_the_third_round_is_told_of_the_same_everywhere(
+    federation: Federation, export: Callable[..., Path]
+) -> None:
+    """All its processes are killed. The others train on; watch, page, outcome and silos tell one story."""
+    first = str(federation.kit("hospital-1"))
+    federation.run("tightframe", "federation", "pins", "--kit", first, "--add", pin(federation, NEWCOMER))
+    four = (*SITES, NEWCOMER)
+    job = federation.signed(export("losing", four, rounds=4, patience=PATIENCE))
+    with _lead(federation) as session:
+        job_id = session.submit_job(str(job))
+        with watching(federation, LEAD, job_id) as lines:
+            wait_round(federation, job_id, 2)
+            kill(federation, NEWCOMER)
+            meta = _ended(session, job_id)
+        result = Path(session.download_job_result(job_id)) / "workspace"
+    assert meta["status"] == "FINISHED:COMPLETED"
+
+    outcome = json.loads((result / "outcome.json").read_text())
+    assert (outcome["status"], outcome["trained"], outcome["measured"]) == (
+        "trained, not measured",
+        True,
+        False,
+    )
+    assert outcome["rounds_done"] == 4 and outcome["reason"] is None and outcome["evaluation"] is None
+    lost = outcome["lost"]
+    assert list(lost) == [NEWCOMER] and (lost[NEWCOMER]["kind"], lost[NEWCOMER]["round"]) == ("train", 3)
+    who, rounds, final = outcome["notes"]
+    assert who.startswith(f"{NEWCOMER} is missing since round 3 (20") and who.endswith("TF-502 (late).")
+    assert rounds.startswith("No loss and no metric from round 3 on: counts are opened for all 4 enrolled")
+    assert final.startswith("The final model was not measured for the same reason;")
+
+    assert lines.code == 0
+    assert [text for text in outcome["notes"] if text not in lines.closing] == [], lines.closing
+    assert lines.closing.startswith("TRAINED, NOT MEASURED, 4 of 4 rounds in")
+    assert lines.since("missing since round 3", of="round 4 of 4"), "while it ran"
+    assert max(lines.gaps()) <= 40, "never silent for long"
+    assert lines.seconds("the last model is evaluated", "FINISHED:COMPLETED") < 60
+
+    page = (result / "report.html").read_text()
+    assert 'class="said warn"><p><b>Trained, not measured.</b>' in page and "ended as planned" not in page
+    assert all(html.escape(text) in page for text in outcome["notes"])
+    assert "3 of 4" in page and "silos there at the end" in page
+    log = (result / "log.txt").read_text()
+    assert "TRAINED, NOT MEASURED: " in log and all(text in log for text in outcome["notes"])
+    told = federation.run("tightframe", "report", str(result))
+    assert "TRAINED, NOT MEASURED\n" in told and all(text in told for text in outcome["notes"])
+    for name in SITES:
+        own = federation.kit(name) / job_id
+        report = json.loads((own / "local_report.json").read_text())
+        assert report["lost"] == lost and report["notes"][0] == who
+        assert "So the final model is not measured over all silos" in (own / "report.html").read_text()
 
 
 def _session(federation: Federation, name: str) -> Any:
@@ -403,7 +613,7 @@ def test_a_job_and_its_result_are_removed_from_the_server(federation: Federation
 
 
 def test_every_command_of_the_guides_was_run(federation: Federation, done: Path) -> None:
-    """Installation apart, which this environment has behind it, and what needs root or a private job."""
+    """Installation apart, which this environment has behind it, what needs root, and a person's decisions."""
     install = {
         "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt .",
         ". .venv/bin/activate",
@@ -411,4 +621,6 @@ def test_every_command_of_the_guides_was_run(federation: Federation, done: Path)
     assert federation.operations.not_run == install
     assert federation.site_guide.not_run == install | {
         "sudo install -d -m 0700 -o tightframe /var/lib/tightframe",
+        f"tightframe site release accept {HERE} --job JOB",  # tests/app/test_sites.py
+        f"tightframe ledger begin {HERE}",  # tests/attacks/test_lost_memory.py
     }

@@ -9,15 +9,18 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import psutil
-from tests.production.federation import Federation
+from tests.production.federation import SERVER, Federation
 from typer.testing import CliRunner
 
 from tightframe.flare.monitor import COMMAND
 from tightframe_app import cli
-from tightframe_app.watch import KINDS
+from tightframe_app.watch.commands import KINDS
 
 
 def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process:
@@ -101,3 +104,81 @@ def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str
     text = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", " ", seen).split())
     assert f"state {KINDS[now['kind']]} round 2 of 2" in text, text
     assert f"answered {len(now['answered'])} of 3" in text, text
+
+
+def kill(federation: Federation, name: str) -> None:
+    """`kill -9` of everything of a site, as where its machine loses its power."""
+    process = psutil.Process(federation.processes[name].pid)
+    for one in [*process.children(recursive=True), process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    federation.processes[name].wait(timeout=15)
+
+
+def wait_round(federation: Federation, job_id: str, number: int) -> None:
+    """Wait until a round of a job is done, by the log of its process at the server."""
+    log, until = federation.kit(SERVER) / job_id / "log.txt", time.monotonic() + 180
+    while not log.is_file() or f"round {number} of" not in log.read_text(errors="replace"):
+        assert time.monotonic() < until, federation.said(SERVER)[-3000:]
+        time.sleep(0.05)
+
+
+@dataclass
+class Lines:
+    """What ``tightframe watch`` has said without a terminal, and its exit code."""
+
+    text: str = ""
+    code: int | None = None
+
+    @property
+    def timed(self) -> list[tuple[int, str]]:
+        """(seconds of the day, line) while it ran."""
+        stamped = [re.match(r"(\d\d):(\d\d):(\d\d) (.*)", line) for line in self.text.splitlines()]
+        parts = [found.groups() for found in stamped if found is not None]
+        return [
+            (int(hour) * 3600 + int(minute) * 60 + int(second), line) for hour, minute, second, line in parts
+        ]
+
+    @property
+    def closing(self) -> str:
+        """What it said at the end."""
+        lines = self.text.splitlines()
+        last = max(i for i, line in enumerate(lines) if re.match(r"\d\d:\d\d:\d\d ", line))
+        return "\n".join(lines[last + 1 :])
+
+    def since(self, words: str, *, of: str) -> bool:
+        """Whether lines about something have some words."""
+        return any(words in line for _, line in self.timed if of in line)
+
+    def gaps(self) -> list[int]:
+        """Seconds between one line and the next."""
+        times = [seconds for seconds, _ in self.timed]
+        return [(later - before) % 86400 for before, later in pairwise(times)]
+
+    def seconds(self, first: str, last: str) -> int:
+        """Seconds from the first line with some words to the first with others."""
+        begin, end = (next(when for when, line in self.timed if words in line) for words in (first, last))
+        return (end - begin) % 86400
+
+
+@contextlib.contextmanager
+def watching(federation: Federation, name: str, job_id: str) -> Iterator[Lines]:
+    """Watch a job without a terminal until it is over."""
+    said = Lines()
+    watcher = subprocess.Popen(
+        ["tightframe", "watch", job_id, "--kit", str(federation.kit(name))],
+        cwd=federation.folder,
+        env=federation.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield said
+        said.text = watcher.communicate(timeout=60)[0]
+        said.code = watcher.returncode
+    finally:
+        if watcher.poll() is None:
+            watcher.kill()
+            watcher.wait()

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.report.conftest import SVG, Loads, Page, lines, said, values
 from tests.rounds.secure import runs
 
 from tightframe.errors import RunError
 from tightframe.report.writing import write
-from tightframe.rounds.identity import simulated_anchor
+from tightframe.rounds.riders import noisy_evaluation
+from tightframe.rounds.sums.simulated_identity import simulated_anchor
 from tightframe.securesum.transcript import verify
 
 Copied = Callable[[str], Path]
@@ -405,6 +407,56 @@ def test_noisy_metrics_are_called_noisy(copied: Copied) -> None:
     # A noisy count that was cut at zero says nothing of there being records.
     assert table[0] == {"class": classes[0], "recall": "too few to tell", "test records (noisy)": "0"}
     assert "no records" not in page.text
+
+
+def test_every_noisy_figure_has_its_interval_and_its_classes(copied: Copied) -> None:
+    folder = copied("server")
+    outcome = values(folder / "outcome.json")
+    names = list(outcome["evaluation"]["test"]["recall"])
+    confusion = np.array([[400.0, 300.0], [90.0, 100.0]])
+    fold = noisy_evaluation._fold(confusion, np.full((2, 2, 8), 50.0), names[:2], 9.0, 2.0)
+    outcome["evaluation"] = {"test": fold, "validation": fold}
+    rows = lines(folder / "metrics.jsonl")
+    for row in rows:
+        row["evaluation"] = outcome["evaluation"] if row["evaluation"] else None
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    write(folder)
+    page = Page.of(folder)
+    brackets = r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]"
+    (final,) = page.tables("The final model")
+    for row in final:
+        assert re.fullmatch(brackets + ", 2 of 2 classes", row["balanced accuracy"])
+        assert re.fullmatch(brackets, row["accuracy"])
+        assert re.fullmatch(brackets + ", 2 of 2 classes", row["AUROC"])
+        assert re.fullmatch(r"890 \[\d+, \d+\]", row["number"])
+    (course,) = page.tables("Course of training")
+    told = [row for row in course if row["test balanced accuracy"] != "missing"]
+    assert told and all(re.search(brackets, row["test balanced accuracy"]) for row in told)
+    (recalls,) = page.tables("Recall by class")
+    assert all(re.fullmatch(brackets, row["recall"]) for row in recalls)
+    assert re.search("balanced accuracy " + brackets + ", 2 of 2 classes and AUROC " + brackets, page.text)
+    assert len(page.picture("Balanced accuracy by round").findall(f".//{SVG}path")) >= 3
+
+
+def test_a_lost_silo_and_a_model_with_one_answer_are_told_before_all_else(copied: Copied) -> None:
+    folder = copied("server")
+    outcome = values(folder / "outcome.json")
+    lost = {"site-4": {"kind": "train", "round": 2, "at": "2026-11-22T21:42:10Z", "code": "TF-502"}}
+    told = {"status": "trained, not measured", "measured": False, "lost": lost, "notes": ["first", "second"]}
+    answer = {"class": "NV", "share": 1.0, "interval": None, "certain": True}
+    outcome["evaluation"]["test"]["one_answer"] = answer
+    (folder / "outcome.json").write_text(json.dumps(outcome | told))
+    write(folder)
+    page = Page.of(folder)
+    notices = [item for item in page.tree.iter("div") if (item.get("class") or "").startswith("said")]
+    assert [said(part) for part in notices[0]] == ["Trained, not measured.", "first", "second"]
+    assert notices[0].get("class") == "said warn" and not [
+        n for n in notices if "good" in str(n.get("class"))
+    ]
+    assert "finished 3 of 3 rounds, the last of them without site-4, after" in page.text
+    assert "ended as planned" not in page.text and "3 of 4 silos there at the end" in page.text
+    assert "One answer. On the test records the model gives one answer: NV, for all records." in page.text
 
 
 def test_plain_sums_have_no_transcript(copied: Copied) -> None:

@@ -12,7 +12,7 @@ from tightframe.errors import RunError
 from tightframe.phases import ServerState
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.rounds.summation import SumId
+from tightframe.rounds.sums.plain import SumId
 
 STATE = ServerState({"w": torch.arange(6.0).reshape(2, 3)}, {"prototypes": torch.ones(2, 2)})
 

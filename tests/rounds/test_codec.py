@@ -9,7 +9,7 @@ import torch
 from tightframe.errors import ContributionError
 from tightframe.phases import Field, Schema
 from tightframe.rounds import codec
-from tightframe.rounds.summation import PlainServer, unpack
+from tightframe.rounds.sums.plain import PlainServer, unpack
 
 SCHEMA = Schema(
     (

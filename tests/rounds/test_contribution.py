@@ -14,11 +14,12 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.errors import RunError, TrainingError
 from tightframe.methods import fedmr
-from tightframe.rounds import checkpoint, classes, codec
+from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.contribution import Contributor, LocalSilo, choose_device, guarded, seeded
+from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.summation import PlainServer
+from tightframe.rounds.silo.contribute import Contributor, LocalSilo, choose_device, guarded, seeded
+from tightframe.rounds.sums.plain import PlainServer
 
 CPU = torch.device("cpu")
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -235,7 +236,8 @@ def test_local_training_ends_when_the_run_is_aborted(
 def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Any]:
     """A message of round 1 as the coordinator makes it, and the phase's schema."""
     setup = prepare(job)
-    (phase,) = setup.training_phases(1)
+    (exchange,) = setup.plan.round(1)
+    phase = exchange.phase
     message = {
         "kind": "train",
         "round": 1,
@@ -244,10 +246,10 @@ def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Any]:
         "evaluate": False,
         "opened": {},
         "broadcast": checkpoint.tensor_bytes(
-            {**phase.broadcast(setup.initial_state()), classes.OFFERED: torch.ones(8, dtype=torch.uint8)}
+            {**phase.broadcast(setup.initial_state()), class_rules.OFFERED: torch.ones(8, dtype=torch.uint8)}
         ),
     }
-    return message, setup.schema(phase, evaluated=False)
+    return message, phase.schema
 
 
 @pytest.mark.parametrize(
@@ -274,5 +276,5 @@ def test_a_site_or_the_job_keeps_prototypes_at_home(
     counts = np.bincount(context.data.labels("train"), minlength=8)
     assert totals[fedmr.COUNTS].tolist() == (counts.tolist() if offered else [0] * 8)
     assert totals[fedmr.SUMS].any() == offered
-    assert totals[classes.HOLDERS].tolist() == [float(offered and count > 0) for count in counts]
+    assert totals[class_rules.HOLDERS].tolist() == [float(offered and count > 0) for count in counts]
     assert any(totals[name].any() for name in totals if name.startswith("update/")), "it trains all the same"

@@ -14,10 +14,10 @@ from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError
 from tightframe.federation import LocalTransport
-from tightframe.rounds.coordinator import Coordinator
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.status import Status
 
 SILOS = ["silo-0", "silo-1", "silo-2", "silo-3"]

@@ -13,7 +13,7 @@ import torch
 from sklearn import metrics as oracle
 
 from tightframe import metrics
-from tightframe.rounds import evaluation
+from tightframe.rounds.riders import evaluation
 
 CLASSES = 4
 NAMES = ("MEL", "NV", "BCC", "AK")

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tests.securesum.certificates import AT, issue, make_root
 
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.identity import (
+from tightframe.rounds.sums.simulated_identity import (
     MARK,
     is_simulated,
     simulated_anchor,
@@ -61,7 +61,7 @@ def test_the_roots_key_is_public_and_the_sites_keys_are_fresh() -> None:
 
 def test_another_process_derives_the_same_root(root: Path) -> None:
     code = (
-        "from tightframe.rounds.identity import *\nimport sys\n"
+        "from tightframe.rounds.sums.simulated_identity import *\nimport sys\n"
         "signer, _ = simulated_identity('job', 'site-9', production=False)\n"
         "sys.stdout.buffer.write(signer.certificate)"
     )

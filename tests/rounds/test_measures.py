@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tightframe.rounds.measures import EVALUATED, NOISY, OF_ROUND, OF_RUN, OF_SUM, of_rounds, of_run
-from tightframe.rounds.private.shown import EDGES, Spent
+from tightframe.rounds.measures import COUNTED, EVALUATED, NOISY, OF_ROUND, OF_RUN, OF_SUM, of_rounds, of_run
+from tightframe.rounds.riders.epsilon import EDGES, Spent
 from tightframe.rounds.rows import Row
 from tightframe.rounds.status import Status
 
@@ -32,7 +32,7 @@ def _points(rows: list[Row]) -> dict[tuple[str, str | None, int], float]:
 
 
 def test_a_round_is_the_sum_of_its_phases_and_is_told_when_the_last_is_there() -> None:
-    before = {("accuracy", None, 0): 0.25, ("recall", "x", 0): 0.5}
+    before = {("accuracy", None, 0): 0.25, ("recall", "x", 0): 0.5, ("one_answer", None, 0): 0}
     assert _points(ROWS[:3]) == before, "half of round 1 is no round"
     assert _points(ROWS) == before | {
         ("loss", None, 1): 0.5,
@@ -62,12 +62,14 @@ def test_a_run_is_all_of_its_sums_and_its_newest_values() -> None:
         "rounds": 5,
         "silos_joined": 3,
         "silos_refused": 1,
+        "silos_lost": 0,
         "silos_answered": 1,
         "silos_late": 1,
         "silos_dropped": 1,
         "left_out": 3,
         "loss": 0.5,
         "accuracy": 0.25,
+        "one_answer": 0,
         "evaluated_round": 0,
         "run_seconds": 7.0,
         "run_bytes_down": 70,
@@ -103,14 +105,32 @@ def test_of_epsilon_the_upper_end_alone_is_told_and_nothing_where_no_silo_tells(
 
 def test_what_is_noisy_or_no_number_is_never_told_as_an_exact_number() -> None:
     row = Row(1, "train", ["a"], {}, 1.0, 1, 1, {"loss": math.nan})
-    row.evaluation = {"test": {"noisy": True, "accuracy": 0.5, "recall": {"x": 0.25}}}
+    row.evaluation = {
+        "test": {
+            "noisy": True,
+            "accuracy": 0.5,
+            "accuracy_interval": [0.25, 0.75],
+            "classes_told": 1,
+            "recall": {"x": 0.25, "y": None},
+            "recall_interval": {"x": [0.0, 0.5], "y": None},
+            "one_answer": {"class": "x", "share": 0.9, "interval": [0.8, 1.0], "certain": False},
+        }
+    }
     points = _points([row])
     assert points["accuracy_noisy", None, 1] == 0.5 and points["recall_noisy", "x", 1] == 0.25
+    limits = [points[f"accuracy_noisy{end}", None, 1] for end in ("_low", "_high")]
+    assert limits + [points[f"recall_noisy{end}", "x", 1] for end in ("_low", "_high")] == [
+        0.25,
+        0.75,
+        0.0,
+        0.5,
+    ]
+    assert (points["classes_told_noisy", None, 1], points["one_answer", None, 1]) == (1, 1)
     assert not {"accuracy", "recall", "loss"} & {name for name, _, _ in points}
 
 
 def test_every_name_is_described() -> None:
-    described = {*OF_SUM, *OF_RUN, *OF_ROUND, *EVALUATED}
+    described = {*OF_SUM, *OF_RUN, *OF_ROUND, *EVALUATED, *COUNTED}
     rows = [*ROWS, Row(2, "train", ["a"], {}, 1.0, 1, 1, evaluation={"test": {"noisy": True, "auroc": 0.5}})]
     status = Status("job", 5, (8.0, 1e-5))
     told = {name for name, _, _ in _points(rows)} | {name for name, _ in of_run(status, rows)}

@@ -13,7 +13,7 @@ from tests.report.conftest import Page, said
 
 from tightframe import federation
 from tightframe.data.base import SiloData
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 from tightframe.federation import Result
 from tightframe.rounds.setup import prepare
 

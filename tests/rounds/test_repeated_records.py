@@ -15,12 +15,12 @@ from tightframe import data
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry, open_data
-from tightframe.rounds import classes
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.contribution import Contributor, LocalSilo
-from tightframe.rounds.declaration import Declaration
+from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.contribute import LocalSilo
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.declaration import Declaration
 
 EICU: dict[str, Any] = {
     **SMALL,
@@ -69,34 +69,18 @@ def test_repeating_a_record_does_not_make_it_a_class_that_may_be_summed(tmp_path
     job = parse_job({**EICU, "method": method})
     died = int((_once(job) == 1).sum())
     setup = prepare(job)
-    (phase,) = setup.training_phases(1)
-    state = setup.initial_state()
+    (exchange,) = setup.plan.round(1)
+    phase, state = exchange.phase, setup.initial_state()
     flags = {}
     for least in (died, died + 1):
         context = _context(job, tmp_path / str(least), least)
-        contributor = Contributor(context)
         silo = LocalSilo(context, setup, torch.device("cpu"), 1)
-        received = {**phase.broadcast(state), classes.OFFERED: torch.ones(2, dtype=torch.uint8)}
-        sum_id: Any = type("Id", (), {"__str__": lambda self: "1/train-0/0"})()
-        tensors = contributor._contribution(silo, phase, received, sum_id)
-        flags[least] = tensors[classes.HOLDERS].tolist()
+        received = {**phase.broadcast(state), class_rules.OFFERED: torch.ones(2, dtype=torch.uint8)}
+        tensors = phase.contribute(silo, received, {}).tensors
+        flags[least] = tensors[class_rules.HOLDERS].tolist()
         row = next(tensors[name] for name in tensors if name in ("prototype/sums", "prototype/feature_sums"))
         assert bool((row[1] != 0).any()) == (least == died)
     assert flags == {died: [1.0, 1.0], died + 1: [1.0, 0.0]}
-
-
-def test_a_jobs_own_minimum_of_a_class_is_also_that_of_its_holders(tmp_path: Path) -> None:
-    """A holder that then sends nothing would leave one silo alone in a class that counts as having three."""
-    changes = {"method": "fedavg_etf", "method_options": {"warm_up": 2, "min_class_count": 10_000}}
-    job = parse_job({**EICU, **changes, "rounds": 3})
-    setup = prepare(job)
-    (phase,) = setup.training_phases(1)
-    context = _context(job, tmp_path)
-    silo = LocalSilo(context, setup, torch.device("cpu"), 1)
-    received = {**phase.broadcast(setup.initial_state()), classes.OFFERED: torch.ones(2, dtype=torch.uint8)}
-    sum_id: Any = type("Id", (), {"__str__": lambda self: "1/train-0/0"})()
-    tensors = Contributor(context)._contribution(silo, phase, received, sum_id)
-    assert tensors[classes.HOLDERS].tolist() == [0.0, 0.0]
 
 
 def test_only_a_data_set_that_repeats_says_which_are_distinct() -> None:

@@ -20,11 +20,13 @@ from tightframe.errors import JobError, RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
-from tightframe.rounds import checkpoint, resume, takeover
+from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.rows import Row
-from tightframe.rounds.secure.server import SecureSums
+from tightframe.rounds.server import resume
+from tightframe.rounds.silo import state
+from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import SumId
@@ -273,7 +275,7 @@ def test_a_silo_without_state_goes_on_where_the_method_keeps_none(broken: Stoppe
 
 def test_a_silo_that_had_no_part_before_begins_without_state(tmp_path: Path) -> None:
     store = SiloStateStore(tmp_path, "new")
-    (tmp_path / takeover.LOST).write_bytes(b"")
+    (tmp_path / state.LOST).write_bytes(b"")
     store.settle({"0/statistics-0/0": ["new"], "1/train-0/0": ["a"], "2/train-0/0": ["a"]})
     store.propose(SumId(3, "train-0"), {"c": torch.tensor([1.0])})
     store.settle({"3/train-0/0": ["a", "new"]})
@@ -282,7 +284,7 @@ def test_a_silo_that_had_no_part_before_begins_without_state(tmp_path: Path) -> 
 
 def _state(folder: Path, wanted: JobConfig, name: str = "first") -> tuple[SiloContext, SiloStateStore]:
     context = SiloContext("a", wanted, None, run_dir=folder, job_id=name)
-    takeover.begin(context)
+    state.begin(context)
     return context, SiloStateStore(context.state_folder, "a")
 
 
@@ -309,9 +311,9 @@ def test_a_silo_goes_back_to_where_the_checkpoint_is(
     )
     if expected is None:
         with pytest.raises(RunError, match="TF-522"):
-            takeover.begin(later)
+            state.begin(later)
         return
-    takeover.begin(later)
+    state.begin(later)
     resumed = SiloStateStore(later.state_folder, "a")
     # The stopped job has summed round 4, too; the resumed one must not take that for its own.
     resumed.settle({"4/train-0/0": ["a"]})
@@ -327,7 +329,7 @@ def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path:
         changed = parse_job({**JOB, "resume": values, **changes})
         later = SiloContext("a", changed, None, tmp_path / "next", previous_state=first.state_folder)
         with pytest.raises(RunError, match="TF-521"):
-            takeover.begin(later)
+            state.begin(later)
     later = SiloContext(
         "a",
         parse_job({**JOB, "resume": values}),
@@ -336,7 +338,7 @@ def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path:
         previous_state=first.state_folder,
         production=True,
     )
-    takeover.begin(later)
+    state.begin(later)
     assert later.salt() != ("secret",), "no two jobs repeat a silo's updates bit for bit"
 
 

@@ -23,10 +23,10 @@ from torch.nn import functional
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
+from tightframe.learning.own_models import OWN
 from tightframe.methods.fedproto import PROTOTYPES, VALID
-from tightframe.own_models import OWN
 from tightframe.rounds.setup import prepare
-from tightframe_app import pairs
+from tightframe_app.jobs import pairs
 
 Tensors = dict[str, torch.Tensor]
 # Beside a small CNN of three blocks: a network of fully connected layers, and a CNN of two blocks.

@@ -24,12 +24,13 @@ from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError
 from tightframe.methods import fedavg
 from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Fold, Setting, Statistic
-from tightframe.rounds import statistics
 from tightframe.rounds.context import Message, SiloContext
-from tightframe.rounds.coordinator import Result
-from tightframe.rounds.identity import simulated_identity
+from tightframe.rounds.plan import STATISTICS
+from tightframe.rounds.riders import statistics
+from tightframe.rounds.server.coordinator import Result
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 # Training records of each class at each silo; real ones, so that a class counts from five on.
 COUNTS = np.array(
@@ -142,7 +143,7 @@ def test_under_the_class_rules_a_first_sum_tells_the_holders_only(tmp_path: Path
     terms = {
         (request["phase"], site): np.frombuffer(answer["term"]["static"], "<u8") / 2.0**24
         for task, site, request, answer in line.seen
-        if task == "contribute" and request["kind"] == statistics.KIND
+        if task == "contribute" and request["kind"] == STATISTICS
     }
     assert sorted({phase for phase, _ in terms}) == [0, 1]
     for index, site in enumerate(FOUR):
@@ -158,7 +159,7 @@ def test_methods_that_need_nothing_ask_for_nothing(tmp_path: Path) -> None:
     assert prepare(of).statistics_phases() == ()
     result, line = run(of, tmp_path)
     assert CLASS_COUNTS not in result.state.extra
-    assert all(request.get("kind") != statistics.KIND for _, _, request, _ in line.seen)
+    assert all(request.get("kind") != STATISTICS for _, _, request, _ in line.seen)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def drops(phase: int, attempts: tuple[int, ...]) -> Callable[[str, str, Message]
     """site-3 does not answer the statistics' sum of a phase, in these tries."""
 
     def silent(task: str, site: str, request: Message) -> bool:
-        here = task == "contribute" and site == "site-3" and request["kind"] == statistics.KIND
+        here = task == "contribute" and site == "site-3" and request["kind"] == STATISTICS
         return here and request["phase"] == phase and request["attempt"] in attempts
 
     return silent
@@ -248,7 +249,7 @@ def test_a_sum_that_stays_shut_once_is_asked_again(tmp_path: Path, phase: int) -
     asked = [
         (request["phase"], request["attempt"])
         for task, site, request, _ in line.seen
-        if task == "contribute" and site == "site-1" and request["kind"] == statistics.KIND
+        if task == "contribute" and site == "site-1" and request["kind"] == STATISTICS
     ]
     assert asked == ([(0, 0), (0, 1), (1, 0)] if phase == 0 else [(0, 0), (1, 0), (1, 1)])
 
@@ -264,7 +265,7 @@ def test_a_sum_that_stays_shut_twice_ends_the_run_with_nothing_trained(tmp_path:
     with pytest.raises(RunError, match=r"dropped out twice: site-3: TF-502") as caught:
         run(job(), tmp_path, silent=silent)
     assert caught.value.code == "TF-510"
-    assert statistics.KIND in seen and "train" not in seen
+    assert STATISTICS in seen and "train" not in seen
     outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert outcome["trained"] is False and outcome["rounds_done"] == 0 and "TF-510" in outcome["reason"]
     kept = {path.name for path in (tmp_path / "server").iterdir()}

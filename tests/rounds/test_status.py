@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tightframe import federation
-from tightframe.data.benchmark_sets import open_silos
+from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError
-from tightframe.rounds.coordinator import Coordinator
-from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.riders.epsilon import Spent
 from tightframe.rounds.rows import Row
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.server.coordinator import Coordinator
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.status import Status
 
 SILOS = ["silo-0", "silo-1", "silo-2", "silo-3"]

@@ -25,7 +25,7 @@ from tests.securesum import certificates
 from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier
-from tightframe.securesum.journal import Entry, History, entry_from_value
+from tightframe.securesum.journal import Entry, History, Profile, entry_from_value
 from tightframe.securesum.messages import (
     GROUPS,
     Advertisements,
@@ -150,6 +150,7 @@ class Site:
     random: Random
     stored: bool = False
     dataset: str = DATASET
+    profile: Profile | None = None
     state: Any = None
     entries: list[Entry] = field(default_factory=list)
 
@@ -178,6 +179,7 @@ class Site:
                 history=self.history,
                 dataset=self.dataset,
                 application=f"weight of {self.name}".encode(),
+                profile=self.profile,
                 random=self.random,
             )
         )
@@ -195,7 +197,15 @@ class Site:
     ) -> bytes:
         request = TermRequest.from_bytes(raw)
         return self.take(
-            mask(self.state, request, fields=fields, broadcast=broadcast, term=term, history=self.history)
+            mask(
+                self.state,
+                request,
+                fields=fields,
+                broadcast=broadcast,
+                term=term,
+                history=self.history,
+                profile=self.profile,
+            )
         )
 
     def agree(self, raw: bytes) -> bytes:
@@ -236,6 +246,9 @@ class World:
             job=self.params.job,
             lineage=self.params.lineage,
             sites=frozenset(names(sites)),
+            colluders=self.params.colluders,
+            trust=self.params.trust,
+            threshold=self.params.threshold,
             min_sites=self.params.min_sites,
             weights=self.params.weights,
             config_sha256=CONFIG,

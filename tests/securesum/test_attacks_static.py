@@ -10,7 +10,13 @@ from tests.securesum.hostile import closed, names, ready, refused, refused_by
 from tests.securesum.protocol import DATASET, JOB, MIXED, World
 
 from tightframe.securesum import journal
-from tightframe.securesum.errors import ReplayError, StateError, StaticCohortError, SurvivorsError
+from tightframe.securesum.errors import (
+    ReleaseProfileError,
+    ReplayError,
+    StateError,
+    StaticCohortError,
+    SurvivorsError,
+)
 from tightframe.securesum.messages import FieldSpec, Reveal, RevealRequest, SumId, TermRequest
 
 ONE, TWO, THREE, FOUR = names(4)
@@ -97,25 +103,139 @@ def test_a_drop_out_cannot_be_taken_back_to_open_the_static_group() -> None:
     assert set(total.open().groups) == {"update"}
 
 
-def test_two_jobs_at_a_time_cannot_open_two_cohorts() -> None:
-    """Both enrolled before either opened anything: the first answer of a site settles it."""
+def two_jobs() -> tuple[World, World]:
+    """Two jobs of other cohorts, both set up, with one journal a site."""
     whole, part = World(4, seed="whole"), World(3, seed="part", job="job-2", lineage="job-2")
     for name, site in part.sites.items():
-        site.entries = whole.sites[name].entries  # one journal a site
+        site.entries = whole.sites[name].entries
     whole.set_up()
     part.set_up()
-    totals = {}
-    for world in (whole, part):
-        totals[world.params.job] = closed(world)
-    whole.reveal(totals[JOB], names(4))
-    part.reveal(totals["job-2"], names(3))
-    assert "static" in totals[JOB].open().groups
-    assert set(totals["job-2"].open().groups) == {"update"}
-    # And from then on not even a masked static term leaves for the other cohort.
-    request = TermRequest(1, SumId(1, "train-0"), "train").to_bytes()
+    return whole, part
+
+
+def mask_refused(world: World, sites: tuple[str, ...]) -> None:
+    """No static term leaves for the world's cohort."""
+    total = world.start(0)
     refused_by(
-        part, names(3), StaticCohortError, lambda site: site.mask(request, MIXED, part.term(site.name))
+        world,
+        sites,
+        StaticCohortError,
+        lambda site: site.mask(world.request(site.name, total), MIXED, world.term(site.name)),
     )
+
+
+def test_two_jobs_at_a_time_cannot_open_two_cohorts() -> None:
+    """Both enrolled before either masked anything: the first term of a site settles it."""
+    whole, part = two_jobs()
+    total = closed(whole)
+    mask_refused(part, names(3))
+    whole.reveal(total, names(4))
+    assert "static" in total.open().groups
+    mask_refused(part, names(3))
+
+
+@pytest.mark.parametrize("asked", [(), (TWO,), (TWO, THREE)])
+def test_a_site_that_is_not_asked_to_reveal_remembers_its_cohort_all_the_same(asked: tuple[str, ...]) -> None:
+    """Whoever is asked: t others' shares open a masked term, so that masking it is what counts."""
+    whole, part = two_jobs()
+    total = closed(whole)
+    whole.reveal(total, asked)
+    mask_refused(part, names(3))
+    again = with_journals(World(3, job="job-3", lineage="job-3"), whole)
+    for site in again.sites.values():
+        refused(StaticCohortError, site.advertise, again.params.to_bytes())
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_term_that_never_left_binds_its_site_as_well(stored: bool) -> None:
+    """A crash after the journal and before the send: nobody can say that it did not leave."""
+    world = ready(stored=stored)
+    total = world.start(0)
+    world.sites[ONE].mask(world.request(ONE, total), MIXED, world.term(ONE))  # and the answer is lost
+    later = with_journals(World(3, job="job-2", lineage="job-2"), world)
+    refused(StaticCohortError, later.sites[ONE].advertise, later.params.to_bytes())
+    for name in (TWO, THREE):
+        later.sites[name].advertise(later.params.to_bytes())
+
+
+def test_counts_that_a_drop_out_kept_shut_open_later_for_the_same_cohort_and_for_no_other() -> None:
+    world = ready(stored=True)
+    total = closed(world, 0, (FOUR,))
+    world.agree(total, names(3))
+    world.reveal(total, names(3))
+    assert set(total.open().groups) == {"update"}
+    later = with_journals(World(3, job="job-2", lineage="job-2"), world)
+    for site in later.sites.values():
+        refused(StaticCohortError, site.advertise, later.params.to_bytes())
+    same = with_journals(World(4, job="job-2", lineage="job-2"), world)
+    same.set_up()
+    assert same.run(0).groups == same.plain(names(4))
+
+
+def test_a_masked_static_group_stays_shut_once_a_person_accepts_another_cohort() -> None:
+    world = ready()
+    total = closed(world)
+    for site in world.sites.values():
+        site.entries.append(journal.CohortAccepted(DATASET, names(3)))
+    world.reveal(total, names(4))
+    assert set(total.open().groups) == {"update"}
+
+
+PROFILE: journal.Profile = (("update_norm", "none"), ("weights", "exact"))
+OTHER: journal.Profile = (("update_norm", "2"), ("weights", "exact"))
+
+
+def with_profile(world: World, profile: journal.Profile | None) -> World:
+    for site in world.sites.values():
+        site.profile = profile
+    return world
+
+
+def test_a_data_set_has_one_release_profile_until_a_person_accepts_another() -> None:
+    world = with_profile(World(4), PROFILE)
+    world.set_up()
+    world.run(0)
+    other = {"job": "job-2", "lineage": "job-2"}
+    later = with_profile(with_journals(World(4, **other), world), OTHER)
+    for site in later.sites.values():
+        error = refused(ReleaseProfileError, site.advertise, later.params.to_bytes())
+        assert "update_norm none" in str(error) and "update_norm 2" in str(error)
+        assert "weights" not in str(error), "what is the same is not told of"
+    private = with_profile(with_journals(World(4, **other), world), None)
+    private.set_up()
+    private.run(0)
+    for site in later.sites.values():
+        site.entries.append(journal.ProfileAccepted(DATASET, OTHER))
+    later.set_up()
+    later.run(0)
+    # Both may be used from then on, and a third one not.
+    back = with_profile(with_journals(World(4, job="job-3", lineage="job-3"), later), PROFILE)
+    back.set_up()
+    back.run(0)
+    third = with_profile(
+        with_journals(World(4, job="job-4", lineage="job-4"), later), (("weights", "uniform"),)
+    )
+    for site in third.sites.values():
+        refused(ReleaseProfileError, site.advertise, third.params.to_bytes())
+
+
+def test_a_term_of_another_profile_is_not_masked_where_both_jobs_were_set_up_before() -> None:
+    world, later = with_profile(World(4), PROFILE), World(4, job="job-2", lineage="job-2")
+    with_profile(later, OTHER)
+    for name, site in later.sites.items():
+        site.entries = world.sites[name].entries
+    world.set_up()
+    later.set_up()
+    closed(world)
+    total = later.start(0)
+    refused_by(
+        later,
+        names(4),
+        ReleaseProfileError,
+        lambda site: site.mask(later.request(site.name, total), MIXED, later.term(site.name)),
+    )
+    used = [entry for entry in world.sites[ONE].entries if isinstance(entry, journal.ProfileUsed)]
+    assert used == [journal.ProfileUsed(DATASET, PROFILE, JOB)], "once a data set and profile"
 
 
 def test_static_shares_are_no_update_shares_and_have_one_slot() -> None:

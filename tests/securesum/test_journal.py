@@ -15,8 +15,11 @@ from tightframe.securesum.journal import (
     CohortAccepted,
     Entry,
     History,
+    ProfileAccepted,
+    ProfileUsed,
     Revealed,
     SlotUsed,
+    StaticMasked,
     StaticOpened,
     entry_from_value,
 )
@@ -29,8 +32,11 @@ ENTRIES: list[Entry] = [
     SlotUsed("job", 2, 5, SUM, HASH, HASH[::-1]),
     Agreed("job", 2, 5, ("a", "b", "c")),
     Revealed("job", 2, 5, ("a", "b", "c"), GROUPS),
+    StaticMasked("lesions", ("a", "b", "c"), "first-job"),
     StaticOpened("lesions", ("a", "b", "c"), "first-job"),
     CohortAccepted("lesions", ("a", "b", "d")),
+    ProfileUsed("lesions", (("update_norm", "none"), ("weights", "exact")), "first-job"),
+    ProfileAccepted("lesions", (("weights", "uniform"),)),
 ]
 
 
@@ -162,3 +168,9 @@ def test_a_history_takes_entries_only() -> None:
 
 def test_repr_counts() -> None:
     assert repr(History(ENTRIES)) == "History(1 jobs, 1 sums)"
+
+
+def test_a_profile_that_was_used_and_accepted_is_one() -> None:
+    profile = (("weights", "exact"),)
+    history = History([ProfileUsed("lesions", profile, "job"), ProfileAccepted("lesions", profile)])
+    assert history.profiles("lesions") == (profile,) and history.profiles("other records") == ()

@@ -25,7 +25,7 @@ from tests.securesum.hostile import (
 from tests.securesum.protocol import MIXED, World, add_integers
 
 from tightframe.phases import Field, Schema
-from tightframe.rounds import classes
+from tightframe.rounds.riders import class_rules
 from tightframe.securesum import encoding, journal, rules
 from tightframe.securesum.errors import ReplayError, StaticCohortError
 from tightframe.securesum.masks import keystream, pair_key, self_key
@@ -94,7 +94,7 @@ def class_sums(offer: list[int], least: int, counts: Any) -> tuple[np.ndarray, n
     for site, own in enumerate(counts):
         rows = torch.randn(3, 4, generator=generator, dtype=torch.float64)
         rows[2] = RECORD if site == 0 else 0.0
-        kept = classes.withhold(
+        kept = class_rules.withhold(
             SUMS,
             {"class_sums": rows},
             offer=torch.tensor(offer).bool(),
@@ -103,7 +103,7 @@ def class_sums(offer: list[int], least: int, counts: Any) -> tuple[np.ndarray, n
             speaks=True,
         )
         total += kept["class_sums"].numpy()
-        holders += kept[classes.HOLDERS].numpy()
+        holders += kept[class_rules.HOLDERS].numpy()
     return total, holders
 
 
@@ -117,9 +117,11 @@ def test_a_class_with_one_record_at_one_site_is_revealed_without_a_minimum() -> 
     assert total[2].tolist() == RECORD.tolist()
     assert total[0].tolist() != RECORD.tolist()
     # An honest server would not use the row, but it has it; it would not have offered the class either.
-    kept, _ = classes.admit(SUMS, {"class_sums": total, classes.HOLDERS: holders}, torch.tensor([1, 1, 1]))
+    kept, _ = class_rules.admit(
+        SUMS, {"class_sums": total, class_rules.HOLDERS: holders}, torch.tensor([1, 1, 1])
+    )
     assert not kept["class_sums"][2].any()
-    offered = classes.offered(holders, 3).tolist()
+    offered = class_rules.offered(holders, 3).tolist()
     assert offered == [1, 1, 0]
     total, _ = class_sums(offered, 1, COUNTS)
     assert not total[2].any()
@@ -129,7 +131,7 @@ def test_a_lying_server_gets_a_class_of_one_holder_but_not_below_the_minimum() -
     """The holder rule rests on the server's offer. ``min_class_count`` is the site's own."""
     lie = [1, 1, 1]
     total, holders = class_sums(lie, 1, COUNTS)
-    assert holders[2] < classes.MIN_HOLDERS
+    assert holders[2] < class_rules.MIN_HOLDERS
     assert total[2].tolist() == RECORD.tolist()
     total, holders = class_sums(lie, 5, COUNTS)
     assert not total[2].any()

@@ -95,14 +95,14 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     first = world.sites["site-001"].entries
     assert [type(entry).__name__ for entry in first] == [
         "Advertised",
-        *("SlotUsed", "Revealed", "StaticOpened"),
+        *("StaticMasked", "SlotUsed", "Revealed", "StaticOpened"),
         *("SlotUsed", "Agreed", "Revealed"),
         "SlotUsed",
         *("SlotUsed", "Agreed", "Revealed"),
     ]
-    assert first[2] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
-    assert first[3] == StaticOpened("lesions", world.params.roster, JOB)
-    assert first[6] == Revealed(JOB, 0, 1, without.survivors, ("update",))
+    assert first[3] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
+    assert first[4] == StaticOpened("lesions", world.params.roster, JOB)
+    assert first[7] == Revealed(JOB, 0, 1, without.survivors, ("update",))
 
 
 @pytest.mark.slow

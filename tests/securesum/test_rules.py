@@ -53,11 +53,24 @@ EXPECTED = Expected(
     job="job-1",
     lineage="job-1",
     sites=frozenset(SITES),
+    colluders=1,
+    trust="malicious",
+    threshold=5,
     min_sites=3,
     weights="exact",
     config_sha256=CONFIG,
     version="0.1.0",
 )
+
+
+def expecting(wanted: Params, **changes: object) -> Expected:
+    """What a site knows whose job asks for exactly this, so that other demands are tried by themselves."""
+    values = {name: getattr(wanted, name) for name in ("colluders", "trust", "threshold", "min_sites")}
+    return dataclasses.replace(EXPECTED, **{**values, **changes})
+
+
+def accepted(wanted: Params, rules: SiteRules, **changes: object) -> None:
+    check(wanted, rules, expecting(wanted, **changes))
 
 
 @pytest.mark.parametrize(("sites", "shares"), [(3, 3), (4, 3), (6, 5), (10, 7), (20, 14), (100, 67)])
@@ -128,19 +141,18 @@ def test_the_smallest_survivor_set_is_the_largest_of_its_bounds(changes: dict[st
 
 def test_parameters_as_they_must_be_pass() -> None:
     check(params(), SiteRules(), EXPECTED)
-    check(params(slots=MAX_SLOTS, min_sites=6, threshold=6, colluders=4), SiteRules(), EXPECTED)
+    accepted(params(slots=MAX_SLOTS, min_sites=6, threshold=6, colluders=4), SiteRules())
     semi_honest = params(trust="semi_honest", threshold=4)
-    check(semi_honest, SiteRules(trust=frozenset({"malicious", "semi_honest"})), EXPECTED)
+    accepted(semi_honest, SiteRules(trust=frozenset({"malicious", "semi_honest"})))
     check(params(), SiteRules(minimum_cohort=3, colluders=0), EXPECTED)
-    some = params(roster=SITES[1:4], threshold=3)
-    check(some, SiteRules(), EXPECTED)
+    accepted(params(roster=SITES[1:4], threshold=3), SiteRules())
+    check(params(slots=9), SiteRules(), dataclasses.replace(EXPECTED, slots=9, schemas={}))
 
 
 def test_the_smallest_and_the_largest_cohort() -> None:
     for count, shares in ((3, 3), (MAX_SITES, 167)):
         roster = tuple(sorted(f"site-{place}" for place in range(count)))
-        expected = dataclasses.replace(EXPECTED, sites=frozenset(roster))
-        check(params(roster=roster, threshold=shares), SiteRules(), expected)
+        accepted(params(roster=roster, threshold=shares), SiteRules(), sites=frozenset(roster))
 
 
 MANY = tuple(sorted(f"site-{place}" for place in range(MAX_SITES + 1)))
@@ -277,8 +289,42 @@ BROKEN = {
         {},
         {"min_sites": 4},
         "the smallest survivor set",
-        "at least 4 (the job's)",
+        "4 (the job's)",
         "3",
+    ),
+    "more survivors than the job's": (
+        params(min_sites=5),
+        {},
+        {"min_sites": 4},
+        "the smallest survivor set",
+        "4 (the job's)",
+        "5",
+    ),
+    "colluders of the job": (
+        params(colluders=1),
+        {},
+        {"colluders": 2},
+        "the number of assumed colluders",
+        "2 (the job's)",
+        "1",
+    ),
+    "trust of the job": (
+        params(trust="semi_honest"),
+        {"trust": frozenset({"malicious", "semi_honest"})},
+        {"trust": "malicious"},
+        "the server's assumed conduct",
+        "malicious (the job's)",
+        "semi_honest",
+    ),
+    "threshold of the job": (params(), {}, {"threshold": 6}, "the threshold", "6 (the job's)", "5"),
+    "slots of the job": (params(slots=2), {}, {"slots": 1}, "the number of slots", "1 (the job's)", "2"),
+    "a schema that the job has not": (
+        params(schemas={"train": (), "more": ()}),
+        {},
+        {"schemas": {"train": (), "other": ()}},
+        "the schemas",
+        "those of the job's sums",
+        "a difference in ['more', 'other']",
     ),
     "survivors of the policy": (
         params(min_sites=4),
@@ -297,7 +343,7 @@ BROKEN = {
 def test_every_demand_broken_by_itself_is_named(case: str) -> None:
     bad, rules, known, what, expected, found = BROKEN[case]
     with pytest.raises(ParametersError) as caught:
-        check(bad, SiteRules(**rules), dataclasses.replace(EXPECTED, **known))
+        check(bad, SiteRules(**rules), expecting(bad, **known))
     error = caught.value
     assert (error.code, error.what, error.expected, error.found) == ("TF-601", what, expected, found)
     assert error.blamed is None
@@ -326,9 +372,8 @@ def test_whatever_passes_is_safe(
     roster = tuple(sorted({"site-2", *(f"site-{place}" for place in range(sites))}))
     wanted = params(roster=roster, threshold=shares, colluders=colluders, min_sites=least, trust=trust)
     rules = SiteRules(minimum_cohort=cohort, colluders=assumed, trust=frozenset({"malicious", "semi_honest"}))
-    expected = dataclasses.replace(EXPECTED, sites=frozenset(roster))
     try:
-        check(wanted, rules, expected)
+        accepted(wanted, rules, sites=frozenset(roster))
     except ParametersError:
         return
     count = len(roster)

@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_serializer
+from pydantic import BeforeValidator, Field, ValidationError, model_serializer
 
 from tightframe.errors import JobError
+from tightframe.options import StrictModel, listed, no_such
 from tightframe.phases import Neighbours
-from tightframe.problems import listed, no_such
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 # Of the engine; a silo finds its own state by it, so that it must be one plain name of a folder.
@@ -40,13 +40,7 @@ PlainValue = str | int | float | bool | None
 Options = Annotated[dict[str, PlainValue | list[PlainValue]], BeforeValidator(_nothing_to_build)]
 
 
-class Strict(BaseModel):
-    """Frozen, unknown keys refused, no silent coercion of text to numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Training(Strict):
+class Training(StrictModel):
     """Local training in one round.
 
     Attributes:
@@ -70,7 +64,7 @@ class Training(Strict):
     amp: bool = False
 
 
-class Evaluation(Strict):
+class Evaluation(StrictModel):
     """What every silo counts on the model that it has just received.
 
     Attributes:
@@ -82,7 +76,7 @@ class Evaluation(Strict):
     score_bins: int = Field(default=32, ge=2, le=1024)
 
 
-class Privacy(Strict):
+class Privacy(StrictModel):
     """Differential privacy of the records, for each silo and over the whole job.
 
     Attributes:
@@ -121,7 +115,7 @@ class Privacy(Strict):
     normalisation: Literal["group", "frozen"] = "group"
 
 
-class SiteModel(Strict):
+class SiteModel(StrictModel):
     """What one silo trains.
 
     Attributes:
@@ -132,7 +126,7 @@ class SiteModel(Strict):
     model_options: Options = {}
 
 
-class Resume(Strict):
+class Resume(StrictModel):
     """Which stopped job this one goes on with; written by ``tightframe jobs export --resume``.
 
     Attributes:
@@ -148,7 +142,7 @@ class Resume(Strict):
     checkpoint_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class JobConfig(Strict):
+class JobConfig(StrictModel):
     """One federated training job.
 
     Attributes:
@@ -172,6 +166,8 @@ class JobConfig(Strict):
         class_rules: ``off`` uses class sums of any class, however few silos hold it; only where
             every site's policy allows it.
         weights: how exactly a silo's public weight tells its number of training records.
+        max_weight_share: the most of all weights together that one silo's may be; larger ones are lowered to
+            that. 1 lets a silo weigh what it declares.
         update_norm: L2 norm to which model updates are rescaled; None leaves them.
         update_bound: largest coordinate of an update while no norm is set.
         prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
@@ -196,7 +192,7 @@ class JobConfig(Strict):
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)
     sites_per_round: int | None = Field(default=None, ge=1, le=250)
-    rounds: int = Field(ge=1, le=100_000)
+    rounds: int = Field(ge=1, le=10_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
@@ -205,6 +201,7 @@ class JobConfig(Strict):
     colluders: int | None = Field(default=None, ge=1, le=MAX_SITES - 2)
     class_rules: Literal["on", "off"] = "on"
     weights: Literal["exact", "power_of_two", "uniform"] = "exact"
+    max_weight_share: float = Field(default=0.6, gt=0, le=1)
     update_norm: float | None = Field(default=None, gt=0)
     update_bound: float = Field(default=8.0, gt=0, le=1e6)
     prototype_sites: list[SiteName] | None = None
@@ -384,8 +381,10 @@ def parse_job(values: dict[str, Any]) -> JobConfig:
     return job
 
 
-def check_job(values: dict[str, Any]) -> tuple[JobConfig | None, list[str]]:
+def check_job(values: Any) -> tuple[JobConfig | None, list[str]]:
     """The job, or None and every problem of its values."""
+    if not isinstance(values, dict):
+        return None, [f"job: Expected a block of keys, but got {type(values).__name__}"]
     problems = _cross_problems(values)
     try:
         job = JobConfig.model_validate(values)

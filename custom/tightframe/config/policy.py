@@ -7,11 +7,15 @@ simulator's is ``research``. A job that asks for less than the policy is refused
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from tightframe import data
+from tightframe.config.ceilings import Ceilings
 from tightframe.config.job import JobConfig, SiteName
 from tightframe.config.profiles import (
     NO_LIMIT,
@@ -22,6 +26,8 @@ from tightframe.config.profiles import (
     WeightRule,
 )
 from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.errors import TooLargeError
+from tightframe.options import StrictModel
 from tightframe.phases import Neighbours
 from tightframe.securesum.rules import MAX_SITES, SiteRules, Trust
 
@@ -29,11 +35,13 @@ Pin = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Submitter = Annotated[str, Field(min_length=1, max_length=200)]
 
 MIN_CLASS_COUNT = 5
+REPEATED = ("epochs", "alternations")
+"""How options of methods are called that say how often records are gone through."""
 
 __all__ = ["MIN_CLASS_COUNT", "PROFILES", "BelowPolicyError", "Policy", "PolicyBlock", "Profile", "Refusal"]
 
 
-class Policy(BaseModel):
+class Policy(StrictModel):
     """One site's rules, complete.
 
     Attributes:
@@ -43,6 +51,10 @@ class Policy(BaseModel):
         colluders: at least so many silos must be assumed to collude.
         semi_honest_server: accept jobs that assume a server which keeps to the protocol.
         weights: weight rules that it accepts; ``exact`` tells its number of training records.
+        max_weight_share: the most of all weights together that a job may let one silo's be; None sets no
+            limit.
+        max_records: the largest number of training records that another silo is believed to have; None sets
+            no limit.
         min_class_count: fewer local records of a class are never part of a per-class total; None
             stands for 5, and for 1 where the records are the synthetic twin.
         class_rules_off: accept jobs that switch the class rules off by name, or that choose which silos
@@ -76,13 +88,17 @@ class Policy(BaseModel):
             them fares to whoever knows the others.
         allowed_methods: the methods that it takes part in; None for all.
         allowed_submitters: who may submit a job, by their provisioned names; None for everybody.
+        signed_jobs: take part in production only in jobs with a lead's manifest (``config.job_manifest``).
+        max_parameters: the most numbers in a model that is built here; held before it is allocated.
+        max_message_bytes: the largest term of a sum.
+        max_sites, max_rounds: of a job.
+        max_epochs: of any one training that a job names: a round's, the baseline's, those of its method.
+        max_batch_values: the most input values at a time: records of a batch times values of a record.
         tell_refusals: tell the lead which rule a job falls short of, with the asked and required value;
             the code alone leaves otherwise.
         egress_guard: run in production only with the site's result filter (``flare.guard``) in place.
         log_streaming: always False: the engine must not send the site's log to the server.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     profile: Profile
     require_secure_sum: bool
@@ -90,6 +106,8 @@ class Policy(BaseModel):
     colluders: int
     semi_honest_server: bool
     weights: tuple[WeightRule, ...]
+    max_weight_share: float | None
+    max_records: int | None
     min_class_count: int | None
     class_rules_off: bool
     allow_sign_split: bool
@@ -109,6 +127,13 @@ class Policy(BaseModel):
     min_test_count: int
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
+    signed_jobs: bool
+    max_parameters: int | None
+    max_message_bytes: int | None
+    max_sites: int | None
+    max_rounds: int | None
+    max_epochs: int | None
+    max_batch_values: int | None
     tell_refusals: bool
     egress_guard: bool
     log_streaming: Literal[False]
@@ -144,7 +169,28 @@ class Policy(BaseModel):
         Raises:
             BelowPolicyError: TF-614, listing every rule, what the job asks and what is required.
         """
-        self.refuse([*self._sum_refusals(job), *self._privacy_refusals(job), *self._who(job, submitter)])
+        sizes = self._size_refusals(job)
+        self.refuse(
+            [*self._sum_refusals(job), *self._privacy_refusals(job), *sizes, *self._who(job, submitter)]
+        )
+
+    @property
+    def ceilings(self) -> Ceilings:
+        """What is held where a job's model is built and its sums are planned."""
+        return Ceilings(self.max_parameters, self.max_message_bytes)
+
+    @contextmanager
+    def holding_size(self) -> Iterator[None]:
+        """Make what is larger than ``ceilings`` a refusal by this policy.
+
+        Raises:
+            BelowPolicyError: TF-614, in place of TF-632.
+        """
+        try:
+            yield
+        except TooLargeError as error:
+            refusal = Refusal(error.rule, error.asked, f"at most {error.most}")
+            raise BelowPolicyError([refusal], told=self.tell_refusals) from None
 
     def check_method(self, options: Any, job: JobConfig | None = None) -> None:
         """Refuse what a job's method does in a way that this policy does not accept.
@@ -237,6 +283,10 @@ class Policy(BaseModel):
             found.append(Refusal("minimum_cohort", str(job.min_sites), f"at least {self.minimum_cohort}"))
         if job.weights not in self.weights:
             found.append(Refusal("weights", job.weights, f"one of {', '.join(self.weights)}"))
+        asked, share = job.max_weight_share, self.max_weight_share
+        # Where all weigh the same there is nothing to lower.
+        if job.weights != "uniform" and share is not None and asked > share:
+            found.append(Refusal("max_weight_share", _number(asked), f"at most {_number(share)}"))
         if not plain and job.prototype_sites is not None and not self.class_rules_off:
             found.append(
                 Refusal(
@@ -278,6 +328,33 @@ class Policy(BaseModel):
             )
         return found
 
+    def _size_refusals(self, job: JobConfig) -> list[Refusal]:
+        """What can be told of a job's size before anything is built."""
+        spec = data.get(job.dataset)
+        values = math.prod(spec.input_shape(spec.options.model_validate(job.dataset_options)))
+        batch = max(job.training.batch_size, job.evaluation.batch_size)
+        epochs = {
+            "training.epochs": job.training.epochs,
+            "local_baseline_epochs": job.local_baseline_epochs,
+            **{
+                f"method_options.{name}": value
+                for name, value in job.method_options.items()
+                if name.endswith(REPEATED) and isinstance(value, int)
+            },
+        }
+        longest = max(epochs, key=lambda name: epochs[name])
+        asked = (
+            ("max_sites", len(job.sites), "sites", self.max_sites),
+            ("max_rounds", job.rounds, "rounds", self.max_rounds),
+            ("max_epochs", epochs[longest], longest, self.max_epochs),
+            ("max_batch_values", batch * values, "values in a batch", self.max_batch_values),
+        )
+        return [
+            Refusal(rule, f"{value} {what}", f"at most {most}")
+            for rule, value, what, most in asked
+            if most is not None and value > most
+        ]
+
     def _who(self, job: JobConfig, submitter: str | None) -> list[Refusal]:
         found: list[Refusal] = []
         if self.allowed_methods is not None and job.method not in self.allowed_methods:
@@ -291,10 +368,8 @@ class Policy(BaseModel):
         return found
 
 
-class PolicyBlock(BaseModel):
+class PolicyBlock(StrictModel):
     """The ``policy`` block as it is written: what is left out comes from the profile."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     profile: Profile | None = None
     require_secure_sum: bool | None = None
@@ -302,6 +377,8 @@ class PolicyBlock(BaseModel):
     colluders: int | None = Field(default=None, ge=1, le=MAX_SITES - 2)
     semi_honest_server: bool | None = None
     weights: list[WeightRule] | None = Field(default=None, min_length=1)
+    max_weight_share: float | None = Field(default=None, gt=0, le=1)
+    max_records: int | None = Field(default=None, ge=1)
     min_class_count: int | None = Field(default=None, ge=1)
     class_rules_off: bool | None = None
     allow_sign_split: bool | None = None
@@ -321,6 +398,13 @@ class PolicyBlock(BaseModel):
     min_test_count: int | None = Field(default=None, ge=1)
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
+    signed_jobs: bool | None = None
+    max_parameters: int | None = Field(default=None, ge=1)
+    max_message_bytes: int | None = Field(default=None, ge=1)
+    max_sites: int | None = Field(default=None, ge=1)
+    max_rounds: int | None = Field(default=None, ge=1)
+    max_epochs: int | None = Field(default=None, ge=1)
+    max_batch_values: int | None = Field(default=None, ge=1)
     tell_refusals: bool | None = None
     egress_guard: bool | None = None
     log_streaming: Literal[False] | None = None
@@ -358,7 +442,7 @@ def _releases(rounds: int, asked: Any) -> int | None:
     """Noisy sums that a job can make: class sums, if its method has any, and evaluations where they leave.
 
     No more than its rounds allow. What its method really makes is counted before it trains, by
-    ``rounds.private.budget``, which needs torch.
+    ``rounds.silo.budget``, which needs torch.
     """
     if asked.releases is None:
         return None

@@ -13,14 +13,14 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash
 from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
-from tightframe.problems import listed
+from tightframe.options import StrictModel, listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
@@ -31,7 +31,7 @@ AbsolutePath = Annotated[str, AfterValidator(absolute)]
 _NOT_OF_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))
 
 
-class SiteEntry(BaseModel):
+class SiteEntry(StrictModel):
     """What one site says about itself.
 
     Attributes:
@@ -42,6 +42,8 @@ class SiteEntry(BaseModel):
         state_dir: folder for what must outlive a job; required in production.
         ledger_roots: root certificates of this site's other projects, earlier ones or at the same time:
             entries of its privacy ledger may be signed under them, too. They prove nothing else.
+        engine_account: the account of the engine's client where that is another one than the account that
+            trains; then nothing is trained unless the two are apart (TF-742).
         dataset_id: the site's own name for its records, under which it remembers for which silos
             their counts were opened; data set and place by default.
         accepted_options: data set name -> options of a job that choose which of this site's records
@@ -49,14 +51,13 @@ class SiteEntry(BaseModel):
         policy: the site's rules; see ``config.policy``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     data: dict[str, dict[str, Any]] = {}
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     loader_workers: int = Field(default=0, ge=0, le=64)
     offer_prototypes: bool = True
     state_dir: AbsolutePath | None = None
     ledger_roots: list[AbsolutePath] = []
+    engine_account: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_-]{0,31}$")
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
     accepted_options: dict[str, dict[str, Any]] = {}
     policy: PolicyBlock = PolicyBlock()
@@ -76,16 +77,14 @@ class SiteEntry(BaseModel):
         return f"{dataset}:{config_hash(self.data.get(dataset, {}))[:16]}"
 
 
-class StatsD(BaseModel):
+class StatsD(StrictModel):
     """Where a StatsD daemon listens, by UDP."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     port: int = Field(default=9125, ge=1, le=65535)
 
 
-class ServerEntry(BaseModel):
+class ServerEntry(StrictModel):
     """What the server's site says.
 
     Attributes:
@@ -96,18 +95,14 @@ class ServerEntry(BaseModel):
         statsd: the daemon that gets the run's measures while it runs; None sends nothing.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
     initial_model: AbsolutePath | None = None
     central_provisioning: bool = False
     tensorboard: bool = False
     statsd: StatsD | None = None
 
 
-class SiteFile(BaseModel):
+class SiteFile(StrictModel):
     """The simulator's file: one entry for each site, and one for the server."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sites: dict[str, SiteEntry] = {}
     server: ServerEntry = ServerEntry()
@@ -133,8 +128,9 @@ def read_object(path: Path) -> dict[str, Any]:
         SiteConfigError: TF-202 if it is anything else.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        # Written back, so that a lone surrogate is refused here and not by whoever shows it.
+        json.dumps(values := json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
         raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(values, dict):
         raise SiteConfigError(f"Expected {path} to hold a JSON object, but got {type(values).__name__}.")

@@ -20,8 +20,8 @@ _IMAGE_SETS = (
 DATASETS: list[Listed[DatasetSpec]] = [
     Listed("fed_isic2019", "tightframe.data.isic"),
     Listed("eicu", "tightframe.data.eicu"),
-    Listed("fed_heart_disease", "tightframe.data.heart_options"),
-    *(Listed[DatasetSpec](name, "tightframe.data.benchmark_sets") for name in _IMAGE_SETS),
+    Listed("fed_heart_disease", "tightframe.data.heart"),
+    *(Listed[DatasetSpec](name, "tightframe.data.image_sets") for name in _IMAGE_SETS),
 ]
 
 

@@ -88,6 +88,10 @@ class ArrayData:
         """Labels of a fold in record order, (n,)."""
         return self._folds[fold][1].astype(np.int64)
 
+    def record_shape(self, fold: Fold) -> tuple[int, ...]:
+        """Shape of one record of a fold."""
+        return tuple(self._folds[fold][0].shape[1:])
+
     def groups(self, fold: Fold) -> NDArray[Any] | None:
         """The patient of each record of a fold, (n,), as it was given; None if that is not known."""
         # Not cast to whole numbers: 1.2 and 1.7 would become one patient before anybody has looked.
@@ -101,16 +105,21 @@ class ArrayData:
                 unknown classes, TF-208 for a training or test fold without records.
         """
         for fold, (values, labels) in self._folds.items():
-            if labels.ndim != 1 or len(values) != len(labels):
-                raise self._error(
-                    fold, f"one label a record, but got {labels.shape} for {len(values)}", "TF-206"
-                )
-            numbers = np.issubdtype(values.dtype, np.number) and not np.iscomplexobj(values)
-            if not numbers or not np.isfinite(values).all():
-                raise self._error(fold, "finite numbers, but some values are not", "TF-206")
-            whole = np.issubdtype(labels.dtype, np.integer)
-            if not whole or ((labels < 0) | (labels >= self._num_classes)).any():
-                raise self._error(fold, f"labels 0..{self._num_classes - 1}, but some are not", "TF-207")
+            if values.ndim < 1 or labels.ndim != 1 or len(values) != len(labels):
+                what = f"one label a record, but got {labels.shape} (y_{fold}) for {values.shape} (x_{fold})"
+                raise self._error(fold, what, "TF-206")
+            if not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
+                raise self._error(fold, f"numbers, but x_{fold} is {values.dtype}", "TF-206")
+            finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+            if not finite.all():
+                what = f"finite numbers, but record {np.argmin(finite)} of x_{fold} has others"
+                raise self._error(fold, f"{what} ({np.count_nonzero(~finite)} records)", "TF-206")
+            if not np.issubdtype(labels.dtype, np.integer):
+                raise self._error(fold, f"whole numbers as labels, but y_{fold} is {labels.dtype}", "TF-207")
+            wrong = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
+            if len(wrong):
+                what = f"labels 0..{self._num_classes - 1}, but record {wrong[0]} of y_{fold} has"
+                raise self._error(fold, f"{what} {labels[wrong[0]]} ({len(wrong)} records)", "TF-207")
             self._check_patients(fold, len(labels))
             if fold != "validation" and not len(labels):
                 raise self._error(fold, "records, but got none", "TF-208")

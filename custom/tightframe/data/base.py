@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from tightframe.errors import DataError
 from tightframe.phases import Fold
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 PROGRESS_SECONDS = 5.0
+_FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 AnyPath = TypeVar("AnyPath", str, Path)
 Item = TypeVar("Item")
 
@@ -32,8 +34,8 @@ Item = TypeVar("Item")
 class SiloData(Protocol):
     """One silo's records in three folds: train, validation (never trained on), test.
 
-    Two methods are optional: ``distinct_labels``, see ``own_labels``, and ``groups``, see
-    ``data.patients.record_patients``.
+    Three methods are optional: ``distinct_labels``, see ``own_labels``; ``groups``, see
+    ``data.patients.record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one.
     """
 
     @property
@@ -142,6 +144,67 @@ def own_labels(data: SiloData) -> NDArray[np.int64]:
     distinct = getattr(data, "distinct_labels", None)
     labels: NDArray[np.int64] = data.labels("train") if distinct is None else distinct()
     return labels
+
+
+def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
+    """Hold records against what a job's model takes: their shape, and labels of its classes.
+
+    Torch-free, unless an extension's data set does not tell the shape of its records: then the first one of
+    each fold is read.
+
+    Args:
+        data: of one silo.
+        spec: of the data set that the job names.
+        options: of the job.
+
+    Raises:
+        DataError: TF-212 for another shape or type of value, TF-213 for labels that are none of the classes,
+            or not one a record.
+    """
+    expected = tuple(spec.input_shape(options))
+    for fold in _FOLDS:
+        where = f"{data.source}, {fold} fold"
+        labels = np.asarray(data.labels(fold))
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise DataError(
+                f"Expected one whole number a record as the labels of {where}, but got {labels.dtype} of "
+                f"shape {labels.shape}.",
+                code="TF-213",
+            )
+        strange = np.flatnonzero((labels < 0) | (labels >= spec.num_classes))
+        if len(strange):
+            raise DataError(
+                f"Expected labels 0 to {spec.num_classes - 1} ({', '.join(spec.class_names)}) in {where}, "
+                f"but record {strange[0]} has {labels[strange[0]]} ({len(strange)} of {len(labels)} are none "
+                "of them).",
+                code="TF-213",
+            )
+        if len(labels):
+            _check_shape(data, fold, len(labels), expected, where)
+
+
+def _check_shape(data: SiloData, fold: Fold, count: int, expected: tuple[int, ...], where: str) -> None:
+    tell = getattr(data, "record_shape", None)
+    told = "float32"
+    if tell is not None:
+        shape = tuple(tell(fold))
+    elif type(data).__module__.startswith("tightframe."):
+        return  # ours are made to the data set's own shape
+    else:
+        records: Any = data.records(fold)
+        if len(records) != count:
+            raise DataError(
+                f"Expected one label a record in {where}, but got {count} for {len(records)}.", code="TF-213"
+            )
+        first = records[0][0]
+        shape, told = tuple(first.shape), str(first.dtype).removeprefix("torch.")
+    if shape != expected or told != "float32":
+        raise DataError(
+            f"Expected each record of {where} as float32 of shape {expected}, which the job's model takes, "
+            f"but got {told} of shape {shape}: prepare the records so, or ask the lead for a job with "
+            "another shape.",
+            code="TF-212",
+        )
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

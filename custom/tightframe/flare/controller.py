@@ -13,14 +13,14 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
-from tightframe.flare import monitor
+from tightframe.flare import doors, monitor, workspace
 from tightframe.flare.transport import FlareTransport
 
 WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
 """Where the engine looks for a package that it imports early in a silo's process, and ours."""
 
 
-def stopped_run(workspace: Any, job_id: str) -> Path:
+def stopped_run(folders: Any, job_id: str) -> Path:
     """Where the checkpoint of the run lies that a job goes on with, if it brought one.
 
     That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
@@ -28,7 +28,7 @@ def stopped_run(workspace: Any, job_id: str) -> Path:
     """
     from tightframe.rounds.checkpoint import CHECKPOINT
 
-    return Path(workspace.get_app_dir(job_id)) / "config" / CHECKPOINT
+    return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
 
 def astray(roster: Sequence[str], clients: Iterable[str]) -> list[str]:
@@ -64,6 +64,7 @@ class FederationController(Controller):
         self._setup: Any = None
         self._entry: Any = None
         self._telemetry: Any = None
+        self._run: Any = None  # of a simulation
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Validate the job and the server's own file; what is wrong ends the run before any task is sent."""
@@ -74,7 +75,12 @@ class FederationController(Controller):
         if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
             os.environ.setdefault(*WARM)  # the simulator's processes, which it starts from this one
         try:
+            if fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
+                doors.require("server")
             setup = prepare(self._values)
+            if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
+                run_dir = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
+                self._run = workspace.Run(run_dir.parents[1], setup.job.job_name)
             set_threads(setup.job.threads)
             self._entry = server_entry(Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()))
             self._telemetry = Telemetry(self, self._entry, setup.job.job_name, fl_ctx)
@@ -86,10 +92,10 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
-        from tightframe.rounds.coordinator import Coordinator
+        from tightframe.rounds.server.coordinator import Coordinator
 
-        workspace = fl_ctx.get_engine().get_workspace()
-        run_dir = Path(workspace.get_run_dir(fl_ctx.get_job_id()))
+        folders = fl_ctx.get_engine().get_workspace()
+        run_dir = Path(folders.get_run_dir(fl_ctx.get_job_id()))
         job, entry = self._setup.job, self._entry
         transport = FlareTransport(
             self,
@@ -99,6 +105,7 @@ class FederationController(Controller):
             fetch_timeout=job.fetch_timeout,
             log=self.logger,
             failed=lambda site, code, rules: coordinator.record.failed(site, code, rules),
+            check=lambda: None if self._run is None else self._run.check(),
         )
         for line in astray(job.roster, (client.name for client in fl_ctx.get_engine().get_clients())):
             self.logger.warning("%s", line)
@@ -106,10 +113,10 @@ class FederationController(Controller):
             coordinator = Coordinator(
                 self._setup,
                 run_dir,
-                identity=self._identity(fl_ctx, workspace, entry.central_provisioning),
+                identity=self._identity(fl_ctx, folders, entry.central_provisioning),
                 initial_model=entry.initial_model,
                 job_id=fl_ctx.get_job_id(),
-                stopped=stopped_run(workspace, fl_ctx.get_job_id()),
+                stopped=stopped_run(folders, fl_ctx.get_job_id()),
                 log=self.logger,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
@@ -121,18 +128,18 @@ class FederationController(Controller):
             self.logger.exception("the run stopped on an error of its own")
             self.system_panic(f"TF-500: the server failed with {type(error).__name__}", fl_ctx)
 
-    def _identity(self, fl_ctx: FLContext, workspace: Any, central: bool) -> Any:
+    def _identity(self, fl_ctx: FLContext, folders: Any, central: bool) -> Any:
         """What secure sums need of this run; None for plain ones."""
         from tightframe.flare.identity import server_anchor
-        from tightframe.rounds.identity import simulated_anchor
-        from tightframe.rounds.secure.server import ServerIdentity
+        from tightframe.rounds.sums.secure_server import ServerIdentity
+        from tightframe.rounds.sums.simulated_identity import simulated_anchor
 
         if self._setup.job.summation == "plain":
             return None
         production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
         job_id = fl_ctx.get_job_id()
         if production:
-            startup = Path(workspace.get_startup_kit_dir())
+            startup = Path(folders.get_startup_kit_dir())
             anchor = server_anchor(startup, production=True, missing_role=central)
         else:
             anchor = simulated_anchor(job_id, production=False)
@@ -150,3 +157,5 @@ class FederationController(Controller):
         monitor.forget(fl_ctx.get_job_id())
         if self._telemetry is not None:
             self._telemetry.end()
+        if self._run is not None:
+            self._run.end()

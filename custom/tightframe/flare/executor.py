@@ -23,17 +23,22 @@ from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.refusals import REFUSALS, BelowPolicyError
-from tightframe.config.site import site_entry
+from tightframe.config.site import SiteEntry, site_entry
 from tightframe.errors import JobError, TightframeError
 from tightframe.flare import guard
+from tightframe.flare.accounts import permissions
 from tightframe.flare.identity import site_identity
 from tightframe.flare.simulator import PREVIOUS_RUN
-from tightframe.flare.submitter import job_submitter
+from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.flare.wire import CODE, MESSAGE
+from tightframe.flare.workspace import AtWork, check_run
 from tightframe.rounds.context import STATE, SiloContext, lasting_journal
-from tightframe.rounds.identity import simulated_identity
-from tightframe.rounds.silo import SiloSession, failure_code
+from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner
+
+_NAMED = {"enroll": "enrolling", "contribute": "beginning", "baseline": "local baseline"}
+"""Tasks in words, until the records are read."""
 
 
 class SiloExecutor(Executor):
@@ -45,6 +50,7 @@ class SiloExecutor(Executor):
         self._session: SiloSession | None = None
         self._one_at_a_time = threading.Lock()
         self._abort_signal: Signal | None = None
+        self._at_work = AtWork("")
         _quieten_simulator_worker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -63,8 +69,12 @@ class SiloExecutor(Executor):
         Nothing is raised, because in production a client process that dies fails the whole job.
         """
         with self._one_at_a_time:
+            if self._session is None:
+                self._at_work = AtWork(fl_ctx.get_identity_name())
             try:
                 self._abort_signal = abort_signal
+                check_run()
+                self._at_work(_NAMED.get(task_name, "secure sum"))
                 session = self._session or self._open(fl_ctx)
                 self._session = session
                 reply = make_reply(ReturnCode.OK)
@@ -76,6 +86,8 @@ class SiloExecutor(Executor):
             except Exception as error:
                 self.logger.exception("the task %s failed", task_name)
                 return _failure(error)
+            finally:
+                self._at_work.end()
 
     def _open(self, fl_ctx: FLContext) -> SiloSession:
         workspace = fl_ctx.get_engine().get_workspace()
@@ -83,14 +95,19 @@ class SiloExecutor(Executor):
         production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))
         job_id = fl_ctx.get_job_id()
         job = parse_job(self._values)
-        local = Path(workspace.get_site_config_dir())
+        local, startup = Path(workspace.get_site_config_dir()), Path(workspace.get_startup_kit_dir())
         entry = site_entry(local, name, production=production, alone=len(job.sites) == 1)
         if production and entry is not None:
             guard.require(fl_ctx, entry.policy.resolve(production=True))
+            permissions.require(startup.parent, entry)
         # In the simulator everything lasts one run, and every task may be a process of its own.
         outliving = Path(entry.state_dir) if production and entry is not None and entry.state_dir else None
-        startup = Path(workspace.get_startup_kit_dir())
-        central = entry is not None and entry.policy.resolve(production=production).central_provisioning
+        policy = (entry or SiteEntry()).policy.resolve(production=production)
+        identity = partial(_identity, startup, name, job_id, production, policy.central_provisioning)
+        if production and outliving is not None:
+            submitter = signed_submitter(fl_ctx, job, policy, lambda: identity()[1], outliving)
+        else:
+            submitter = job_submitter(fl_ctx, production=production)
         return SiloSession(
             SiloContext(
                 name,
@@ -100,12 +117,14 @@ class SiloExecutor(Executor):
                 state_dir=None if outliving is None else outliving / job_id / name,
                 previous_state=_previous_state(job, name, outliving, production=production),
                 job_id=job_id,
-                submitter=job_submitter(fl_ctx, production=production),
+                submitter=submitter,
                 production=production,
                 memory_only=production,
                 journal_dir=None if outliving is None else lasting_journal(outliving, name),
                 ledger_dir=outliving,
-                identity=partial(_identity, startup, name, job_id, production, central),
+                kit=startup.parent,
+                identity=identity,
+                at_work=self._at_work,
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,
             )

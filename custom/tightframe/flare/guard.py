@@ -26,6 +26,7 @@ from tightframe.config.policy import Policy
 from tightframe.config.refusals import BESIDE_RULES, MAX_TOLD, REFUSALS
 from tightframe.config.site import SiteEntry, site_entry
 from tightframe.errors import REASONS, PolicyError, SiteConfigError, TightframeError
+from tightframe.flare import doors
 from tightframe.flare.outgoing import OutgoingError, checked
 from tightframe.flare.wire import CODE, MESSAGE
 
@@ -140,12 +141,12 @@ def in_place(fl_ctx: FLContext) -> bool:
 
 
 def require(fl_ctx: FLContext, policy: Policy) -> None:
-    """Refuse to run where the site's policy wants the guard and the engine has none, or streams logs.
+    """Refuse to run where the doors are open, the policy's guard is missing, or the engine streams logs.
 
     For production: the simulator has no scopes.
 
     Raises:
-        SiteConfigError: TF-202, naming the file to write.
+        SiteConfigError: TF-202, TF-731 or TF-732, naming the file to write.
     """
     if policy.egress_guard and not in_place(fl_ctx):
         raise SiteConfigError(
@@ -158,6 +159,7 @@ def require(fl_ctx: FLContext, policy: Policy) -> None:
             'Expected "allow_log_streaming": false in this site\'s local/resources.json, but the engine may '
             "send this site's log to the server: copy the line from provisioning/local/resources.json."
         )
+    doors.require("site")
 
 
 def _exactly(reply: Shareable, keys: set[str]) -> None:

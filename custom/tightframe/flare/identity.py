@@ -18,13 +18,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from tightframe.config.job_manifest import ROLES, common_name
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.identity import MARK, is_simulated
+from tightframe.rounds.sums.simulated_identity import MARK, is_simulated
 from tightframe.securesum.errors import IdentityError
 from tightframe.securesum.identity import Anchor, KeySigner, verify_certificate
 
 SITE_FILE, SERVER_FILE = "fed_client.json", "fed_server.json"
 _CERTIFICATE, _KEY, _ROOT = "ssl_cert", "ssl_private_key", "ssl_root_cert"
+PERSON_FILE = "fed_admin.json"
+_PERSON_CERTIFICATE, _PERSON_KEY, _PERSON_ROOT = "client_cert", "client_key", "ca_cert"
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -68,6 +71,43 @@ def site_identity(
         raise SiteConfigError(
             f"{error} This is about the startup kit in {startup}: ask whoever provisions the project for a "
             "new one; where dates do not fit, see first that this machine's clock is right.",
+            code="TF-615",
+        ) from None
+    return signer, anchor
+
+
+def person_identity(startup: Path, *, at: datetime | None = None) -> tuple[KeySigner, Anchor]:
+    """What a person signs jobs with, and the project's root, from a person's startup kit.
+
+    Args:
+        startup: the kit's ``startup`` folder.
+        at: when the certificate must be in date; now, if not given.
+
+    Raises:
+        SiteConfigError: TF-615, if a file is missing or unreadable, the key is not the certificate's, or the
+            certificate is not of somebody who may submit jobs.
+    """
+    config = _json(startup / PERSON_FILE)
+    admin = config.get("admin")
+    names = _names(admin, startup / PERSON_FILE, "admin", (_PERSON_CERTIFICATE, _PERSON_KEY, _PERSON_ROOT))
+    anchor = _anchor(startup / names[_PERSON_ROOT], False, (), production=True)
+    certificate = _certificates(startup / names[_PERSON_CERTIFICATE])[0]
+    try:
+        key = _read(startup / names[_PERSON_KEY], private=True)
+        signer = KeySigner.from_pem(key, certificate.public_bytes(Encoding.DER))
+        verify_certificate(
+            signer.certificate,
+            common_name(signer.certificate),
+            anchor,
+            pins=None,
+            pinned_only=False,
+            at=at or datetime.now(UTC),
+            roles=ROLES,
+        )
+    except IdentityError as error:
+        raise SiteConfigError(
+            f"{error} This is about the startup kit in {startup}: jobs are signed with the kit of a person "
+            f"with the role {' or '.join(ROLES)}.",
             code="TF-615",
         ) from None
     return signer, anchor

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from cryptography import x509
 
-from tightframe.rounds.declaration import Declaration
-from tightframe.rounds.secure.common import SECURE
+from tightframe.rounds.sums.common import SECURE
+from tightframe.rounds.sums.declaration import Declaration
 from tightframe.securesum import messages, reading
 from tightframe.securesum.primitives import HASH_BYTES, KEY_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS

@@ -16,13 +16,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tightframe.config.site import FILE_NAME, MARKER
-from tightframe.errors import SiteConfigError
+from tightframe.errors import SiteConfigError, WorkspaceError
+from tightframe.flare.workspace import RESULTS, hold
 
 # Exactly two classes. A prefix would let a job build any class below it with arguments of the job's
 # choice: the engine makes an object of every argument that is a dictionary with a `path`, and there
@@ -133,8 +135,12 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
         _take_back(local)
 
 
-def run_apart(command: Sequence[str]) -> int:
+def run_apart(command: Sequence[str], relay: Callable[[str], None] | None = None) -> int:
     """Run a program in a process group of its own and return its exit code; never leave it running.
+
+    Args:
+        command: the program and its arguments.
+        relay: gets each line that the program writes; None lets it write to the terminal itself.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, when the group has ended.
@@ -144,11 +150,18 @@ def run_apart(command: Sequence[str]) -> int:
     before = {number: signal.signal(number, _exit) for number in heard}
     # The group's leader gets the signals from here only, so that a terminal's Ctrl-C does not reach
     # the engine's processes all at once and make each of them show a traceback.
-    process = subprocess.Popen(command, start_new_session=True)  # noqa: S603 - arguments as a list
+    piped = {} if relay is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    reading: threading.Thread | None = None
+    process = subprocess.Popen(command, start_new_session=True, **piped)  # type: ignore[call-overload]  # noqa: S603
     try:
-        return process.wait()
+        if relay is not None:
+            reading = threading.Thread(target=_relay, args=(process.stdout, relay), daemon=True)
+            reading.start()
+        return int(process.wait())
     finally:
         _end(process)
+        if reading is not None:
+            reading.join(_GRACE)  # whoever of the group had the pipe has ended
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -168,7 +181,7 @@ def simulate(
             log_config=_concise(Path(folder)) if log == "concise" else log,
         )
         status = int(runner.run() or 0)
-    outcome = workspace / "server" / "simulate_job" / "outcome.json"
+    outcome = workspace / RESULTS / "outcome.json"
     trained = outcome.is_file() and json.loads(outcome.read_text(encoding="utf-8")).get("trained") is True
     return status if status or trained else 3
 
@@ -183,11 +196,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-l", "--log", default="concise")
     chosen = parser.parse_args(arguments)
     stopped = _until_stopped()
-    prepare_workspace(chosen.workspace)
     try:
-        code = simulate(chosen.job, chosen.workspace, chosen.threads, gpu=chosen.gpu, log=chosen.log)
+        with hold(chosen.workspace, chosen.job.name):
+            prepare_workspace(chosen.workspace)
+            code = simulate(chosen.job, chosen.workspace, chosen.threads, gpu=chosen.gpu, log=chosen.log)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    except WorkspaceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        code = 2
     return INTERRUPTED if stopped else code
 
 
@@ -204,6 +221,17 @@ def _until_stopped() -> list[int]:
 
     signal.signal(signal.SIGTERM, stop)
     return stopped
+
+
+def _relay(lines: Iterable[bytes], relay: Callable[[str], None]) -> None:
+    # Read to the end although nobody can be told any more: a full pipe would stop the run.
+    broken = False
+    for line in lines:
+        try:
+            if not broken:
+                relay(line.decode(errors="replace").rstrip("\n"))
+        except OSError:
+            broken = True
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -27,7 +27,7 @@ from nvflare.metrics.metrics_publisher import publish_app_metrics
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.errors import SiteConfigError
 from tightframe.rounds.measures import PREFIX, Measure, of_rounds, of_run
-from tightframe.rounds.run_record import RunRecord
+from tightframe.rounds.server.record import RunRecord
 
 FOLDER = "tb_events"
 """Of the events, beside the results."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
@@ -25,9 +25,9 @@ from nvflare.apis.signal import Signal
 from tightframe.config.refusals import REFUSALS, in_words
 from tightframe.errors import REASONS, RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.rounds.coordinator import Accept, Message
-from tightframe.rounds.silo import failure_code
-from tightframe.rounds.summation import Failed
+from tightframe.rounds.server.coordinator import Accept, Message
+from tightframe.rounds.silo.session import failure_code
+from tightframe.rounds.sums.plain import Failed
 
 POLL_SECONDS = 0.05
 LATE, FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-502", "TF-503", "TF-504", "TF-730", "TF-614"
@@ -61,7 +61,7 @@ class _Exchange:
 
 
 class FlareTransport:
-    """``rounds.coordinator.Transport`` over a controller.
+    """``rounds.server.coordinator.Transport`` over a controller.
 
     Args:
         controller: sends the tasks.
@@ -72,6 +72,7 @@ class FlareTransport:
         log: for what is left out, and why.
         absent_grace: seconds that silos have which did not fetch their task in the last exchange.
         failed: told of every silo that is left out, as soon as it is.
+        check: raises if the run cannot go on for a reason outside of it.
     """
 
     def __init__(
@@ -85,7 +86,9 @@ class FlareTransport:
         log: logging.Logger,
         absent_grace: float = 10.0,
         failed: Failed | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._check = check
         self._controller = controller
         self._fl_ctx = fl_ctx
         self._abort_signal = abort_signal
@@ -100,8 +103,9 @@ class FlareTransport:
         """Send, wait, report who failed and why.
 
         Raises:
-            RunError: TF-504 if the run is aborted while waiting.
+            RunError: TF-504 if the run is aborted while waiting; what ``check`` raises.
         """
+        self._check()
         state = _Exchange(accept)
         for site, request in sorted(requests.items()):
             state.waiting[site] = _Waiting(self._make_task(task, site, request, state))
@@ -187,7 +191,14 @@ class FlareTransport:
         """Return when nobody is left to wait for; those who were too slow are finished as late."""
         while True:
             if self._abort_signal.triggered:
-                raise RunError("the run was aborted before it was done.", code=ABORTED)
+                awaited = [site for site, waiting in state.waiting.items() if not waiting.done]
+                raise RunError(
+                    f"the run was aborted before it was done, while {', '.join(awaited) or 'nobody'} had "
+                    "still to answer: by a person, or by the engine, which fails a job when a silo's process "
+                    "dies; the server's own log says which.",
+                    code=ABORTED,
+                )
+            self._check()
             with state.lock:
                 if not self._still_expected(state, time.monotonic()):
                     return

@@ -24,13 +24,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tightframe import model_update, phases
+from tightframe import phases
 from tightframe.errors import TrainingError
-from tightframe.head_training import fit_head
-from tightframe.local_training import LocalRule, ServerRule, averaging, composed_method, plain_training
+from tightframe.learning import model_update
+from tightframe.learning.halves import LocalRule, ServerRule, averaging, composed_method, plain_training
+from tightframe.learning.losses import fit_head
 from tightframe.models import feature_width
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -48,7 +50,7 @@ SEED = "ccvr_seed"
 COUNT_BOUND, SUM_BOUND, PRODUCT_BOUND = 2.0**24, 2.0**28, 2.0**32
 
 
-class CcvrConfig(BaseModel):
+class CcvrConfig(StrictModel):
     """CCVR's options.
 
     Attributes:
@@ -56,8 +58,6 @@ class CcvrConfig(BaseModel):
         epochs: passes over all draws, which are drawn once.
         learning_rate, momentum, batch_size: of SGD on the head.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     virtual_features: int = Field(default=1000, ge=1, le=1_000_000)
     epochs: int = Field(default=10, ge=1, le=10_000)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 from torch import nn
 
-from tightframe import model_update, phases
-from tightframe.class_sums import class_sum_fields, silo_class_sums
-from tightframe.local_training import (
+from tightframe import phases
+from tightframe.learning import model_update
+from tightframe.learning.class_sums import class_sum_fields, silo_class_sums
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -26,7 +27,8 @@ from tightframe.local_training import (
     composed_method,
     plain_training,
 )
-from tightframe.losses import ZeroCounts, balanced_softmax_loss
+from tightframe.learning.losses import ZeroCounts, balanced_softmax_loss
+from tightframe.learning.stages import Term
 from tightframe.methods import feddc, feddyn, fedmr, fednova, fedopt, fedprox, fedrs, moon, scaffold
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import (
@@ -36,15 +38,11 @@ from tightframe.models.geometry_heads import (
     PrototypeInit,
     TemperatureForm,
 )
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
-from tightframe.stages import Term
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class EtfOptions(_Options):
+class EtfOptions(StrictModel):
     """Arguments of ``EtfHead``; the defaults are FedAvg_ETF's frame on the bare features."""
 
     dim: int | None = Field(default=None, ge=1)
@@ -55,7 +53,7 @@ class EtfOptions(_Options):
     temperature_form: TemperatureForm = "plain"
 
 
-class NormalisedOptions(_Options):
+class NormalisedOptions(StrictModel):
     """Arguments of ``NormalisedPrototypeHead``; its prototypes stay as they are drawn."""
 
     init: PrototypeInit = "orthonormal"
@@ -63,7 +61,7 @@ class NormalisedOptions(_Options):
     learn_scale: bool = True
 
 
-class BalancedSoftmaxOptions(_Options):
+class BalancedSoftmaxOptions(StrictModel):
     """Arguments of ``balanced_softmax_loss``, whose class counts are the silo's own."""
 
     gamma: float = Field(default=1.0, ge=0)
@@ -94,7 +92,7 @@ PAIRED = ("scaffold", "feddyn", "feddc")
 ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
-class Choices(_Options):
+class Choices(StrictModel):
     """What is combined.
 
     Attributes:

@@ -28,15 +28,18 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update, phases
+from tightframe import phases
 from tightframe.errors import TrainingError
-from tightframe.head_training import fit_head
-from tightframe.local_training import predict
+from tightframe.learning import model_update
+from tightframe.learning.halves import predict
+from tightframe.learning.losses import fit_head
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models import feature_width
-from tightframe.optimizers import OptimizerSettings
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -49,7 +52,6 @@ from tightframe.phases import (
     Totals,
     stream_seed,
 )
-from tightframe.stages import Stage, cross_entropy
 
 TERMS = ("cross_entropy",)
 GRADIENTS, HOLDERS = "creff/gradients", "creff/holders"
@@ -59,7 +61,7 @@ GENERIC, RETRAINED = "head.generic.", "head.retrained."
 SHORTEST = 1e-12
 
 
-class CreffConfig(BaseModel):
+class CreffConfig(StrictModel):
     """CReFF's options.
 
     Attributes:
@@ -67,8 +69,6 @@ class CreffConfig(BaseModel):
         match_steps, match_learning_rate: S steps of gradient descent on them a round.
         epochs, learning_rate, momentum, batch_size: of the head's re-training by SGD, a round.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     features: int = Field(default=100, ge=1, le=100_000)
     match_steps: int = Field(default=100, ge=1, le=100_000)

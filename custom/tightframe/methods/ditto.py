@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.local_training import (
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -28,16 +28,17 @@ from tightframe.local_training import (
     composed_method,
     trained_parameters,
 )
-from tightframe.losses import half_squared_distance
-from tightframe.model_update import received_model
-from tightframe.optimizers import OptimizerSettings
+from tightframe.learning.losses import half_squared_distance
+from tightframe.learning.model_update import received_model
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import ParameterTerm, Stage, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Contribution, Setting, SiloView, Tensors
-from tightframe.stages import ParameterTerm, Stage, cross_entropy
 
 PERSONAL = "personal/"
 
 
-class DittoConfig(BaseModel):
+class DittoConfig(StrictModel):
     """Ditto's options.
 
     Attributes:
@@ -46,8 +47,6 @@ class DittoConfig(BaseModel):
         personal_epochs: s, a round; None is the job's.
         personal_learning_rate: None is the job's.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     lam: float = Field(default=0.75, ge=0)
     personal_epochs: int | None = Field(default=None, ge=1, le=10_000)

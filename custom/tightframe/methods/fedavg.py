@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.model_update import (
+from tightframe.learning.loop import OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.model_update import (
     apply_mean,
     broadcast_model,
     initial_model,
@@ -22,6 +23,7 @@ from tightframe.model_update import (
     training_fields,
     training_terms,
 )
+from tightframe.options import StrictModel
 from tightframe.phases import (
     CLASS_COUNTS,
     Cohort,
@@ -36,12 +38,11 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.training import OptimizerSettings, Stage, Term, cross_entropy
 
 Loss = Literal["cross_entropy", "focal"]
 
 
-class FedAvgConfig(BaseModel):
+class FedAvgConfig(StrictModel):
     """FedAvg's options: only the loss; epochs, batch size and optimiser are the job's.
 
     Attributes:
@@ -49,8 +50,6 @@ class FedAvgConfig(BaseModel):
             classes weighted by their share of all silos' records, which the silos sum up first.
         focal_gamma: its exponent.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     loss: Loss = "cross_entropy"
     focal_gamma: float = Field(default=2.0, ge=0, le=10)

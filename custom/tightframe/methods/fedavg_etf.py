@@ -21,16 +21,18 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update, phases
-from tightframe.class_sums import ClassSums, ratio_of_sums
-from tightframe.local_training import update_fields
+from tightframe import phases
+from tightframe.learning import model_update
+from tightframe.learning.class_sums import ClassSums, ratio_of_sums
+from tightframe.learning.halves import update_fields
+from tightframe.learning.loop import BatchView, OptimizerSettings, Stage, Term, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
-from tightframe.training import BatchView, OptimizerSettings, Stage, Term, cross_entropy
 
 Divisor = Literal["over_holders", "over_selected", "count_weighted"]
 Measure = Literal["eval_pass", "last_epoch"]
@@ -48,7 +50,7 @@ COUNT_BOUND = 2.0**24
 SUM_BOUND = 2.0**28
 
 
-class FedAvgETFConfig(BaseModel):
+class FedAvgETFConfig(StrictModel):
     """FedAvg_ETF's options.
 
     Attributes:
@@ -59,9 +61,6 @@ class FedAvgETFConfig(BaseModel):
             runs start after 50 to 90 of 100 rounds. Under the class rules class sums are open from the
             second round on, so that the memory acts from round 3 at the earliest.
         beta_etf: length of the frame's class vectors.
-        min_class_count: with fewer local records of a class a silo adds nothing to its memory vector,
-            because the mean of a few is close to one record's features; 0 is the paper. Choose it no
-            larger than the sites' own rule, which counts holders without it.
         mu_divisor: ``over_holders`` is the mean over silos that have the class, ``over_selected`` the
             paper's algorithm read literally (all silos of the round, so that rare classes shrink),
             ``count_weighted`` the mean over records.
@@ -71,12 +70,9 @@ class FedAvgETFConfig(BaseModel):
             job's public weights.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
     alpha: float = Field(default=0.5, ge=0, le=100)
     warm_up: int | None = Field(default=None, ge=1)
     beta_etf: float = Field(default=1.0, gt=0, le=1000)
-    min_class_count: int = Field(default=5, ge=0)
     mu_divisor: Divisor = "over_holders"
     measure: Measure = "eval_pass"
     average: Average = "uniform"
@@ -299,13 +295,13 @@ def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
 def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """A silo's terms of the memory's numerator (C, d) and denominator (C,).
 
-    Classes with fewer than ``min_class_count`` records are zero in both.
+    Classes without records are zero in both; of which classes a silo speaks, its site's own rule says.
 
     Raises:
         TrainingError: TF-301 if a feature is not finite.
     """
     told = seen.totals if config.mu_divisor == "count_weighted" else seen.means
-    return told(least=config.min_class_count)
+    return told(least=1)
 
 
 def _watch(seen: ClassSums, *, after: int) -> Term:

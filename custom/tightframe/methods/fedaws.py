@@ -16,19 +16,20 @@ those comparisons, 0.5 between orthogonal vectors; C vectors can all be C / (2 (
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update
-from tightframe.local_training import LocalRule, ServerRule, composed_method, plain_training
+from tightframe.learning import model_update
+from tightframe.learning.halves import LocalRule, ServerRule, composed_method, plain_training
+from tightframe.learning.server_optimizers import sgd_step
 from tightframe.models.geometry_heads import unit_features
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, ServerState, Setting, Tensors, Totals
-from tightframe.server_optimizers import sgd_step
 
 VECTORS = "head.weight"
 
 
-class FedAwSConfig(BaseModel):
+class FedAwSConfig(StrictModel):
     """FedAwS's options.
 
     Attributes:
@@ -37,8 +38,6 @@ class FedAwSConfig(BaseModel):
         server_learning_rate: of these steps.
         momentum: of these steps, afresh in each round.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     margin: float = Field(default=0.5, ge=0, le=1)
     steps: int = Field(default=10, ge=0, le=10_000)

@@ -17,34 +17,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.local_training import (
+from tightframe.learning.halves import (
     LocalRule,
     ServerRule,
     averaging,
     composed_method,
     plain_training,
 )
-from tightframe.optimizers import OptimizerSettings
-from tightframe.personal_head import in_body, in_head
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.own_models import in_body, in_head
+from tightframe.learning.stages import Stage, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
-from tightframe.stages import Stage, cross_entropy
 
 Part = Literal["all", "head", "body"]
 _SELECT: dict[Part, Callable[[str], bool]] = {"all": lambda name: True, "head": in_head, "body": in_body}
 
 
-class FedBabuConfig(BaseModel):
+class FedBabuConfig(StrictModel):
     """FedBABU's options.
 
     Attributes:
         personal_epochs: fine-tuning of the final model at each silo; the paper reports 5.
         fine_tune: what is fine-tuned: the whole model as in the paper's tables, or one part.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     personal_epochs: int = Field(default=5, ge=1, le=10_000)
     fine_tune: Part = "all"

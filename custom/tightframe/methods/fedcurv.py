@@ -23,13 +23,14 @@ Both sums go to every silo; so three silos learn the sums of the two others.
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update, phases
+from tightframe import phases
 from tightframe.errors import TrainingError
-from tightframe.exact_sums import on_grid
-from tightframe.local_training import (
+from tightframe.learning import model_update
+from tightframe.learning.exact_updates import on_grid
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -38,9 +39,10 @@ from tightframe.local_training import (
     composed_method,
     trained_parameters,
 )
-from tightframe.model_update import BROADCAST
+from tightframe.learning.model_update import BROADCAST
+from tightframe.learning.stages import ParameterTerm, at_least_float32, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
-from tightframe.stages import ParameterTerm, at_least_float32, cross_entropy
 
 FISHER, PRODUCT = "fisher/", "fisher_times_model/"
 SUMS = "fisher_sums"
@@ -51,14 +53,12 @@ SCALE = 2.0**16
 BOUND = 2.0**28
 
 
-class FedCurvConfig(BaseModel):
+class FedCurvConfig(StrictModel):
     """FedCurv's option.
 
     Attributes:
         weight: lambda, of the other silos' curvature. With 0 this is FedAvg.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     weight: float = Field(default=0.01, ge=0)
 

@@ -23,12 +23,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from tightframe import phases
-from tightframe.exact_sums import as_summed, exact_update_fields, on_grid, silos_ever
-from tightframe.local_training import (
+from tightframe.learning.exact_updates import as_summed, exact_update_fields, on_grid, silos_ever
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -42,9 +42,10 @@ from tightframe.local_training import (
     require_sgd,
     trained_parameters,
 )
-from tightframe.model_update import BROADCAST, UPDATE
+from tightframe.learning.model_update import BROADCAST, UPDATE
+from tightframe.learning.stages import ParameterTerm, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
-from tightframe.stages import ParameterTerm, cross_entropy
 
 Momentum = Literal["refuse", "normalise", "ignore"]
 
@@ -53,7 +54,7 @@ SILOS = "drift_silos"
 GRADIENT_BOUND = 1e6
 
 
-class FedDCConfig(BaseModel):
+class FedDCConfig(StrictModel):
     """FedDC's options.
 
     Attributes:
@@ -62,8 +63,6 @@ class FedDCConfig(BaseModel):
             job; ``normalise``: divide by FedNova's sum of gradient weights in place of tau_k, so
             that g_k' is still a mean of gradients; ``ignore``: divide by tau_k all the same.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     alpha: float = Field(default=0.01, ge=0)
     momentum: Momentum = "refuse"

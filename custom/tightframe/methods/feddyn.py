@@ -22,11 +22,11 @@ Everything that a silo keeps and sends is a function of its own updates, so that
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.exact_sums import as_summed, exact_update_fields, silos_ever
-from tightframe.local_training import (
+from tightframe.learning.exact_updates import as_summed, exact_update_fields, silos_ever
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -37,22 +37,21 @@ from tightframe.local_training import (
     plus,
     trained_parameters,
 )
-from tightframe.model_update import BROADCAST, UPDATE
+from tightframe.learning.model_update import BROADCAST, UPDATE
+from tightframe.learning.stages import ParameterTerm, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
-from tightframe.stages import ParameterTerm, cross_entropy
 
 DRIFT = "drift/"
 SILOS = "drift_silos"
 
 
-class FedDynConfig(BaseModel):
+class FedDynConfig(StrictModel):
     """FedDyn's option.
 
     Attributes:
         alpha: weight of the regulariser; the paper tries 0.001, 0.01 and 0.1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     alpha: float = Field(default=0.01, gt=0)
 

@@ -25,12 +25,14 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update, training
-from tightframe.losses import ZeroCounts, balanced_softmax_loss
+from tightframe.learning import loop, model_update
+from tightframe.learning.loop import Batch, OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.losses import ZeroCounts, balanced_softmax_loss
 from tightframe.models.geometry_heads import EtfHead, TemperatureForm, etf_logits
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -44,7 +46,6 @@ from tightframe.phases import (
     Totals,
     stream_seed,
 )
-from tightframe.training import Batch, OptimizerSettings, Stage, Term, cross_entropy
 
 __all__ = ["METHOD", "FedETFConfig", "balanced_softmax_loss", "etf_logits"]
 
@@ -52,7 +53,7 @@ TERMS = ("balanced_softmax",)
 FRAME, TEMPERATURE, PROJECTION = "head.etf", "head.beta", "head.projection."
 
 
-class FedETFConfig(BaseModel):
+class FedETFConfig(StrictModel):
     """FedETF's options; where paper and published code disagree, both readings.
 
     Attributes:
@@ -78,8 +79,6 @@ class FedETFConfig(BaseModel):
         projection_epochs, projection_learning_rate, projection_momentum, projection_weight_decay: of
             the projection, by SGD.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     dim: int | None = Field(default=None, ge=1, le=65_536)
     temperature: float = Field(default=1.0, gt=1e-3, le=1e4)
@@ -189,7 +188,7 @@ def private(config: FedETFConfig) -> str | None:
     )
 
 
-def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[training.GradientCorrection, ...]:
+def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[loop.GradientCorrection, ...]:
     """Takes the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
     if config.temperature_decay or not weight_decay:
         return ()
@@ -225,7 +224,7 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
         features, labels = _features(silo, personal)
         # An order of records for each epoch, drawn from a stream of its own.
         seed = int(torch.randint(2**62, (), generator=silo.generator("personal")))
-        training.fit(
+        loop.fit(
             _OnFeatures(personal.head),
             lambda epoch: _shuffled(features, labels, setting.local.batch_size, stream_seed(seed, epoch)),
             _tuning_stages(config),
@@ -289,7 +288,7 @@ class _OnFeatures(nn.Module):
 def _features(silo: SiloView, model: Any) -> Batch:
     """Features (n, h) and labels (n,) of the training fold, without augmentation."""
     pairs = [
-        (training.at_least_float32(model.features(inputs)), labels)
+        (loop.at_least_float32(model.features(inputs)), labels)
         for inputs, labels in silo.batches("train", augment=False, shuffle=False)
     ]
     return torch.cat([features for features, _ in pairs]), torch.cat([labels for _, labels in pairs])
@@ -298,7 +297,7 @@ def _features(silo: SiloView, model: Any) -> Batch:
 def _shuffled(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Iterator[Batch]:
     """Mini-batches in the order that the seed gives."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    for chosen in training.merge_single_tail(order.to(labels.device), batch_size):
+    for chosen in loop.merge_single_tail(order.to(labels.device), batch_size):
         yield features[chosen], labels[chosen]
 
 

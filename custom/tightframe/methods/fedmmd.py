@@ -18,25 +18,24 @@ exist, and there is no form of it for differential privacy.
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tightframe.local_training import LocalRule, Objective, ServerRule, averaging, composed_method
-from tightframe.model_update import received_model
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, averaging, composed_method
+from tightframe.learning.model_update import received_model
+from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
-from tightframe.stages import BatchView, Term, at_least_float32, cross_entropy
 
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 LEAST_DISTANCE = 1e-12
 
 
-class FedMMDConfig(BaseModel):
+class FedMMDConfig(StrictModel):
     """FedMMD's option.
 
     Attributes:
         weight: lambda, of the discrepancy. With 0 this is FedAvg.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     weight: float = Field(default=0.1, ge=0)
 

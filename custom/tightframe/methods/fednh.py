@@ -24,22 +24,24 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 
-from tightframe import model_update, phases
+from tightframe import phases
 from tightframe.errors import TrainingError
-from tightframe.local_training import update_fields
-from tightframe.models import feature_width
-from tightframe.models.geometry_heads import NormalisedPrototypeHead, PrototypeInit
-from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
-from tightframe.training import (
+from tightframe.learning import model_update
+from tightframe.learning.halves import update_fields
+from tightframe.learning.loop import (
     GradientCorrection,
     OptimizerSettings,
     Stage,
     at_least_float32,
     cross_entropy,
 )
+from tightframe.models import feature_width
+from tightframe.models.geometry_heads import NormalisedPrototypeHead, PrototypeInit
+from tightframe.options import StrictModel
+from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
 
 Release = Literal["official", "sum"]
 Average = Literal["uniform", "weighted"]
@@ -55,7 +57,7 @@ CANCELLED = 1e-6
 SUM_BOUND = 2.0**24
 
 
-class FedNHConfig(BaseModel):
+class FedNHConfig(StrictModel):
     """FedNH's options.
 
     Attributes:
@@ -78,8 +80,6 @@ class FedNHConfig(BaseModel):
         server_adv: its other one, in which mu_kc counts by ``exp(W_c . mu_kc)`` instead of n_kc.
         augment_prototypes: take the features of mu_kc from augmented records, as the published code.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     rho: float = Field(default=0.9, ge=0, le=1)
     init: PrototypeInit = "orthonormal"

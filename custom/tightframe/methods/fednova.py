@@ -7,7 +7,7 @@ Heterogeneous Federated Optimization, NeurIPS 2020, eqs. (10) to (12)::
     w <- w - eta (sum_k p_k a_k) (sum_k p_k d_k),   p_k = n_k / sum_j n_j over the cohort
 
 a_k is the sum of the weights with which the silo's gradients enter its update: the number of steps for
-plain SGD, more with momentum, less with a proximal term (``local_training.gradient_weight``). So d_k
+plain SGD, more with momentum, less with a proximal term (``learning.halves.gradient_weight``). So d_k
 is a mean gradient, and where all silos take as many steps this is FedAvg. The sums are n_k d_k, n_k a_k
 and n_k. Running statistics (BatchNorm) are averaged: they are no gradients.
 
@@ -19,9 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
-from tightframe.local_training import (
+from tightframe.learning.halves import (
     LocalRule,
     ServerRule,
     Trained,
@@ -33,7 +32,8 @@ from tightframe.local_training import (
     require_sgd,
     update_fields,
 )
-from tightframe.model_update import UPDATE
+from tightframe.learning.model_update import UPDATE
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors, Totals
 
 DIRECTION = "direction/"
@@ -45,10 +45,8 @@ DIRECTION_BOUND = 1e6
 WEIGHT_BOUND = 1e9
 
 
-class FedNovaConfig(BaseModel):
+class FedNovaConfig(StrictModel):
     """FedNova has no options: learning rate, momentum and epochs are the job's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def normaliser(setting: Setting, steps: int, mu: float) -> float:

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tightframe.local_training import (
+from tightframe.learning.halves import (
     LocalRule,
     ServerRule,
     composed_method,
@@ -29,14 +29,15 @@ from tightframe.local_training import (
     plain_training,
     update_fields,
 )
+from tightframe.learning.server_optimizers import fedopt_step, kept_moments
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, ServerState, Setting, Totals
-from tightframe.server_optimizers import fedopt_step, kept_moments
 
 Variant = Literal["adam", "yogi", "adagrad"]
 Weighting = Literal["uniform", "size"]
 
 
-class AdaptiveServer(BaseModel):
+class AdaptiveServer(StrictModel):
     """The options of the server's step.
 
     Attributes:
@@ -47,8 +48,6 @@ class AdaptiveServer(BaseModel):
         weighting: D is the mean over silos as in the paper (``uniform``), or weighted by their public
             weights as in FedAvg (``size``).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     server_learning_rate: float = Field(default=0.01, gt=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)

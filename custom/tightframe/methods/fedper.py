@@ -15,25 +15,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.local_training import LocalRule, ServerRule, composed_method, plain_training
-from tightframe.optimizers import OptimizerSettings
-from tightframe.personal_head import averaging_body, keep_head, own_model
+from tightframe.learning.halves import LocalRule, ServerRule, composed_method, plain_training
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.own_models import averaging_body, keep_head, own_model
+from tightframe.learning.stages import Stage, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
-from tightframe.stages import Stage, cross_entropy
 
 
-class FedPerConfig(BaseModel):
+class FedPerConfig(StrictModel):
     """FedPer's option.
 
     Attributes:
         personal_epochs: training of body and head between the final body and the personal model;
             None is one more round (the job's epochs), 0 takes the final body and the kept head as they are.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     personal_epochs: int | None = Field(default=None, ge=0, le=10_000)
 

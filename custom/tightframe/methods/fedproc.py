@@ -20,14 +20,17 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update, phases
-from tightframe.class_sums import ClassSums, ratio_of_sums
-from tightframe.local_training import LocalRule, Objective, ServerRule, Trained, predict, train_phase
+from tightframe import phases
+from tightframe.learning import model_update
+from tightframe.learning.class_sums import ClassSums, ratio_of_sums
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, predict, train_phase
+from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import unit_features
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -39,7 +42,6 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.stages import BatchView, Term, at_least_float32, cross_entropy
 
 TERMS = ("cross_entropy", "prototypical")
 MEANS, HOLDERS = "prototypes/means", "prototypes/holders"
@@ -47,7 +49,7 @@ PROTOTYPES, VALID = "prototypes", "prototypes_valid"
 FEATURE_BOUND = 2.0**14
 
 
-class FedProcConfig(BaseModel):
+class FedProcConfig(StrictModel):
     """FedProc's options.
 
     Attributes:
@@ -55,16 +57,10 @@ class FedProcConfig(BaseModel):
         projection_width: outputs of the projection, two layers with a ReLU between them, that is put before
             the classifier; the paper takes 256. None adds none: the features are then compared as they
             are, and the network is that of the other methods.
-        min_class_count: with fewer local records of a class a silo adds nothing to its prototype, because
-            the mean of a few is close to one record's features; 0 is the paper. Choose it no larger
-            than the sites' own rule, which counts holders without it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     tau: float = Field(default=0.5, gt=0)
     projection_width: int | None = Field(default=256, ge=1, le=65_536)
-    min_class_count: int = Field(default=5, ge=0)
 
 
 class ProjectedHead(nn.Module):
@@ -173,19 +169,18 @@ def local_rule(config: FedProcConfig, *, alpha: float) -> LocalRule:
         )
 
     def finish(trained: Trained) -> Contribution:
-        return Contribution(class_means(trained.silo, trained.model, least=config.min_class_count))
+        return Contribution(class_means(trained.silo, trained.model))
 
     return LocalRule(TERMS, objective, fields=fields, finish=finish)
 
 
 @torch.no_grad()
-def class_means(silo: SiloView, model: nn.Module, *, least: int) -> dict[str, torch.Tensor]:
+def class_means(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]:
     """A silo's class means of z and which classes it tells of, float64; zero where it does not.
 
     Args:
         silo: whose training records are passed through the model once, without augmentation.
         model: trained, in evaluation mode.
-        least: records that a class must have.
 
     Raises:
         TrainingError: TF-301 if a feature is not finite.
@@ -194,7 +189,7 @@ def class_means(silo: SiloView, model: nn.Module, *, least: int) -> dict[str, to
     passes = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     for inputs, labels in passes:
         seen.add(projected(model, at_least_float32(model.features(inputs))), labels)  # type: ignore[operator]
-    means, held = seen.means(least=least)
+    means, held = seen.means(least=1)
     return {MEANS: means, HOLDERS: held}
 
 

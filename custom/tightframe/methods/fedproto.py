@@ -24,14 +24,17 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tightframe import model_update, phases
-from tightframe.class_sums import ClassSums, ratio_of_sums
-from tightframe.local_training import predict
+from tightframe import phases
+from tightframe.learning import model_update
+from tightframe.learning.class_sums import ClassSums, ratio_of_sums
+from tightframe.learning.halves import predict
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
+from tightframe.learning.stages import BatchView, Stage, Term, cross_entropy
 from tightframe.models import feature_width
-from tightframe.optimizers import OptimizerSettings
-from tightframe.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -43,7 +46,6 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.stages import BatchView, Stage, Term, cross_entropy
 
 Weighting = Literal["holders", "records"]
 
@@ -53,7 +55,7 @@ PROTOTYPES, VALID = "prototypes", "prototype_valid"
 SUM_BOUND, FEATURE_BOUND, COUNT_BOUND = 2.0**28, 2.0**20, 2.0**24
 
 
-class FedProtoConfig(BaseModel):
+class FedProtoConfig(StrictModel):
     """FedProto's options.
 
     Attributes:
@@ -61,8 +63,6 @@ class FedProtoConfig(BaseModel):
         weighting: a prototype is the mean of its holders' class means (``holders``), or of all their records
             (``records``).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     lam: float = Field(default=0.1, ge=0)
     weighting: Weighting = "holders"

@@ -11,9 +11,9 @@ loss, momentum and all; the server averages as FedAvg does. With mu = 0 this is 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from tightframe.local_training import (
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -21,20 +21,19 @@ from tightframe.local_training import (
     composed_method,
     trained_parameters,
 )
-from tightframe.losses import half_squared_distance
-from tightframe.model_update import BROADCAST
+from tightframe.learning.losses import half_squared_distance
+from tightframe.learning.model_update import BROADCAST
+from tightframe.learning.stages import ParameterTerm, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
-from tightframe.stages import ParameterTerm, cross_entropy
 
 
-class FedProxConfig(BaseModel):
+class FedProxConfig(StrictModel):
     """FedProx's option.
 
     Attributes:
         mu: weight of the term; the paper tries 0.001, 0.01, 0.1 and 1.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     mu: float = Field(default=0.01, ge=0)
 

@@ -17,25 +17,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.local_training import LocalRule, Objective, ServerRule, composed_method
-from tightframe.optimizers import OptimizerSettings
-from tightframe.personal_head import averaging_body, in_body, in_head, keep_head, own_model
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, composed_method
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.own_models import averaging_body, in_body, in_head, keep_head, own_model
+from tightframe.learning.stages import Stage, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
-from tightframe.stages import Stage, cross_entropy
 
 
-class FedRepConfig(BaseModel):
+class FedRepConfig(StrictModel):
     """FedRep's option.
 
     Attributes:
         head_epochs: E_h, of the head alone, in every round before the body's epochs (the job's), and once
             more on the final body for the personal model. The paper and FedNH's comparison have 10.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     head_epochs: int = Field(default=10, ge=1, le=10_000)
 

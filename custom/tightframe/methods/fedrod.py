@@ -21,12 +21,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe import model_update
-from tightframe.losses import balanced_softmax_loss
+from tightframe.learning import model_update
+from tightframe.learning.loop import BatchView, FitReport, OptimizerSettings, Stage, Term
+from tightframe.learning.losses import balanced_softmax_loss
 from tightframe.models import feature_width
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -39,14 +41,13 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.training import BatchView, FitReport, OptimizerSettings, Stage, Term
 
 TERMS = ("balanced_softmax", "personal")
 PERSONAL = "personal_head"
 ABSENT_SHARE = 1e-12
 
 
-class FedRODConfig(BaseModel):
+class FedRODConfig(StrictModel):
     """FedROD's options.
 
     Attributes:
@@ -57,8 +58,6 @@ class FedRODConfig(BaseModel):
             is one more round (the job's epochs), 0 puts the kept personal head on the final global
             model as it is.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     absent_classes: Literal["clamp", "tiny", "exclude"] = "clamp"
     personal_head: Literal["linear"] = "linear"

@@ -24,17 +24,18 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.local_training import LocalRule, Objective, ServerRule, averaging, composed_method
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, averaging, composed_method
+from tightframe.learning.stages import BatchView, Term
+from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
-from tightframe.stages import BatchView, Term
 
 Form = Literal["binary", "soft"]
 
 
-class FedRSConfig(BaseModel):
+class FedRSConfig(StrictModel):
     """FedRS's options.
 
     Attributes:
@@ -43,8 +44,6 @@ class FedRSConfig(BaseModel):
             grows from alpha to 1 with the class's share of the silo's records, as in published
             comparisons.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     alpha: float = Field(default=0.5, ge=0, le=1)
     form: Form = "binary"

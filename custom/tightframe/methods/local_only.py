@@ -7,12 +7,12 @@ what is summed are a one, the means of the losses, and the evaluation. There is 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
-from tightframe import model_update
-from tightframe.local_training import predict
-from tightframe.optimizers import OptimizerSettings
-from tightframe.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
+from tightframe.learning import model_update
+from tightframe.learning.halves import predict
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
+from tightframe.learning.stages import Stage, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -25,15 +25,12 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.stages import Stage, cross_entropy
 
 TERMS = ("cross_entropy",)
 
 
-class LocalOnlyConfig(BaseModel):
+class LocalOnlyConfig(StrictModel):
     """There are no options: rounds and epochs are the job's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:

@@ -20,10 +20,10 @@ enters what it sends only by such gradients.
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
-from tightframe.local_training import (
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -31,23 +31,22 @@ from tightframe.local_training import (
     averaging,
     composed_method,
 )
-from tightframe.model_update import received_model
+from tightframe.learning.model_update import received_model
+from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models.geometry_heads import unit_features
+from tightframe.options import StrictModel
 from tightframe.phases import Contribution, Setting, SiloView, Tensors
-from tightframe.stages import BatchView, Term, at_least_float32, cross_entropy
 
 PREVIOUS = "previous/"
 
 
-class MoonConfig(BaseModel):
+class MoonConfig(StrictModel):
     """MOON's options.
 
     Attributes:
         mu: weight of the contrastive term; the paper tries 0.1, 1, 5 and 10.
         tau: its temperature.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     mu: float = Field(default=1.0, ge=0)
     tau: float = Field(default=0.5, gt=0)

@@ -23,12 +23,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 
 from tightframe import phases
-from tightframe.exact_sums import on_grid, silos_ever
-from tightframe.local_training import (
+from tightframe.learning.exact_updates import on_grid, silos_ever
+from tightframe.learning.halves import (
     LocalRule,
     Objective,
     ServerRule,
@@ -43,9 +43,10 @@ from tightframe.local_training import (
     trained_parameters,
     update_fields,
 )
-from tightframe.model_update import UPDATE
+from tightframe.learning.model_update import UPDATE
+from tightframe.learning.stages import GradientCorrection, cross_entropy
+from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
-from tightframe.stages import GradientCorrection, cross_entropy
 
 Momentum = Literal["refuse", "normalise", "ignore"]
 
@@ -55,7 +56,7 @@ SILOS = "control_silos"
 CONTROL_BOUND = 1e6
 
 
-class ScaffoldConfig(BaseModel):
+class ScaffoldConfig(StrictModel):
     """SCAFFOLD's options.
 
     Attributes:
@@ -65,8 +66,6 @@ class ScaffoldConfig(BaseModel):
             that c_k' is still a mean of gradients; ``ignore``: divide by tau_k all the same, as
             NIID-Bench does, which makes control variates up to 1 / (1 - momentum) times too large.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     global_learning_rate: float = Field(default=1.0, gt=0)
     momentum: Momentum = "refuse"

@@ -4,6 +4,7 @@ Those of ``collapse`` look at features, so they are for one evaluator with all r
 """
 
 from tightframe.metrics.classification import (
+    NEARLY_ALL,
     accuracy,
     auroc,
     auroc_error_bound,
@@ -12,6 +13,7 @@ from tightframe.metrics.classification import (
     balanced_accuracy,
     confusion_matrix,
     macro_mean,
+    one_answer,
     per_class_recall,
     score_histogram,
 )
@@ -42,6 +44,7 @@ from tightframe.metrics.personal import (
 __all__ = [
     "GENERAL_ROUNDS",
     "LAST_ROUNDS",
+    "NEARLY_ALL",
     "Collapse",
     "accuracy",
     "accuracy_entropy",
@@ -66,6 +69,7 @@ __all__ = [
     "nc1",
     "nc2",
     "nc3",
+    "one_answer",
     "per_class_recall",
     "rounds_to_reach",
     "score_histogram",

@@ -20,6 +20,9 @@ Counts: TypeAlias = NDArray[Any]
 # Softmax in float32 may leave [0, 1] by a rounding error; anything further off is no score.
 _SCORE_TOLERANCE = 1e-6
 
+NEARLY_ALL = 0.98
+"""The share of records with the same answer from which on a model gives one answer."""
+
 
 def confusion_matrix(labels: NDArray[Any], predictions: NDArray[Any], num_classes: int) -> NDArray[np.int64]:
     """Count the records of each (true, predicted) pair of classes.
@@ -123,6 +126,31 @@ def macro_mean(values: NDArray[np.float64]) -> float:
     """
     present = values[~np.isnan(values)]
     return float(present.mean()) if present.size else float("nan")
+
+
+def one_answer(confusion: Counts) -> tuple[int, float] | None:
+    """The class that a model answers for nearly all records of any class, if there is one.
+
+    Judged by the records of all *other* classes: where most records are of one class, a good model often
+    answers it. A model whose records are of one class only is not judged.
+
+    Args:
+        confusion: (C, C), rows are true classes.
+
+    Returns:
+        The class, and the share of the other classes' records with this answer; None for any other model.
+
+    >>> one_answer(np.array([[5, 0], [3, 0]])), one_answer(np.array([[99, 0], [0, 1]]))
+    ((0, 1.0), None)
+    """
+    counts = np.asarray(confusion)
+    answer = int(counts.sum(0).argmax())
+    own, others = counts[answer], np.delete(counts, answer, axis=0)
+    records = others.sum()
+    if not records or own[answer] < NEARLY_ALL * own.sum():
+        return None
+    share = float(others[:, answer].sum() / records)
+    return (answer, share) if share >= NEARLY_ALL else None
 
 
 def auroc(histogram: Counts) -> NDArray[np.float64]:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from torch import nn
 
+from tightframe.options import StrictModel
 
-class Options(BaseModel):
+
+class Options(StrictModel):
     """Base of backbone options: frozen, unknown keys refused, no silent coercion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class SiloReport(Values):
     model_sha256: str
     final: Evaluation = Field(alias="global")
     own_model: bool = False
+    notes: tuple[str, ...] = ()
     model: SiloModel | None = None
     local_only: SiloBaseline | None = None
     personal: SiloPersonal | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Values(BaseModel):
@@ -13,11 +13,23 @@ class Values(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
+class OneAnswer(Values):
+    """A model that gives one answer: the class, and the share of other classes' records that get it, too."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    of_class: str = Field(alias="class")
+    share: float | None = None
+    interval: tuple[float, float] | None = None
+    certain: bool = True
+
+
 class FoldMetrics(Values):
     """One fold of an evaluation; without records there is nothing else. Rows of ``confusion`` are true.
 
     With ``noisy`` all numbers come from totals with noise of ``noise_deviation`` records in each cell of the
-    confusion matrix, and a class with fewer noisy records than ``class_floor`` has no recall.
+    confusion matrix, and a class with fewer noisy records than ``class_floor`` has no recall. Limits between
+    which exact numbers lie, as far as the noise goes, are in what ends in ``_interval``, at ``level``.
     """
 
     records: int
@@ -33,7 +45,21 @@ class FoldMetrics(Values):
     average_precision: float | None = None
     recall: dict[str, float | None] = {}
     class_records: dict[str, int] = {}
+    level: float | None = None
+    records_interval: tuple[int, int] | None = None
+    accuracy_interval: tuple[float, float] | None = None
+    balanced_accuracy_interval: tuple[float, float] | None = None
+    auroc_interval: tuple[float, float] | None = None
+    auroc_classes: int | None = None
+    recall_interval: dict[str, tuple[float, float] | None] = {}
+    class_records_interval: dict[str, tuple[int, int]] = {}
+    one_answer: OneAnswer | None = None
     confusion: list[list[int]] | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The same as plain values, for words."""
+        return self.model_dump(by_alias=True)
 
 
 class Evaluation(Values):
@@ -93,11 +119,23 @@ class Personal(Values):
     label_share: float | None = None
 
 
-class Outcome(Values):
-    """``outcome.json``."""
+class LostSilo(Values):
+    """Since when a silo is missing, and why."""
 
+    kind: str
+    round: int
+    at: str
+    code: str
+
+
+class Outcome(Values):
+    """``outcome.json``; runs of before have no ``status``."""
+
+    status: str | None = None
     trained: bool
     reason: str | None
+    lost: dict[str, LostSilo] = {}
+    notes: list[str] = []
     job_name: str
     method: str
     rounds_done: int
@@ -122,6 +160,15 @@ class Outcome(Values):
     job_sha256: str | None = None
     effective: dict[str, Any] = {}
     versions: dict[str, str] = {}
+
+    @property
+    def ended(self) -> str:
+        """How the run ended, in a few words: ``trained``, ``trained, not measured``, ``not trained``."""
+        if self.status is not None and self.trained:
+            return self.status
+        return (
+            ("trained" if self.reason is None else "trained, not measured") if self.trained else "not trained"
+        )
 
 
 class MethodCard(Values):
@@ -170,6 +217,7 @@ class SiloPersonal(Values):
     label_share: float
     silos: float
     judged: float
+    one_answer: OneAnswer | None = None
 
 
 class SiloPrivacy(Values):

@@ -21,16 +21,8 @@ from safetensors.torch import load_file, save
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
-from tightframe.rounds.takeover import (
-    CHECKPOINT,
-    COMMITTED,
-    EARLIER,
-    LOST,
-    PROPOSED,
-    place_of,
-    sum_of,
-    trains,
-)
+from tightframe.rounds.context import CHECKPOINT, COMMITTED, EARLIER, PROPOSED
+from tightframe.rounds.silo.state import LOST, place_of, sum_of, torn, trains
 from tightframe.securesum.messages import SumId
 
 BEST = "best_model.safetensors"
@@ -61,7 +53,7 @@ class Checkpoint:
     Attributes:
         state: of the server.
         best: the best model so far by validation; empty while there is none.
-        described: round, job, and in ``run`` what a resumed run needs (``rounds.resume``).
+        described: round, job, and in ``run`` what a resumed run needs (``rounds.server.resume``).
     """
 
     state: ServerState
@@ -106,15 +98,16 @@ def load_state(path: Path) -> Checkpoint:
     """
     try:
         with safe_open(path, "pt") as stream:
-            described: dict[str, Any] = json.loads((stream.metadata() or {}).get(DESCRIPTION, "{}"))
+            described = json.loads((stream.metadata() or {}).get(DESCRIPTION, "{}"))
             flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"Expected the checkpoint {path}, but it is torn or none: {error}.", code="TF-507"
         ) from None
-    if described.get("format") != FORMAT:
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
+        got = described.get("format") if isinstance(described, dict) else type(described).__name__
         raise RunError(
-            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {described.get('format')}: "
+            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {str(got)[:40]}: "
             "another version of tightframe wrote it, and has to go on with it.",
             code="TF-521",
         )
@@ -122,11 +115,19 @@ def load_state(path: Path) -> Checkpoint:
     found = _hash(described, flat)
     if found != expected:
         raise RunError(
-            f"Expected a checkpoint with SHA-256 {expected}, but got {found}: it is torn.", code="TF-507"
+            f"Expected {path} to be a checkpoint with SHA-256 {str(expected)[:64]}, but got {found}: it is "
+            "torn.",
+            code="TF-507",
         )
     parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}, "best": {}}
     for name, value in flat.items():
         part, _, rest = name.partition("/")
+        if part not in parts or not rest:
+            raise RunError(
+                f"Expected {path} to hold tensors of {list(parts)}, but got {name[:80]!r}: another version "
+                "of tightframe wrote it.",
+                code="TF-521",
+            )
         parts[part][rest] = value
     return Checkpoint(ServerState(parts["model"], parts["extra"]), parts["best"], described)
 
@@ -142,7 +143,7 @@ class SiloStateStore:
     What ``contribute`` returns is only *proposed*. The next message tells which sums were opened
     over which cohort; only if this silo's term was in it does the proposal become its state. The
     state of the round before is kept beside it, for a server that lost the last round
-    (``rounds.takeover``).
+    (``rounds.silo.state``).
     """
 
     def __init__(self, folder: Path, silo: str) -> None:
@@ -151,9 +152,18 @@ class SiloStateStore:
         self._lost = folder / LOST
 
     def committed(self) -> Tensors:
-        """The state that the last opened sum confirmed; empty before the first."""
+        """The state that the last opened sum confirmed; empty before the first.
+
+        Raises:
+            RunError: TF-522 if its file is torn.
+        """
         path = self._folder / COMMITTED
-        return load_file(path) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise torn(path, error) from None
 
     def propose(self, sum_id: SumId, state: Tensors) -> None:
         """Keep a proposed state beside the committed one; an empty one is not stored.

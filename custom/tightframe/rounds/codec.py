@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
 from tightframe.phases import Field, Group, Schema, Tensors, Totals
-from tightframe.rounds.summation import IntegerTotals, pack
+from tightframe.rounds.sums.plain import IntegerTotals, pack
 from tightframe.securesum import encoding
 from tightframe.securesum.messages import FieldSpec
 
 
 def bits_of(item: Field, parties: int) -> int:
     """Fraction bits of a field's fixed-point encoding for a sum over ``parties`` silos."""
-    return encoding.fraction_bits(item.ring, item.effective_bound, parties)
+    most = encoding.fraction_bits(item.ring, item.effective_bound, parties)
+    return most if item.bits is None else min(most, item.bits)
 
 
 def specs(schema: Schema, parties: int) -> tuple[FieldSpec, ...]:

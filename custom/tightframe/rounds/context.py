@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,19 +15,20 @@ from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
+from tightframe.privacy.ledger.ledger import ledger_path
+from tightframe.rounds.lasting import KIT_HEAD, TRANSCRIPT, Lasting, Places, lasting_journal
 from tightframe.securesum.identity import Anchor, Signer
 
+__all__ = ["DECLARATION", "SALT", "STATE", "Message", "SiloContext", "lasting_journal"]
+
 STATE = "silo_state"
-JOURNAL = "journal.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+"""The server's state after a round, from which a resumed job goes on."""
+COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 DECLARATION = "declaration.json"
 SALT = "salt"
 Message = dict[str, Any]
 """What travels: plain values and bytes."""
-
-
-def lasting_journal(state_dir: Path, site: str) -> Path:
-    """Folder of a site's journal in production: of all its jobs, outside of any."""
-    return state_dir / "secure_sum" / site
 
 
 @dataclass
@@ -46,10 +48,12 @@ class SiloContext:
         production: whether the engine runs in secure mode, with provisioned identities.
         memory_only: keep the secrets of the secure sum in memory. False only in the simulator, whose
             silos are one process a task.
-        journal_dir: folder of the secure sum's journal, which outlives runs in production.
-        ledger_dir: folder of the privacy ledger: the site's lasting state in production; by default among
-            this run's own.
+        journal_dir: folder of the lock of the site's secure sums, which outlives runs in production.
+        ledger_dir: folder of the ledger: the site's lasting state in production; by default among this run's
+            own.
+        kit: the startup kit's own folder, where a copy of the ledger's head is kept in production.
         identity: gives the silo's signer and what it trusts; asked for when secure sums need it.
+        at_work: told what the silo does, and how many batches of how many are done; for who watches.
         stopped: tells that the run was aborted.
         log: the silo's own log.
     """
@@ -67,7 +71,9 @@ class SiloContext:
     memory_only: bool = True
     journal_dir: Path | None = None
     ledger_dir: Path | None = None
+    kit: Path | None = None
     identity: Callable[[], tuple[Signer, Anchor]] | None = None
+    at_work: Callable[[str, int, int], None] = lambda what, done, of: None
     stopped: Callable[[], bool] = lambda: False
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("tightframe.silo"))
 
@@ -124,9 +130,23 @@ class SiloContext:
     @property
     def transcript(self) -> Path:
         """This silo's own view of the run's secure sums; in production it outlives the run's folder."""
-        return (self.state_dir or self.run_dir) / "transcript.jsonl"
+        return (self.state_dir or self.run_dir) / TRANSCRIPT
 
     @property
-    def journal(self) -> Path:
-        """The secure sum's journal."""
-        return (self.journal_dir or self.secure_folder) / JOURNAL
+    def places(self) -> Places:
+        """Where what this silo must remember of its sums lies."""
+        lasting = self.ledger_dir if self.production else None
+        # A simulated site is one for one job: it could not check what it signed under the root of another.
+        memory = self.ledger_dir or self.secure_folder / (self.job_id or "run")
+        return Places(
+            self.name,
+            ledger_path(memory, self.name),
+            self.journal_dir or self.secure_folder,
+            lasting,
+            None if lasting is None or self.kit is None else self.kit / KIT_HEAD,
+        )
+
+    @cached_property
+    def lasting(self) -> Lasting:
+        """Opens the ledger of that memory; what it has checked once, it need not check again."""
+        return Lasting(self.places, self.site, self.identity, self.log)

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 from tightframe.rounds.rows import Row, last_spent
 from tightframe.rounds.status import Status
-from tightframe.rounds.summation import LATE
+from tightframe.rounds.sums.plain import LATE
 
 PREFIX = "tightframe"
 NOISY = "_noisy"
 """Ends the name of a measure that has differential privacy's noise, so that none is drawn as an exact one."""
+LIMITS = ("_low", "_high")
+"""End the names of a noisy measure's limits: the exact value lies between, as far as the noise goes."""
 RECALL = "recall"
 EVALUATED: Mapping[str, str] = {
     "accuracy": "Accuracy on the test records",
@@ -24,6 +26,10 @@ EVALUATED: Mapping[str, str] = {
     "auroc": "Area under the ROC curve on the test records, mean over classes",
     "average_precision": "Average precision on the test records, mean over classes",
     RECALL: "Recall of one class on the test records",
+}
+COUNTED: Mapping[str, str] = {
+    "classes_told": "Classes that have enough records to be in the balanced accuracy",
+    "one_answer": "1 if the model gives one answer whatever the record, or if noise leaves that open",
 }
 OF_SUM: Mapping[str, str] = {
     "loss": "Loss of local training",
@@ -45,6 +51,7 @@ OF_RUN: Mapping[str, str] = {
     "evaluated_round": "Round whose model the test values are of",
     "silos_joined": "Silos enrolled",
     "silos_refused": "Silos not enrolled",
+    "silos_lost": "Silos enrolled that are in no sum any more",
     "left_out": "Times that a silo was not in a sum, late or for another reason",
     "epsilon_promised": "Most that the job may cost a silo",
     "run_seconds": "Seconds of all sums so far",
@@ -93,6 +100,7 @@ def of_run(status: Status, rows: Sequence[Row]) -> dict[Measure, float]:
         "rounds": status.rounds,
         "silos_joined": len(status.joined),
         "silos_refused": len(status.refused),
+        "silos_lost": len(status.lost),
         "left_out": sum(len(row.dropped) for row in rows),
         "epsilon_promised": promised,
         "run_seconds": sum(row.seconds for row in rows),
@@ -146,9 +154,19 @@ def _evaluated(row: Row) -> dict[Measure, float | None]:
     test: Mapping[str, Any] = (row.evaluation or {}).get("test", {})
     ending = NOISY if test.get("noisy") else ""
     recall = test.get(RECALL) or {}
+    limits: dict[Measure, float | None] = {}
+    if ending:
+        ranges = {(name, None): test.get(f"{name}_interval") for name in EVALUATED if name != RECALL}
+        ranges |= {(RECALL, name): ends for name, ends in (test.get(f"{RECALL}_interval") or {}).items()}
+        for (name, of_class), ends in ranges.items():
+            if ends is not None:
+                limits |= {(name + ending + end, of_class): ends[i] for i, end in enumerate(LIMITS)}
     return {
         **{(name + ending, None): test.get(name) for name in EVALUATED if name != RECALL},
         **{(RECALL + ending, name): value for name, value in recall.items()},
+        **limits,
+        ("classes_told" + ending, None): test.get("classes_told"),
+        ("one_answer", None): float(test.get("one_answer") is not None) if test else None,
     }
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.errors import REASONS
-from tightframe.report.words import plural, shown
+from tightframe.report.words import one_answer, plural, shown
 from tightframe.rounds.checkpoint import BEST, CHECKPOINT
-from tightframe.rounds.private import noisy_metrics
-from tightframe.rounds.private.shown import Spent
+from tightframe.rounds.dropouts import NOT_MEASURED, Lost
+from tightframe.rounds.riders import noisy_evaluation
+from tightframe.rounds.riders.epsilon import Spent
 from tightframe.rounds.rows import Row, last_spent
 
 _FILES = (
@@ -27,6 +28,12 @@ _FILES = (
 )
 
 
+def final_row(rows: Sequence[Row], rounds: int) -> Row | None:
+    """The row that made the last of a run's models, if that model was evaluated."""
+    evaluated = [row for row in rows if row.evaluation is not None]
+    return evaluated[-1] if evaluated and evaluated[-1].round == rounds else None
+
+
 @dataclass
 class Outcome:
     """The end of a run, as ``outcome.json`` and as the last screen tell it.
@@ -35,7 +42,8 @@ class Outcome:
 
     ``test_shared``: all silos test on the same records, so that pooled counts have each of them once for
     every silo. ``own_models``: each silo has a model of its own, and there is no global one.
-    ``temporary``: the files go with this value.
+    ``temporary``: the files go with this value. ``evaluates``: whether the job has the server measure models.
+    ``lost``: silo -> since when it is missing; ``notes``: what that means, in sentences.
     """
 
     job_name: str
@@ -59,11 +67,28 @@ class Outcome:
     own_models: bool = False
     private: bool = False
     temporary: bool = False
+    evaluates: bool = True
+    lost: dict[str, Lost] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def measured(self) -> bool:
+        """Whether test records of the silos say how good the final model is."""
+        final = self.final()
+        test = {} if final is None or final.evaluation is None else final.evaluation["test"]
+        return bool(test.get("noisy") or test.get("records"))
+
+    @property
+    def status(self) -> str:
+        """How the run ended, in the words that every surface has."""
+        if not self.trained:
+            return "not trained"
+        # Where the job keeps its evaluation at the silos, nothing is missing here.
+        return "trained" if self.measured or not self.evaluates else NOT_MEASURED
 
     def final(self) -> Row | None:
         """The row of the last model, if that was evaluated."""
-        rows = [row for row in self.rows if row.evaluation is not None]
-        return rows[-1] if rows and rows[-1].round == self.rounds_done else None
+        return final_row(self.rows, self.rounds_done)
 
     def spent(self) -> Spent | None:
         """What silos told last of the epsilon that the job has cost them; None without privacy."""
@@ -72,11 +97,8 @@ class Outcome:
     def screen(self) -> str:
         """One screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
-        verdict = "TRAINED" if self.trained else "NOT TRAINED"
-        if self.trained and self.reason:
-            verdict = "TRAINED, BUT NOT EVALUATED"
         lines.append(
-            f" {verdict}: {self.job_name}, {self.method}, "
+            f" {self.status.upper()}: {self.job_name}, {self.method}, "
             f"{self.rounds_done} of {plural(self.rounds, 'round')} in {self.seconds:.0f} s"
         )
         if self.reason:
@@ -84,6 +106,7 @@ class Outcome:
                 f" Reason: {line}" if i == 0 else f"   {line}"
                 for i, line in enumerate(self.reason.split("\n"))
             ]
+        lines += [f" Note: {line}" for line in self.notes]
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.summation}")
         lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]
@@ -108,9 +131,17 @@ class Outcome:
         for name, code in sorted(self.absent.items()):
             why = "; ".join([REASONS.get(code, "named"), *self.absent_rules.get(name, ())])
             lines.append(f"   {name} was not enrolled: {code} ({why})")
+        gone: set[str] = set()
         for row in self.rows:
             for name, code in sorted(row.dropped.items()):
-                lines.append(f"   {name} was left out of {row.name}: {code} ({REASONS.get(code, 'named')})")
+                since = self.lost.get(name)
+                if name in gone:
+                    continue
+                line = f"   {name} was left out of {row.name}: {code} ({REASONS.get(code, 'named')})"
+                if since is not None and (since.kind, since.round) == (row.kind, row.round):
+                    gone.add(name)
+                    line += " and of all that followed"
+                lines.append(line)
         return lines
 
     def _metric_lines(self) -> list[str]:
@@ -124,15 +155,17 @@ class Outcome:
         test = final.evaluation["test"]
         everybody = sorted(final.evaluated_by) == sorted(self.roster)
         whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
-        if noisy_metrics.is_noisy(final.evaluation):
+        if noisy_evaluation.is_noisy(final.evaluation):
             told = [(row.round, row.evaluation) for row in self.rows if row.evaluation]
-            return noisy_metrics.screen_lines(test, whose, told)
+            return noisy_evaluation.screen_lines(test, whose, told)
         lines = [
             f" Test records of {whose} ({self._counted(test['records'], final.evaluated_by)}): "
             f"balanced accuracy {shown(test.get('balanced_accuracy'))}, "
             f"accuracy {shown(test.get('accuracy'))}, AUROC {shown(test.get('auroc'))}, "
             f"AP {shown(test.get('average_precision'))}"
         ]
+        if (answer := one_answer(test.get("one_answer"))) is not None:
+            lines.append(f"   NOTE: {answer}")
         if self.own_models:
             lines[0] += "; each silo's records by its own model"
             lines.append(" There is no global model: each silo keeps its own")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.files import write_atomically
-from tightframe.report.words import exchange_name, shown
-from tightframe.rounds.private import noisy_metrics
-from tightframe.rounds.private.shown import Spent
+from tightframe.report.words import exchange_name, one_answer, shown
+from tightframe.rounds.riders import noisy_evaluation
+from tightframe.rounds.riders.epsilon import Spent
 
 
 @dataclass
@@ -58,6 +58,9 @@ class Row:
             "phase": self.phase,
             "accuracy": test.get("accuracy"),
             "balanced_accuracy": test.get("balanced_accuracy"),
+            "balanced_accuracy_interval": test.get("balanced_accuracy_interval"),
+            "classes_told": test.get("classes_told"),
+            "one_answer": test.get("one_answer"),
             "auroc": test.get("auroc"),
             "average_precision": test.get("average_precision"),
             "recall": test.get("recall"),
@@ -94,10 +97,10 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         test = before.evaluation["test"]
         which = "initial model" if before.round == 0 else f"model after round {before.round}"
         parts.append(
-            f"test of the {which}: {noisy_metrics.round_words(test)}"
-            if noisy_metrics.is_noisy(before.evaluation)
+            f"test of the {which}: {noisy_evaluation.round_words(test)}"
+            if noisy_evaluation.is_noisy(before.evaluation)
             else f"test of the {which}: balanced accuracy {shown(test.get('balanced_accuracy'))}, "
-            f"accuracy {shown(test.get('accuracy'))}"
+            f"accuracy {shown(test.get('accuracy'))}{_and(one_answer(test.get('one_answer')))}"
         )
     if row.spent is not None:
         parts.append(str(row.spent))
@@ -112,6 +115,10 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
     if row.phases > 1:
         head += f", phase {row.phase + 1} of {row.phases}"
     return f"{head}: " + " | ".join(parts)
+
+
+def _and(words: str | None) -> str:
+    return "" if words is None else f"; {words}"
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:

@@ -6,23 +6,29 @@ registries; nothing a job says is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from tightframe import data, methods, model_update, models
+from tightframe import data, methods, models
+from tightframe.config.ceilings import Ceilings
 from tightframe.config.job import JobConfig, check_job
 from tightframe.data.base import DatasetSpec
-from tightframe.errors import ContributionError, JobError
+from tightframe.errors import ContributionError, JobError, TooLargeError
+from tightframe.learning import model_update
+from tightframe.options import listed
 from tightframe.phases import (
     FEATURE_MEAN,
     FEATURE_STD,
+    Cohort,
     Contribution,
-    Field,
     Method,
     Phase,
     Schema,
@@ -30,18 +36,18 @@ from tightframe.phases import (
     Setting,
     SiloView,
     Tensors,
+    Totals,
     stream_seed,
 )
 from tightframe.privacy.accounting import BudgetError
-from tightframe.rounds import classes, codec, evaluation, personal, statistics
-from tightframe.rounds.naming import named, options_of
-from tightframe.rounds.private import plan, shown
-from tightframe.rounds.private.plan import PrivacyPlan
+from tightframe.rounds import codec, privacy_plan
+from tightframe.rounds.plan import RunPlan
+from tightframe.rounds.privacy_plan import PrivacyPlan
+from tightframe.rounds.riders import statistics
 
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""
-PRESENT = Field("closing/present", (), bound=1.0, mechanism="constant")
-"""One from each silo, whatever its records."""
+CEILINGS = Ceilings()
 HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
 """Options of backbones that are of their own head only."""
 
@@ -66,29 +72,36 @@ class JobSetup:
         """The setting with the model that a silo trains."""
         return self.site_settings.get(site, self.setting)
 
+    @cached_property
+    def plan(self) -> RunPlan:
+        """Every exchange of the run."""
+        return RunPlan(self)
+
     def initial_state(self) -> ServerState:
         """The state before round 1, from the job's seed."""
         return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
-        """The phases of one training round (1-based).
-
-        Under privacy nothing is told of the losses, and with the last phase what the job has cost so far.
-        """
+        """The method's phases of one training round (1-based); under privacy nothing is told of losses."""
         phases = self.method.plan(self.setting, round_number, self.job.rounds)
-        if self.job.privacy is None:
-            return phases
-        *first, last = (_without_losses(phase) for phase in phases)
-        return (*first, shown.telling(last, self.job))
+        return phases if self.job.privacy is None else tuple(map(_without_losses, phases))
 
     def statistics_phases(self) -> tuple[Phase, ...]:
         """The sums of pooled statistics that the method needs, before anything else."""
         names = self.method.statistics(self.setting) if self.method.statistics else ()
         if _standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
-        return statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
+        made = statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
+        if not made:
+            return ()
+        last = made[-1]
 
-    def standardised(self, state: ServerState) -> ServerState:
+        def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+            return self._standardised(last.update(state, totals, cohort))
+
+        return (*made[:-1], replace(last, update=update))
+
+    def _standardised(self, state: ServerState) -> ServerState:
         """The state once the statistics are in: a model that standardises its inputs has their moments."""
         if STANDARDISE_MEAN not in state.model or FEATURE_MEAN not in state.extra:
             return state
@@ -104,11 +117,6 @@ class JobSetup:
         """Phases between the last round and the closing one."""
         return self.method.after(self.setting) if self.method.after else ()
 
-    def schema(self, phase: Phase, *, evaluated: bool) -> Schema:
-        """A phase's fields, the flags of the class rules, and the evaluation where it is part of it."""
-        whole = phase.schema + self.class_flags(phase)
-        return whole + self.evaluation_schema() if evaluated and self.evaluates else whole
-
     @property
     def evaluates(self) -> bool:
         """Whether silos tell how models do on their records: under privacy only with noise."""
@@ -120,54 +128,22 @@ class JobSetup:
             return self.evaluates
         return self.privacy.evaluation is not None and self.privacy.evaluation.in_round(number)
 
-    def class_flags(self, phase: Phase) -> Schema:
-        """The flags that the class rules add to a phase; none where they are off or do not apply."""
-        # Under privacy a threshold would move whole blocks; noise and a floor of noisy counts replace it.
-        if self.job.class_rules == "off" or self.job.privacy is not None:
-            return Schema(())
-        return classes.fields(phase.schema, self.dataset.num_classes)
 
-    def sums(self) -> Iterator[tuple[str, int, int, tuple[Schema, ...]]]:
-        """Every sum of a run that is not done by the jobs before: kind, round, index, possible schemas.
-
-        A round's first sum has the evaluation with it, unless its broadcast turns out to have no model.
-        """
-        for kind, number, phases in self._phases():
-            for index, phase in enumerate(phases):
-                first = kind == "train" and index == 0
-                ways = (True, False) if first and self.evaluates_in(number) else (False,)
-                yield kind, number, index, tuple(self.schema(phase, evaluated=way) for way in ways)
-        yield "closing", self.job.rounds, 0, (self.closing_schema(),)
-        if self.job.personalise:
-            yield personal.KIND, self.job.rounds, 0, (personal.schema(),)
-
-    def _phases(self) -> Iterator[tuple[str, int, tuple[Phase, ...]]]:
-        if self.job.resume is None:
-            yield statistics.KIND, 0, self.statistics_phases()
-            yield "before", 0, self.before_phases()
-        for number in range(self.job.done + 1, self.job.rounds + 1):
-            yield "train", number, self.training_phases(number)
-        yield "after", self.job.rounds, self.after_phases()
-
-    def closing_schema(self) -> Schema:
-        """The closing's fields: the evaluation, or, where that stays at the silos, that a silo was there."""
-        return self.evaluation_schema() if self.evaluates else Schema((PRESENT,))
-
-    def evaluation_schema(self) -> Schema:
-        """The fields of the evaluation of the model received."""
-        if self.privacy is not None and self.privacy.evaluation is not None:
-            return self.privacy.evaluation.schema(evaluation.FOLDS, self.job.evaluation.score_bins)
-        return evaluation.schema(self.dataset.num_classes, self.job.evaluation.score_bins)
-
-
-def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
+def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -> JobSetup:
     """Validate a job wholly: its values, the names it uses, their options, its sums.
+
+    Args:
+        values: of the job.
+        ceilings: what is larger is neither built nor planned.
 
     Raises:
         JobError: listing every problem at once.
+        TooLargeError: TF-632.
     """
     raw = values.model_dump() if isinstance(values, JobConfig) else values
     job, problems = check_job(raw)
+    if not isinstance(raw, dict):
+        raise JobError(problems)
     method = named(methods.get, raw.get("method"), "method", problems)
     dataset = named(data.get, raw.get("dataset"), "dataset", problems)
     backbone = named(models.get, raw.get("model"), "model", problems)
@@ -180,6 +156,9 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     input_shape = dataset.input_shape(dataset_options)
 
     def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
+        return built(partial(build_any, backbone, options), ceilings.parameters)
+
+    def build_any(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
         model = backbone.build(options, input_shape, dataset.num_classes)
         head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
         if head is not None:
@@ -194,7 +173,7 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
         local=job.training,
         update_norm=job.update_norm,
         update_bound=job.update_bound,
-        privacy=plan.public_setting(job),
+        privacy=privacy_plan.public_setting(job),
     )
     shared: dict[str, Setting] = {}  # of silos that train the same
     own = {
@@ -204,7 +183,7 @@ def prepare(values: dict[str, Any] | JobConfig) -> JobSetup:
     setup = JobSetup(job, method, dataset, setting, site_settings=own)
     if job.privacy is not None:
         setup = _with_privacy(setup)
-    _check_sums(setup)
+    _check_sums(setup, ceilings)
     _check_own_models(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
@@ -280,7 +259,7 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         )
     prior = method.private_prior is not None and method.private_prior(config)
     try:
-        made = plan.make_plan(job, rounds, prior=prior, num_classes=setup.dataset.num_classes)
+        made = privacy_plan.make_plan(job, rounds, prior=prior, num_classes=setup.dataset.num_classes)
         return replace(setup, privacy=made)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None
@@ -304,18 +283,24 @@ def set_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def _check_sums(setup: JobSetup) -> None:
+def _check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
+    job, plan = setup.job, setup.plan
     releases = setup.privacy.releases if setup.privacy is not None else ()
+    first = job.done + 1
+    numbers = {first, min(first + 1, job.rounds), *[number for number in releases if number >= first][:1]}
     try:
-        phases = (
-            *setup.statistics_phases(),
-            *setup.before_phases(),
-            *setup.training_phases(1),
-            *(phase for number in releases[:1] for phase in setup.training_phases(number)),
-            *setup.after_phases(),
+        exchanges = (
+            *plan.beginning(),
+            *(exchange for number in sorted(numbers) for exchange in plan.round(number)),
+            *plan.ending(),
         )
-        for phase in phases:
-            codec.check_schema(setup.schema(phase, evaluated=True), len(setup.job.sites))
+        most = ceilings.message_bytes
+        for exchange in exchanges:
+            schema = exchange.phases[0].schema
+            size = sum(item.bytes for item in schema.fields)
+            if most is not None and size > most:
+                raise TooLargeError("max_message_bytes", f"terms of {size} bytes", most)
+            codec.check_schema(schema, len(job.sites))
     except ContributionError as error:
         raise JobError([str(error)]) from None
     except (ValueError, TypeError) as error:
@@ -397,3 +382,113 @@ def brings_head(method: Method, setting: Setting) -> bool:
     if method.head is None:
         return False
     return method.head(setting.config, _width(setting), setting.num_classes) is not None
+
+
+SITES_OWN = frozenset({"min_class_count"})
+"""Rules of a site's that no option of a job may be called after, so that no method takes one from a job."""
+
+
+def named(get: Any, name: Any, key: str, problems: list[str]) -> Any:
+    """What a registry has under a name; None, and the problem noted, if that is nothing."""
+    if not isinstance(name, str):
+        return None  # missing or no text: the job's own validation has said so
+    try:
+        return get(name)
+    except JobError as error:
+        problems += [f"{key}: {problem}" for problem in error.problems]
+        return None
+
+
+def options_of(
+    owner: Any, attribute: str, raw: dict[str, Any], key: str, problems: list[str], place: str = ""
+) -> Any:
+    """The options that a job gives to what it names, validated by that; None if they are wrong.
+
+    Args:
+        owner: a registry's entry; None has no options.
+        attribute: of the entry, which has the options' model.
+        raw: values that the options are among.
+        key: of the options.
+        problems: what is wrong is added here.
+        place: where in the job the values lie, if not at its top: ``site_models.site-1.``.
+    """
+    values = raw.get(key, {})
+    if owner is None or not isinstance(values, dict):
+        return None
+    if own := sorted(SITES_OWN.intersection(values)):
+        problems += [
+            f"{place}{key}.{name}: Expected it to be left out, because it is each site's own rule (in its "
+            "`policy`): jobs that differ in it would tell a single silo's records apart"
+            for name in own
+        ]
+        return None
+    model: type[BaseModel] = getattr(owner, attribute)
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problems += listed(error, f"{place}{key}.", model)
+        return None
+
+
+RULE = "max_parameters"
+
+
+def built(make: Callable[[], nn.Module], most: int | None) -> nn.Module:
+    """A model, if it has no more numbers than a ceiling.
+
+    The ceiling holds while the model is built: every tensor's size is looked at before torch allocates
+    it. That needs no arithmetic of each backbone, and so holds for those of other packages, too.
+
+    Args:
+        make: builds it.
+        most: numbers in its parameters and buffers; None for no limit.
+
+    Raises:
+        TooLargeError: TF-632.
+    """
+    if most is None:
+        return make()
+    with _Allocating(most):
+        model = make()
+    numbers = sum(item.numel() for item in (*model.parameters(), *model.buffers()))
+    if numbers > most:
+        raise TooLargeError(RULE, f"a model of {numbers} numbers", most)
+    return model
+
+
+class _Allocating(TorchFunctionMode):
+    """Counts the numbers of new tensors; initialisers may make as many beside the model's own."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._made = most, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        size = _new_numbers(func, args, kwargs or {})
+        self._made += size
+        if size > self._most or self._made > 2 * self._most:
+            raise TooLargeError(RULE, f"a model of more than {max(size, self._most)} numbers", self._most)
+        return func(*args, **(kwargs or {}))
+
+
+_BY_SIZE = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.empty_strided}
+_OF_TENSOR = {
+    *(torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_full),
+    *(torch.Tensor.repeat, torch.tile),
+}
+
+
+def _new_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Numbers in the tensor that a function makes from sizes that it is given; 0 for all other functions."""
+    if func is torch.eye:
+        rows, columns = [*args, kwargs.get("n"), kwargs.get("m")][:2]
+        return int(rows) * int(columns if columns is not None else rows)
+    if func not in _BY_SIZE and func not in _OF_TENSOR:
+        return 0
+    given = args[1:] if func in _OF_TENSOR else args
+    first = kwargs.get("size", given[0] if given else ())
+    lengths = first if isinstance(first, list | tuple) else [item for item in given if isinstance(item, int)]
+    numbers = math.prod(int(length) for length in lengths)
+    return numbers * args[0].numel() if func in (torch.Tensor.repeat, torch.tile) else numbers

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tightframe.rounds.summation import LATE
+from tightframe.rounds.dropouts import Lost
+from tightframe.rounds.sums.plain import LATE
 
 if TYPE_CHECKING:
-    from tightframe.rounds.private.shown import Spent
+    from tightframe.rounds.riders.epsilon import Spent
     from tightframe.rounds.rows import Row
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]
@@ -36,10 +37,16 @@ class Status:
         answered: silos whose terms have come in this sum, or are in the last one.
         late: silos that were too late for the last sum that is over.
         dropped: silo -> code of the others that are not in it.
+        lost: silo -> since when it is missing, of those that are in no sum any more.
+        notes: what that means, in sentences.
         loss: of local training in the last round that told one.
         balanced_accuracy: on the test records, of the last model that was evaluated.
         evaluated_round: the round which made that model.
         noisy: whether that evaluation was one with differential privacy's noise.
+        interval: limits of the balanced accuracy without the noise; None where there is none.
+        classes: how many classes it is over, and of how many; None without noise.
+        one_answer: the class that the model answers whatever the record, see ``report.words.one_answer``.
+        unmeasured: the first of the rounds up to now without loss and metrics, as silos are missing.
         spent: what silos tell of the epsilon that the job has cost them so far.
         seconds, bytes_down, bytes_up: of all sums so far.
     """
@@ -59,10 +66,16 @@ class Status:
     answered: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     dropped: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, Lost] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     loss: float | None = None
     balanced_accuracy: float | None = None
     evaluated_round: int | None = None
     noisy: bool = False
+    interval: tuple[float, float] | None = None
+    classes: tuple[int, int] | None = None
+    one_answer: Mapping[str, Any] | None = None
+    unmeasured: int | None = None
     spent: Spent | None = None
     seconds: float = 0.0
     bytes_down: int = 0
@@ -94,6 +107,12 @@ class Status:
         """One more term has come."""
         return replace(self, answered=tuple(sorted({*self.answered, site})))
 
+    def without(
+        self, lost: Mapping[str, Lost], notes: Iterable[str], unmeasured: int | None = None
+    ) -> Status:
+        """Who is missing now, told as soon as the server knows it."""
+        return replace(self, lost=dict(lost), notes=tuple(notes), unmeasured=unmeasured)
+
     def summed(self, row: Row) -> Status:
         """A sum was opened, or had too few silos."""
         return replace(
@@ -111,11 +130,15 @@ class Status:
     def evaluated(self, row: Row) -> Status:
         """The model that a row made was evaluated."""
         test = (row.evaluation or {}).get("test", {})
+        limits, number = test.get("balanced_accuracy_interval"), test.get("classes_told")
         return replace(
             self,
             balanced_accuracy=test.get("balanced_accuracy"),
             evaluated_round=row.round,
             noisy=bool(test.get("noisy")),
+            interval=None if limits is None else (limits[0], limits[1]),
+            classes=None if number is None else (number, test["classes"]),
+            one_answer=test.get("one_answer"),
         )
 
     def ended(self, *, trained: bool, reason: str | None) -> Status:
@@ -142,10 +165,16 @@ class Status:
             "answered": list(self.answered),
             "late": list(self.late),
             "dropped": dict(self.dropped),
+            "lost": {site: item.as_json() for site, item in sorted(self.lost.items())},
+            "notes": list(self.notes),
             "loss": self.loss,
             "balanced_accuracy": self.balanced_accuracy,
             "evaluated_round": self.evaluated_round,
             "noisy": self.noisy,
+            "balanced_accuracy_interval": None if self.interval is None else list(self.interval),
+            "classes": None if self.classes is None else list(self.classes),
+            "one_answer": None if self.one_answer is None else dict(self.one_answer),
+            "unmeasured_since": self.unmeasured,
             "epsilon": None if found is None else found[1],
             "epsilon_promised": None if self.promised is None else self.promised[0],
             "delta": None if self.promised is None else self.promised[1],

@@ -96,6 +96,12 @@ class StaticCohortError(ProtocolError):
     code = "TF-612"
 
 
+class ReleaseProfileError(ProtocolError):
+    """A sum over a data set would be formed in another way than those before it (TF-617)."""
+
+    code = "TF-617"
+
+
 class RecoveryError(ProtocolError):
     """A sum cannot be opened for want of valid shares (TF-613); ``blamed`` where that is proved."""
 

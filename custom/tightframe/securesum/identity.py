@@ -14,7 +14,7 @@ renewed for the same key; for a new key both pins are kept for a while.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn, Protocol
@@ -197,8 +197,9 @@ def verify_certificate(
     pins: frozenset[bytes] | None,
     pinned_only: bool,
     at: datetime,
+    roles: Sequence[str] = (ROLE,),
 ) -> PublicKey:
-    """The public key of site ``name``, if the certificate proves it.
+    """The public key of ``name``, a site unless ``roles`` say otherwise, if the certificate proves it.
 
     Args:
         der: the certificate, DER.
@@ -208,6 +209,7 @@ def verify_certificate(
             accepts no key.
         pinned_only: refuse if ``pins`` is None.
         at: the time at which the certificate and the root must be in date.
+        roles: of which it must have one.
 
     Raises:
         IdentityError: TF-602, naming the first thing that does not hold; ``blamed`` is ``name``
@@ -229,7 +231,7 @@ def verify_certificate(
         raise IdentityError(what, expected="a site's", found="a CA's", blamed=name)
     leaf.check_dates(at, what, name)
     _check_name(leaf, name, anchor, what)
-    _check_role(leaf, name, anchor.missing_role)
+    _check_role(leaf, name, roles, anchor.missing_role)
     _check_usage(leaf, what, name)
     public = accepted_key(leaf.public_key, f"the key of {name}", name)
     if pins is None and pinned_only:
@@ -312,12 +314,12 @@ def _check_name(leaf: Certificate, name: str, anchor: Anchor, what: str) -> None
         raise IdentityError(what, expected="a site's", found=f"that of {name!r}, the server", blamed=name)
 
 
-def _check_role(leaf: Certificate, name: str, missing_role: bool) -> None:
+def _check_role(leaf: Certificate, name: str, accepted: Sequence[str], missing_role: bool) -> None:
     roles = _attributes(leaf.subject, NameOID.UNSTRUCTURED_NAME)
-    if roles != [ROLE] and not (missing_role and not roles):
+    if roles not in [[role] for role in accepted] and not (missing_role and not roles):
         raise IdentityError(
             f"the role in the certificate of {name}",
-            expected=f"{ROLE!r}, once" + (", or none" if missing_role else ""),
+            expected=f"{' or '.join(map(repr, accepted))}, once" + (", or none" if missing_role else ""),
             found=_listed(roles),
             blamed=name,
         )

@@ -11,12 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never, cast
 
-from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
+from tightframe.securesum.errors import (
+    MessageError,
+    ReleaseProfileError,
+    ReplayError,
+    StaticCohortError,
+    SurvivorsError,
+)
 from tightframe.securesum.messages import GROUPS, Group, Params, SumId
 from tightframe.securesum.primitives import Value
 
 Slot: TypeAlias = tuple[str, int, int]
 """Job, epoch, slot."""
+
+Profile: TypeAlias = tuple[tuple[str, str], ...]
+"""How sums over a data set are formed: name and value of every setting that acts on one site's term before
+the sum, sorted by name. The caller says which these are."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,30 @@ class Revealed:
 
 
 @dataclass(frozen=True)
+class StaticMasked:
+    """This site masked a static term of a data set for a cohort: from then on t others can open it."""
+
+    dataset: str
+    roster: tuple[str, ...]
+    lineage: str
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {
+            "entry": "static_masked",
+            "dataset": self.dataset,
+            "roster": list(self.roster),
+            "lineage": self.lineage,
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> StaticMasked:
+        """The inverse of ``as_value``."""
+        read = _Reader("static_masked", value, "dataset", "roster", "lineage")
+        return cls(read.text("dataset"), read.names("roster"), read.text("lineage"))
+
+
+@dataclass(frozen=True)
 class StaticOpened:
     """This site gave its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
 
@@ -171,15 +205,70 @@ class CohortAccepted:
         return cls(read.text("dataset"), read.names("roster"))
 
 
-Entry: TypeAlias = Advertised | SlotUsed | Agreed | Revealed | StaticOpened | CohortAccepted
+@dataclass(frozen=True)
+class ProfileUsed:
+    """This site masked a term of a data set under a release profile, in a lineage of jobs."""
+
+    dataset: str
+    profile: Profile
+    lineage: str
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {
+            "entry": "profile_used",
+            "dataset": self.dataset,
+            "profile": dict(self.profile),
+            "lineage": self.lineage,
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> ProfileUsed:
+        """The inverse of ``as_value``."""
+        read = _Reader("profile_used", value, "dataset", "profile", "lineage")
+        return cls(read.text("dataset"), read.profile("profile"), read.text("lineage"))
+
+
+@dataclass(frozen=True)
+class ProfileAccepted:
+    """A person at this site accepted one more release profile for a data set, knowing what both give away."""
+
+    dataset: str
+    profile: Profile
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values."""
+        return {"entry": "profile_accepted", "dataset": self.dataset, "profile": dict(self.profile)}
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> ProfileAccepted:
+        """The inverse of ``as_value``."""
+        read = _Reader("profile_accepted", value, "dataset", "profile")
+        return cls(read.text("dataset"), read.profile("profile"))
+
+
+Entry: TypeAlias = (
+    Advertised
+    | SlotUsed
+    | Agreed
+    | Revealed
+    | StaticMasked
+    | StaticOpened
+    | CohortAccepted
+    | ProfileUsed
+    | ProfileAccepted
+)
 
 _ENTRIES: Mapping[object, type[Entry]] = {
     "advertised": Advertised,
     "slot_used": SlotUsed,
     "agreed": Agreed,
     "revealed": Revealed,
+    "static_masked": StaticMasked,
     "static_opened": StaticOpened,
     "cohort_accepted": CohortAccepted,
+    "profile_used": ProfileUsed,
+    "profile_accepted": ProfileAccepted,
 }
 
 
@@ -212,6 +301,7 @@ class History:
         self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
         self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
+        self._profiles: dict[str, list[Profile]] = {}  # in the order in which they came
         for entry in entries:
             self.append(entry)
 
@@ -238,10 +328,14 @@ class History:
                     self._answered.add((entry.job, used.round, used.phase))
                 for group in entry.groups:
                     self._revealed.setdefault((slot, group), set()).add(entry.survivors)
-            case StaticOpened():
+            case StaticMasked() | StaticOpened():
                 self._cohorts.setdefault(entry.dataset, set()).add(entry.roster)
             case CohortAccepted():
                 self._cohorts[entry.dataset] = {entry.roster}
+            case ProfileUsed() | ProfileAccepted():
+                known = self._profiles.setdefault(entry.dataset, [])
+                if entry.profile not in known:
+                    known.append(entry.profile)
             case _:
                 assert_never(entry)
 
@@ -313,7 +407,7 @@ class History:
                 )
 
     def check_static(self, dataset: str, roster: Sequence[str]) -> None:
-        """Return if the static group of a data set was opened for no other cohort.
+        """Return if the static group of a data set was masked for no other cohort.
 
         Raises:
             StaticCohortError: TF-612.
@@ -325,6 +419,46 @@ class History:
                     expected=f"the one that it is open for, {list(before)}",
                     found=str(list(roster)),
                 )
+
+    def static_known(self, dataset: str, roster: Sequence[str]) -> bool:
+        """Whether this cohort of the static group is on record."""
+        return tuple(roster) in self._cohorts.get(dataset, ())
+
+    def profiles(self, dataset: str) -> tuple[Profile, ...]:
+        """The release profiles that terms of a data set may have, in the order in which they came."""
+        return tuple(self._profiles.get(dataset, ()))
+
+    def check_profile(self, dataset: str, profile: Profile) -> None:
+        """Return if terms of a data set were formed so before, never before, or with a person's consent.
+
+        A setting that a profile does not name is of sums that its jobs do not have: such a job and one that
+        has them agree, as long as no other job had them under another value.
+
+        Raises:
+            ReleaseProfileError: TF-617, naming the settings that differ from those of the latest profile.
+        """
+        known, now = [dict(item) for item in self.profiles(dataset)], dict(profile)
+        if not known or any(_agrees(now, before, known) for before in known):
+            return
+        seen = {name: value for before in known for name, value in before.items()}
+        names = [name for name, value in sorted(now.items()) if seen.get(name, value) != value]
+        raise ReleaseProfileError(
+            f"the release profile of {dataset}",
+            expected=f"as in earlier sums over it ({_settings(seen, names)})",
+            found=f"another ({_settings(now, names)})",
+        )
+
+
+def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a profile says what an earlier one does, and nothing else that contradicts any."""
+    return all(
+        value == before[name] if name in before else all(other.get(name, value) == value for other in known)
+        for name, value in now.items()
+    )
+
+
+def _settings(profile: Mapping[str, str], names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {profile[name]}" for name in names)
 
 
 class _Reader:
@@ -361,6 +495,13 @@ class _Reader:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._error(f"{key} as a list of names")
         return tuple(cast("list[str]", value))
+
+    def profile(self, key: str) -> Profile:
+        value = self._value[key]
+        parts = [part for item in value.items() for part in item] if isinstance(value, dict) else []
+        if not parts or not all(isinstance(part, str) for part in parts):
+            raise self._error(f"{key} as texts by name")
+        return tuple(sorted(cast("dict[str, str]", value).items()))
 
     def groups(self, key: str) -> tuple[Group, ...]:
         names = self.names(key)

@@ -15,50 +15,24 @@ Order of exchanges (S the server, i a site)::
 
 from __future__ import annotations
 
-from tightframe.securesum.params import (
-    GROUPS,
-    FieldSpec,
-    Group,
-    Params,
-    SumId,
-    read_sum_id,
-)
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from tightframe.securesum import reading
+from tightframe.securesum.errors import MessageError
 from tightframe.securesum.primitives import (
     HASH_BYTES,
+    KEY_BYTES,
+    NONCE_BYTES,
+    SIGNATURE_BYTES,
+    Value,
+    digest,
+    encode_fields,
 )
-from tightframe.securesum.setup_messages import (
-    KINDS,
-    MAX_ADVERTISEMENT,
-    MAX_APPLICATION,
-    MAX_CERTIFICATE,
-    MAX_SIGNATURE,
-    SALT_BYTES,
-    SHARE_BYTES,
-    Advertisement,
-    Advertisements,
-    Confirmation,
-    Dealt,
-    Kind,
-    Setup,
-    box_plain_bytes,
-    hashes_digest,
-    hashes_signed,
-    ready_signed,
-    session_id,
-    share_hash,
-    share_offset,
-)
-from tightframe.securesum.sum_messages import (
-    MAX_TERM,
-    Agreement,
-    AgreementRequest,
-    Masked,
-    Receipt,
-    Reveal,
-    RevealRequest,
-    TermRequest,
-    survivors_signed,
-)
+from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS, Trust
 
 __all__ = [
     "GROUPS",
@@ -98,3 +72,561 @@ __all__ = [
     "share_offset",
     "survivors_signed",
 ]
+
+
+Group = Literal["update", "static"]
+GROUPS: tuple[Group, ...] = ("update", "static")
+
+
+@dataclass(frozen=True)
+class FieldSpec(reading.Record):
+    """One field of a sum: name, shape, ring (32 or 64 bits), fraction bits, bound, group."""
+
+    name: str
+    shape: tuple[int, ...]
+    ring: int
+    bits: int
+    bound: float
+    group: Group
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def as_value(self) -> dict[str, Value]:
+        """Plain values, for travelling and hashing."""
+        # A bound given as an integer would travel and be hashed as another value.
+        return {**super().as_value(), "bound": float(self.bound)}
+
+
+def read_field(value: object, where: str) -> FieldSpec:
+    """Reads a field.
+
+    Raises:
+        MessageError: TF-604.
+    """
+    field: FieldSpec = _FIELD(value, where)
+    if field.ring not in (32, 64):
+        raise MessageError(f"{where}.ring", expected="32 or 64", found=str(field.ring))
+    return field
+
+
+_FIELD = reading.built(
+    FieldSpec,
+    {
+        "name": reading.text(1024),
+        "shape": reading.sequence(reading.integer(0, 2**40), 0, 16),
+        "ring": reading.integer(32, 64),
+        "bits": reading.integer(0, 1024),
+        "bound": reading.number,
+        "group": reading.one_of(*GROUPS),
+    },
+)
+
+
+@dataclass(frozen=True)
+class SumId:
+    """Names one sum: the round, the phase (its kind and place, as ``train-0``), and the try."""
+
+    round: int
+    phase: str
+    attempt: int = 0
+
+    @classmethod
+    def of(cls, kind: str, round_number: int, index: int, attempt: int) -> SumId:
+        """The id of phase ``index`` among those of its kind in a round."""
+        return cls(round_number, f"{kind}-{index}", attempt)
+
+    def as_value(self) -> list[Value]:
+        """Plain values, for travelling and hashing."""
+        return [self.round, self.phase, self.attempt]
+
+    def __str__(self) -> str:
+        """``round/phase/try``."""
+        return f"{self.round}/{self.phase}/{self.attempt}"
+
+
+def read_sum_id(value: object, where: str) -> SumId:
+    """Reads the id of a sum.
+
+    Raises:
+        MessageError: TF-604.
+    """
+    if not isinstance(value, list) or len(value) != 3:
+        raise MessageError(where, expected="round, phase, try", found=reading.described(value))
+    return SumId(
+        reading.integer(0, 2**31)(value[0], where),
+        reading.text(256)(value[1], where),
+        reading.integer(0, 2**16)(value[2], where),
+    )
+
+
+@dataclass(frozen=True)
+class Params(reading.Message):
+    """S -> i: what an epoch is; each site holds it against its own rules.
+
+    Attributes:
+        job: the engine's id of the job.
+        lineage: the first job of a chain of resumed ones; the job itself if it is none.
+        epoch: 0 for the first setup of a job, one more for each that follows.
+        roster: the sites, sorted; a site's index is its place here.
+        threshold: t, shares needed to open a sum.
+        colluders: c, colluding sites assumed.
+        slots: K, one-time secrets a site; each sum uses one slot.
+        schemas: name of a schema -> its fields in order.
+        weights: public weight rule.
+        trust: what the server is assumed to do.
+        min_sites: the smallest survivor set.
+        static_open: whether this epoch's static group may be opened, for the full roster.
+        config_sha256: SHA-256 of the validated job configuration.
+        version: of the package.
+    """
+
+    job: str
+    lineage: str
+    epoch: int
+    roster: tuple[str, ...]
+    threshold: int
+    colluders: int
+    slots: int
+    schemas: Mapping[str, tuple[FieldSpec, ...]]
+    weights: str
+    trust: Trust
+    min_sites: int
+    static_open: bool
+    config_sha256: bytes
+    version: str
+
+    KEYS = MappingProxyType(
+        {
+            "job": reading.text(256),
+            "lineage": reading.text(256),
+            "epoch": reading.integer(0, 2**31),
+            "roster": reading.sequence(reading.text(64), 1, MAX_SITES),
+            "threshold": reading.integer(1, MAX_SITES),
+            "colluders": reading.integer(0, MAX_SITES),
+            "slots": reading.integer(1, MAX_SLOTS),
+            "schemas": reading.mapping(reading.sequence(read_field, 0, 100_000), 0, 4096),
+            "weights": reading.text(64),
+            "trust": reading.one_of("malicious", "semi_honest"),
+            "min_sites": reading.integer(1, MAX_SITES),
+            "static_open": reading.flag,
+            "config_sha256": reading.blob(HASH_BYTES),
+            "version": reading.text(64),
+        }
+    )
+
+    @property
+    def may_open_static(self) -> bool:
+        """Whether any sum of this epoch has a static group, and it may be opened."""
+        fields = (item for schema in self.schemas.values() for item in schema)
+        return self.static_open and any(item.group == "static" and item.size for item in fields)
+
+    def index(self, site: str) -> int:
+        """The site's place in the roster, from 0."""
+        return self.roster.index(site)
+
+    def digest(self) -> bytes:
+        """SHA-256 over all fields."""
+        return digest("params", self.as_value())
+
+
+Kind = Literal["self", "pair"]
+"""What a share is of: the self mask's seed b, or the slot's X25519 private key s."""
+KINDS: tuple[Kind, ...] = ("self", "pair")
+
+SALT_BYTES = 16
+SHARE_BYTES = SALT_BYTES + KEY_BYTES
+"""A share as it travels: its salt, then the share."""
+MAX_CERTIFICATE = 8192
+MAX_SIGNATURE = 1024
+MAX_APPLICATION = 4096
+MAX_ADVERTISEMENT = MAX_CERTIFICATE + MAX_APPLICATION + MAX_SIGNATURE + 512 + MAX_SLOTS * 128
+"""Of an advertisement as it travels: its longest parts, and room for the rest."""
+
+
+@dataclass(frozen=True)
+class Advertisement(reading.SizedMessage):
+    """i -> S -> all: a site's identity and public keys of one epoch, signed with its provisioned key.
+
+    Attributes:
+        name: the site.
+        certificate: its certificate, DER.
+        channel_key: X25519 public key of its boxes.
+        session_key: Ed25519 public key of everything that it signs in this epoch.
+        slots: for each slot, for each group: X25519 public key (32 bytes), commitment to b (32 bytes).
+        application: bytes of the application, bound like the rest (public weight, and so on).
+        signature: by the provisioned key, over ``signed(params_digest)``.
+    """
+
+    name: str
+    certificate: bytes
+    channel_key: bytes
+    session_key: bytes
+    slots: bytes
+    application: bytes
+    signature: bytes
+
+    def signed(self, params_digest: bytes) -> bytes:
+        """The string that ``signature`` is over."""
+        return encode_fields(
+            "advertisement",
+            params_digest,
+            self.name,
+            self.certificate,
+            self.channel_key,
+            self.session_key,
+            self.slots,
+            self.application,
+        )
+
+    def slot_key(self, slot: int, group: Group) -> bytes:
+        """The X25519 public key of a slot and group."""
+        return self._slot_part(slot, group)[:KEY_BYTES]
+
+    def commitment(self, slot: int, group: Group) -> bytes:
+        """The commitment to b of a slot and group."""
+        return self._slot_part(slot, group)[KEY_BYTES:]
+
+    def _slot_part(self, slot: int, group: Group) -> bytes:
+        start = (slot * len(GROUPS) + GROUPS.index(group)) * (KEY_BYTES + HASH_BYTES)
+        return self.slots[start : start + KEY_BYTES + HASH_BYTES]
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, *, slots: int) -> Advertisement:
+        """Read and check.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        return cls.read(
+            raw,
+            {
+                "name": reading.text(64),
+                "certificate": reading.blob(1, MAX_CERTIFICATE),
+                "channel_key": reading.blob(KEY_BYTES),
+                "session_key": reading.blob(KEY_BYTES),
+                "slots": reading.blob(slots * len(GROUPS) * (KEY_BYTES + HASH_BYTES)),
+                "application": reading.blob(0, MAX_APPLICATION),
+                "signature": reading.blob(1, MAX_SIGNATURE),
+            },
+        )
+
+
+def session_id(params: Params, advertisements: Sequence[Advertisement]) -> bytes:
+    """T: SHA-256 over the parameters and all advertisements in roster order, signatures included."""
+    parameters = params.digest()
+    shown: list[Value] = [[item.signed(parameters), item.signature] for item in advertisements]
+    return digest("session", parameters, shown)
+
+
+@dataclass(frozen=True)
+class Advertisements(reading.Message):
+    """S -> i: all advertisements, each as it came, in roster order."""
+
+    items: tuple[bytes, ...]
+
+    KEYS = MappingProxyType(
+        {
+            "items": reading.sequence(reading.blob(1, MAX_ADVERTISEMENT), 1, MAX_SITES),
+        }
+    )
+
+
+def box_plain_bytes(slots: int) -> int:
+    """Plain size of a box: for each slot, group and kind a salt and a share."""
+    return slots * len(GROUPS) * len(KINDS) * SHARE_BYTES
+
+
+def share_offset(slot: int, group: Group, kind: Kind, width: int) -> int:
+    """Where a share (or its hash) lies in a box (or list of hashes) whose entries have ``width`` bytes."""
+    return ((slot * len(GROUPS) + GROUPS.index(group)) * len(KINDS) + KINDS.index(kind)) * width
+
+
+def share_hash(
+    session: bytes, dealer: str, holder: str, slot: int, group: Group, kind: Kind, salted: bytes
+) -> bytes:
+    """The salted hash of one share, which its dealer signs: 32 bytes. ``salted`` is salt then share."""
+    return digest("share", session, dealer, holder, slot, group, kind, salted)
+
+
+@dataclass(frozen=True)
+class Confirmation(reading.SizedMessage):
+    """i -> S: the boxes for all others, hashes of every share, and that this site is ready.
+
+    Attributes:
+        name: the dealer.
+        boxes: holder (every other site) -> nonce (12 bytes) and sealed shares.
+        hashes: holder (every site, the dealer too) -> hashes of its shares, in the order of ``share_offset``.
+        hashes_signature: Ed25519 over ``hashes_signed``.
+        ready: Ed25519 over ``ready_signed``.
+    """
+
+    name: str
+    boxes: Mapping[str, bytes]
+    hashes: Mapping[str, bytes]
+    hashes_signature: bytes
+    ready: bytes
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, *, slots: int) -> Confirmation:
+        """Read and check.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        return cls.read(
+            raw,
+            {
+                "name": reading.text(64),
+                "boxes": reading.mapping(_box(slots), 0, MAX_SITES),
+                "hashes": reading.mapping(_hashes(slots), 1, MAX_SITES),
+                "hashes_signature": reading.blob(SIGNATURE_BYTES),
+                "ready": reading.blob(SIGNATURE_BYTES),
+            },
+        )
+
+
+def hashes_digest(hashes: bytes) -> bytes:
+    """SHA-256 over one holder's list of share hashes."""
+    return digest("share-hashes-of-one", hashes)
+
+
+def hashes_signed(session: bytes, dealer: str, digests: Sequence[bytes]) -> bytes:
+    """What a dealer signs of its share hashes: ``hashes_digest`` of every holder, in roster order."""
+    return encode_fields("share-hashes", session, dealer, list(digests))
+
+
+def ready_signed(session: bytes, name: str) -> bytes:
+    """What a site signs to say that it has seen this session and no other."""
+    return encode_fields("ready", session, name)
+
+
+@dataclass(frozen=True)
+class Dealt(reading.Record):
+    """What one dealer dealt to one site: part of ``Setup``.
+
+    Attributes:
+        box: nonce and sealed shares; empty for the site itself.
+        hashes: of this site's shares.
+        digests: ``hashes_digest`` of every holder, in roster order, joined.
+        signature: the dealer's, over ``hashes_signed``.
+        ready: the dealer's ``Ready``.
+    """
+
+    box: bytes
+    hashes: bytes
+    digests: bytes
+    signature: bytes
+    ready: bytes
+
+
+@dataclass(frozen=True)
+class Setup(reading.SizedMessage):
+    """S -> i, with the first request for a term: dealer (every site) -> what it dealt to this site."""
+
+    dealt: Mapping[str, Dealt]
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, *, sites: int, slots: int) -> Setup:
+        """Read and check.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        dealt = reading.built(
+            Dealt,
+            {
+                "box": reading.either(reading.blob(0), _box(slots)),
+                "hashes": _hashes(slots),
+                "digests": reading.blob(sites * HASH_BYTES),
+                "signature": reading.blob(SIGNATURE_BYTES),
+                "ready": reading.blob(SIGNATURE_BYTES),
+            },
+        )
+        return cls.read(raw, {"dealt": reading.mapping(dealt, sites, sites)})
+
+
+def _box(slots: int) -> reading.Check:
+    """Reads a box: nonce, sealed shares and the tag of AES-GCM."""
+    return reading.blob(NONCE_BYTES + box_plain_bytes(slots) + 16)
+
+
+def _hashes(slots: int) -> reading.Check:
+    """Reads the hashes of one holder's shares."""
+    return reading.blob(slots * len(GROUPS) * len(KINDS) * HASH_BYTES)
+
+
+MAX_TERM = 2**33
+
+_NAME = reading.text(64)
+_SLOT = reading.integer(0, MAX_SLOTS - 1)
+_HASH = reading.blob(HASH_BYTES)
+_SIGNATURE = reading.blob(SIGNATURE_BYTES)
+
+
+@dataclass(frozen=True)
+class TermRequest(reading.Message):
+    """S -> i: send your term of this sum, in this slot.
+
+    Attributes:
+        slot: which one-time secrets.
+        sum_id: which sum.
+        schema: name of the schema in ``Params.schemas``.
+        setup: a ``Setup`` with the first request of an epoch, else empty.
+    """
+
+    slot: int
+    sum_id: SumId
+    schema: str
+    setup: bytes = b""
+
+    KEYS = MappingProxyType(
+        {
+            "slot": _SLOT,
+            "sum_id": read_sum_id,
+            "schema": reading.text(256),
+            "setup": reading.blob(0, 2**30),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Receipt(reading.Record):
+    """A site's signed statement of what its masked term was made from.
+
+    Attributes:
+        name: the site.
+        slot, sum_id: of the term.
+        broadcast: SHA-256 of the broadcast's canonical tensor bytes, as received.
+        update, static: SHA-256 of the masked bytes of each group.
+        signature: Ed25519 over ``signed(session)``.
+    """
+
+    name: str
+    slot: int
+    sum_id: SumId
+    broadcast: bytes
+    update: bytes
+    static: bytes
+    signature: bytes
+
+    def signed(self, session: bytes) -> bytes:
+        """The string that ``signature`` is over."""
+        return encode_fields(
+            "receipt",
+            session,
+            self.name,
+            self.slot,
+            self.sum_id.as_value(),
+            self.broadcast,
+            self.update,
+            self.static,
+        )
+
+
+_RECEIPT = reading.built(
+    Receipt,
+    {
+        "name": _NAME,
+        "slot": _SLOT,
+        "sum_id": read_sum_id,
+        "broadcast": _HASH,
+        "update": _HASH,
+        "static": _HASH,
+        "signature": _SIGNATURE,
+    },
+)
+
+
+@dataclass(frozen=True)
+class Masked(reading.Message):
+    """i -> S: the masked integers of both groups, little-endian in schema order, and the receipt."""
+
+    update: bytes = field(repr=False)
+    static: bytes = field(repr=False)
+    receipt: Receipt
+
+    KEYS = MappingProxyType(
+        {
+            "update": reading.blob(0, MAX_TERM),
+            "static": reading.blob(0, MAX_TERM),
+            "receipt": _RECEIPT,
+        }
+    )
+
+
+def survivors_signed(session: bytes, slot: int, sum_id: SumId, survivors: Sequence[str]) -> bytes:
+    """What a site signs of a survivor set smaller than the roster."""
+    return encode_fields("survivors", session, slot, sum_id.as_value(), list(survivors))
+
+
+@dataclass(frozen=True)
+class AgreementRequest(reading.Message):
+    """S -> survivors, after a drop-out: all receipts; the survivor set is their names, sorted."""
+
+    slot: int
+    receipts: tuple[Receipt, ...]
+
+    KEYS = MappingProxyType({"slot": _SLOT, "receipts": reading.sequence(_RECEIPT, 1, MAX_SITES)})
+
+
+@dataclass(frozen=True)
+class Agreement(reading.Message):
+    """i -> S: Ed25519 over ``survivors_signed``."""
+
+    name: str
+    slot: int
+    signature: bytes
+
+    KEYS = MappingProxyType({"name": _NAME, "slot": _SLOT, "signature": _SIGNATURE})
+
+
+@dataclass(frozen=True)
+class RevealRequest(reading.Message):
+    """S -> survivors: all receipts, and after a drop-out at least t agreements (site -> signature)."""
+
+    slot: int
+    receipts: tuple[Receipt, ...]
+    agreements: Mapping[str, bytes]
+
+    KEYS = MappingProxyType(
+        {
+            "slot": _SLOT,
+            "receipts": reading.sequence(_RECEIPT, 1, MAX_SITES),
+            "agreements": reading.mapping(_SIGNATURE, 0, MAX_SITES),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Reveal(reading.Message):
+    """i -> S: shares, signed. For a survivor a share of b, for a dropped site one of s.
+
+    Attributes:
+        name: the site that reveals.
+        slot: of the sum.
+        update, static: dealer -> salt and share (48 bytes); ``static`` is empty unless it is opened.
+        signature: Ed25519 over ``signed(session)``.
+    """
+
+    name: str
+    slot: int
+    update: Mapping[str, bytes] = field(repr=False)
+    static: Mapping[str, bytes] = field(repr=False)
+    signature: bytes
+
+    KEYS = MappingProxyType(
+        {
+            "name": _NAME,
+            "slot": _SLOT,
+            "update": reading.mapping(reading.blob(SHARE_BYTES), 0, MAX_SITES),
+            "static": reading.mapping(reading.blob(SHARE_BYTES), 0, MAX_SITES),
+            "signature": _SIGNATURE,
+        }
+    )
+
+    def signed(self, session: bytes) -> bytes:
+        """The string that ``signature`` is over."""
+        return encode_fields("reveal", session, self.name, self.slot, dict(self.update), dict(self.static))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from tightframe.securesum.errors import ParametersError
 
 if TYPE_CHECKING:
-    from tightframe.securesum.messages import Params
+    from tightframe.securesum.messages import FieldSpec, Params
 
 Trust = Literal["malicious", "semi_honest"]
 """What the server is assumed to do: anything at all, or what the protocol says (but looking)."""
@@ -84,27 +84,40 @@ class SiteRules:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a site knows of its job without the server.
+    """What a site knows of its job without the server: from its own copy, for a roster of the proposed size.
+
+    Nothing of it is taken from what the server says, so that a server can neither lower nor raise it. Of
+    ``Params`` only roster, epoch and ``static_open`` are the server's to choose; each has rules of its own.
 
     Attributes:
         name: the site's own name.
         job: the job's id, as the engine gives it to this site.
         lineage: the first job of the chain that this site's job says it continues; itself if it is none.
         sites: the job's silos; a roster is a part of them.
-        min_sites: the job's minimum.
+        colluders: silos that the job assumes to collude, in a roster of that size.
+        trust: what the job assumes of the server.
+        threshold: what both ask for in a roster of that size.
+        min_sites: the smallest survivor set of the job in a roster of that size.
         weights: the job's weight rule.
         config_sha256: SHA-256 of the job configuration that this site runs.
         version: of the package that this site runs.
+        slots: of an epoch of the job; None where the caller cannot plan the job's sums.
+        schemas: of the job's sums, likewise. Each is compared once more when a term is masked.
     """
 
     name: str
     job: str
     lineage: str
     sites: frozenset[str]
+    colluders: int
+    trust: Trust
+    threshold: int
     min_sites: int
     weights: str
     config_sha256: bytes
     version: str
+    slots: int | None = None
+    schemas: Mapping[str, tuple[FieldSpec, ...]] | None = None
 
 
 def check(params: Params, rules: SiteRules, expected: Expected) -> None:
@@ -173,19 +186,49 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
             str(params.colluders),
         ),
         (
-            params.min_sites >= expected.min_sites,
-            "the smallest survivor set",
-            f"at least {expected.min_sites} (the job's)",
-            str(params.min_sites),
-        ),
-        (
             params.min_sites >= rules.minimum_cohort,
             "the smallest survivor set",
             f"at least {rules.minimum_cohort} (this site's policy)",
             str(params.min_sites),
         ),
         (1 <= params.slots <= MAX_SLOTS, "the number of slots", f"from 1 to {MAX_SLOTS}", str(params.slots)),
+        (
+            params.trust == expected.trust,
+            "the server's assumed conduct",
+            f"{expected.trust} (the job's)",
+            params.trust,
+        ),
+        (
+            params.colluders == expected.colluders,
+            "the number of assumed colluders",
+            f"{expected.colluders} (the job's)",
+            str(params.colluders),
+        ),
+        (
+            params.threshold == expected.threshold,
+            "the threshold",
+            f"{expected.threshold} (the job's)",
+            str(params.threshold),
+        ),
+        (
+            params.min_sites == expected.min_sites,
+            "the smallest survivor set",
+            f"{expected.min_sites} (the job's)",
+            str(params.min_sites),
+        ),
+        (
+            expected.slots in (None, params.slots),
+            "the number of slots",
+            f"{expected.slots} (the job's)",
+            str(params.slots),
+        ),
     )
     for holds, what, wanted, found in demands:
         if not holds:
             raise ParametersError(what, expected=wanted, found=found)
+    if expected.schemas is not None and params.schemas != expected.schemas:
+        names = {*params.schemas, *expected.schemas}
+        differing = sorted(name for name in names if params.schemas.get(name) != expected.schemas.get(name))
+        raise ParametersError(
+            "the schemas", expected="those of the job's sums", found=f"a difference in {differing}"
+        )

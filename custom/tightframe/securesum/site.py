@@ -50,6 +50,7 @@ from tightframe.securesum.site_state import (
     Abandoned,
     Advertised,
     Confirmed,
+    Epoch,
     Established,
     Fresh,
     Revealed,
@@ -81,8 +82,13 @@ def mask(
     broadcast: bytes,
     term: Mapping[Group, bytes],
     history: journal.History,
+    profile: journal.Profile | None = None,
 ) -> Step[Established, Masked]:
     """Mask a term with the secrets of one slot, which are then gone.
+
+    Once a masked term is out, t others can open it without this site. So what a term binds its site to,
+    cohort and release profile, is in the journal before it leaves, whether or not the site is ever asked
+    to reveal; and it stays there where a drop-out kept the static group shut.
 
     Slots only rise. Whatever an older slot still holds is erased here: its sum is over or was given
     up, and a server that brings this about early gets less from this site, never more.
@@ -94,13 +100,15 @@ def mask(
         broadcast: SHA-256 of the broadcast as it was received.
         term: the encoded integers of each group, little-endian in schema order.
         history: all that this site's journal holds.
+        profile: how this term was formed; None where noise stands in for one profile.
 
     Raises:
         ParametersError: TF-601, if slot or schema are not those of the epoch's parameters.
         MessageError: TF-604, if a term has not the schema's size.
         ReplayError: TF-608, if the slot or the sum was used before, or another setup came before.
         StateError: TF-609, if the setup is missing.
-        StaticCohortError: TF-612, if the static group was opened for another cohort meanwhile.
+        StaticCohortError: TF-612, if the static group was masked for another cohort meanwhile.
+        ReleaseProfileError: TF-617, if terms were formed in another way meanwhile.
         ProtocolError: as ``establish`` raises with the first request.
     """
     require_state(state, Confirmed, Established)
@@ -110,10 +118,7 @@ def mask(
         raise ValueError("Expected a SHA-256 of the broadcast and terms of the two groups only.")
     history.check_slot(params.job, params.epoch, slot, request.sum_id)
     layouts = {group: group_layout(fields, group) for group in GROUPS}
-    if params.static_open and layouts["static"].nbytes and not state.epoch.any_static_cohort:
-        # Once this term is out, t others can open it without this site, so it is held back here if
-        # another job of this site opened another cohort since this epoch began.
-        history.check_static(state.epoch.dataset, params.roster)
+    bound = _bound(state.epoch, layouts["static"], profile, history)
     established = _established(state, request)
     fresh = established.slots[slot]
     if not isinstance(fresh, Fresh):
@@ -132,9 +137,9 @@ def mask(
         MaskedSlot(request.schema, receipt, fresh.shares),
         *established.slots[slot + 1 :],
     )
-    entry = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
+    used = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
     after = replace(established, sums=(*established.sums, request.sum_id), slots=slots)
-    return Step(after, Masked(masked["update"], masked["static"], receipt), (entry,))
+    return Step(after, Masked(masked["update"], masked["static"], receipt), (*bound, used))
 
 
 def agree(
@@ -203,6 +208,29 @@ def reveal(
     if "static" in groups:
         entries.append(journal.StaticOpened(epoch.dataset, survivors, params.lineage))
     return Step(state.with_slot(slot, Revealed(survivors)), reply, tuple(entries))
+
+
+def _bound(
+    epoch: Epoch, static: Layout, profile: journal.Profile | None, history: journal.History
+) -> tuple[journal.Entry, ...]:
+    """What this term binds the site to that is not on record yet.
+
+    Raises:
+        StaticCohortError: TF-612.
+        ReleaseProfileError: TF-617.
+    """
+    params, dataset = epoch.params, epoch.dataset
+    bound: list[journal.Entry] = []
+    if params.static_open and static.nbytes:
+        if not epoch.any_static_cohort:
+            history.check_static(dataset, params.roster)
+        if not history.static_known(dataset, params.roster):
+            bound.append(journal.StaticMasked(dataset, params.roster, params.lineage))
+    if profile is not None:
+        history.check_profile(dataset, profile)
+        if profile not in history.profiles(dataset):
+            bound.append(journal.ProfileUsed(dataset, profile, params.lineage))
+    return tuple(bound)
 
 
 def _check_request(

@@ -91,6 +91,7 @@ def advertise(
     history: journal.History,
     dataset: str,
     application: bytes,
+    profile: journal.Profile | None = None,
     random: Random = os.urandom,
 ) -> Step[Advertised, Advertisement]:
     """Accept an epoch's parameters and advertise fresh keys for it.
@@ -103,18 +104,22 @@ def advertise(
         history: all that this site's journal holds.
         dataset: this site's data set.
         application: bytes that travel with the keys, at most 4096.
+        profile: how this site's terms are formed; None where noise stands in for one profile.
         random: gives random bytes.
 
     Raises:
         ParametersError: TF-601.
         ReplayError: TF-608, if this epoch of the job, or a later one, was begun before.
         StaticCohortError: TF-612, if the static group is to be opened for another cohort than before.
+        ReleaseProfileError: TF-617, if terms would be formed in another way than before.
     """
     check(params, rules, expected)
     _check_rings(params)
     history.check_epoch(params)
     if params.may_open_static and not rules.any_static_cohort:
         history.check_static(dataset, params.roster)
+    if profile is not None:
+        history.check_profile(dataset, profile)
     channel, signing = Secret(random(KEY_BYTES)), Secret(random(KEY_BYTES))
     secrets, public = [], []
     for slot in range(params.slots):

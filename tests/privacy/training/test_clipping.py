@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from tightframe import models
+from tightframe.learning.stages import OptimizerSettings, Stage, Term, cross_entropy
 from tightframe.privacy.os_randomness import poisson_batch
 from tightframe.privacy.training import dp_sgd
 from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.per_sample import ENGINES, EngineName, PrivacyError
-from tightframe.stages import OptimizerSettings, Stage, Term, cross_entropy
 
 Item = tuple[torch.Tensor, int]
 WIDTH, CLASSES = 5, 3

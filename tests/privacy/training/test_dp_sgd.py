@@ -16,6 +16,7 @@ from torch import nn
 
 from tightframe import models
 from tightframe.errors import TrainingError
+from tightframe.learning.stages import OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
 from tightframe.methods.fedmr import intra_class_loss
 from tightframe.methods.scaffold import gradient_correction
 from tightframe.privacy.events import SubsampledGaussian
@@ -23,7 +24,6 @@ from tightframe.privacy.os_randomness import poisson_batch
 from tightframe.privacy.training import dp_sgd
 from tightframe.privacy.training.dp_sgd import PrivateSettings, clipped_sum, private_fit
 from tightframe.privacy.training.per_sample import ENGINES, EngineName, PrivacyError
-from tightframe.stages import OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
 
 Item = tuple[torch.Tensor, int]
 COUNT, WIDTH, CLASSES = 24, 5, 3

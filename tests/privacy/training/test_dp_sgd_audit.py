@@ -17,9 +17,9 @@ import torch
 from scipy import optimize, stats
 from torch import nn
 
+from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
 from tightframe.models.heads import Classifier
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
-from tightframe.stages import OptimizerSettings, Stage, cross_entropy
 
 CANARIES, RUNS = 1000, 10
 DELTA = 0.02

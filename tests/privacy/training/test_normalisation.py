@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe import models
+from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.normalisation import Form, FrozenNorm, make_private
 from tightframe.privacy.training.per_sample import PrivacyError
-from tightframe.stages import OptimizerSettings, Stage, cross_entropy
 
 BACKBONES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("small_cnn", {"widths": [8, 8]}, (3, 8, 8)),

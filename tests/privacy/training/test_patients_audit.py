@@ -15,9 +15,9 @@ import torch
 from tests.privacy.audit import Bounds, gaussian_epsilon, lower_bounds
 from torch import nn
 
+from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
 from tightframe.models.heads import Classifier
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
-from tightframe.stages import OptimizerSettings, Stage, cross_entropy
 
 CANARIES, RUNS, RECORDS = 400, 24, 3
 DELTA, CLIP, NOISE = 0.02, 0.5, 1.0

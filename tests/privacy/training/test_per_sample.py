@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tightframe import models
+from tightframe.learning.stages import BatchView, Term, cross_entropy
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.privacy.training.normalisation import make_private
 from tightframe.privacy.training.per_sample import (
@@ -19,7 +20,6 @@ from tightframe.privacy.training.per_sample import (
     running,
     same_masks,
 )
-from tightframe.stages import BatchView, Term, cross_entropy
 
 SMALL_CNN = ("small_cnn", {"widths": [8, 16]}, (3, 16, 16))
 MLP = ("mlp", {"widths": [12]}, (7,))

@@ -13,14 +13,22 @@ import torch
 from torch import nn
 
 from tightframe import models
-from tightframe.losses import balanced_softmax_loss
+from tightframe.learning.losses import balanced_softmax_loss
+from tightframe.learning.stages import (
+    Batch,
+    BatchView,
+    OptimizerSettings,
+    ParameterTerm,
+    Stage,
+    Term,
+    cross_entropy,
+)
 from tightframe.methods.fedmr import inter_class_loss, intra_class_loss
 from tightframe.methods.moon import contrastive_loss
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.models.heads import Classifier
 from tightframe.privacy.training.per_sample import PrivacyError
 from tightframe.privacy.training.probe import check_per_record, made_up
-from tightframe.stages import Batch, BatchView, OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
 
 CLASSES = 3
 

@@ -18,24 +18,29 @@ from tests.privacy.audit import gaussian_epsilon
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError, RunError
-from tightframe.model_update import broadcast_model
+from tightframe.files import write_atomically
+from tightframe.learning.model_update import broadcast_model
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.privacy.releases import evaluation_totals
-from tightframe.rounds import evaluation
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import SiloContext
-from tightframe.rounds.identity import simulated_identity
-from tightframe.rounds.local_silo import LocalSilo
-from tightframe.rounds.private import noisy_metrics
-from tightframe.rounds.private import silo as private_silo
-from tightframe.rounds.private.evaluation import with_noise
+from tightframe.rounds.context import DECLARATION, SiloContext
+from tightframe.rounds.plan import CLOSING
+from tightframe.rounds.riders import evaluation, noisy_evaluation
+from tightframe.rounds.riders.noisy_evaluation import with_noise
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo import private_view as private_silo
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
+DECLARED = Declaration(
+    weight=1.0, synthetic=True, profile="research", min_class_count=1, any_static_cohort=False, untold=()
+)
 PRIVACY: dict[str, Any] = {"epsilon": 8.0, "evaluation": "noisy", "spare_rounds": 0}
 JOB: dict[str, Any] = {
     "job_name": "told",
@@ -86,19 +91,21 @@ def test_evaluations_are_where_the_public_schedule_says_and_have_a_mechanism() -
     assert setup.privacy is not None and setup.privacy.evaluation is not None
     assert setup.privacy.evaluation.after == (7, 14, 20)
     told = []
-    for kind, number, index, schemas in setup.sums():
-        for schema in schemas:
-            assert all(item.mechanism is not None and not item.static for item in schema.fields)
-            names = [item.name for item in schema.fields if item.name.startswith("evaluation/")]
+    for exchange in setup.plan:
+        for phase in exchange.phases:
+            fields = phase.schema.fields
+            assert all(item.mechanism is not None and not item.static for item in fields)
+            names = [item.name for item in fields if item.name.startswith("evaluation/")]
             assert not any(name.endswith("loss") for name in names)
             if names:
-                told.append((kind, number, index, len(names)))
+                told.append((exchange.kind, exchange.round, exchange.index, len(names)))
     # The model of round r is what round r + 1 begins with.
     assert told == [("train", 8, 0, 4), ("train", 15, 0, 4), ("closing", 20, 0, 4)]
     assert "noisy totals of the evaluation after round 7, after round 14, of the last model" in (
         setup.privacy.describe()
     )
-    assert _prepared(evaluation="local").closing_schema().fields[0].mechanism == "constant"
+    (closing,) = _prepared(evaluation="local").plan.at(CLOSING, 20)
+    assert [item.mechanism for item in closing.phase.schema.fields] == ["constant"]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +164,7 @@ def _session(folder: Path, **privacy: Any) -> tuple[SiloSession, JobSetup]:
     job = parse_job({**JOB, "rounds": 4, "summation": "plain", "privacy": asked})
     identity = partial(simulated_identity, "run", "site-1", production=False)
     context = SiloContext("site-1", job, None, run_dir=folder, job_id="run", identity=identity)
+    write_atomically(context.state_folder / DECLARATION, DECLARED.to_bytes())  # as its enrolment did
     return SiloSession(context), prepare(job)
 
 
@@ -168,7 +176,7 @@ def _request(setup: JobSetup, kind: str, number: int) -> dict[str, Any]:
         "attempt": 0,
         "evaluate": True,
         "opened": {},
-        "weights": dict.fromkeys(SITES, 1.0),
+        "declared": dict.fromkeys(SITES, DECLARED.to_bytes()),
         "broadcast": tensor_bytes(broadcast_model(setup.initial_state().model)),
     }
 
@@ -238,7 +246,7 @@ def test_the_totals_are_the_silos_integers_and_their_noise_in_plain_and_secure_s
     draws: list[NDArray[np.int64]] = []
     exact: list[Mapping[str, torch.Tensor]] = []
     opened: list[Mapping[str, NDArray[np.float64]]] = []
-    count, read = evaluation.count, noisy_metrics.summarise
+    count, read = evaluation.count, noisy_evaluation.summarise
 
     def fixed(shape: tuple[int, ...], *_: Any) -> NDArray[np.int64]:
         draws.append(np.random.default_rng(len(draws) % 16).integers(-(2**24), 2**24, shape))
@@ -254,7 +262,7 @@ def test_the_totals_are_the_silos_integers_and_their_noise_in_plain_and_secure_s
 
     monkeypatch.setattr(evaluation_totals, "noise_for", fixed)
     monkeypatch.setattr(evaluation, "count", counting)
-    monkeypatch.setattr(noisy_metrics, "summarise", reading)
+    monkeypatch.setattr(noisy_evaluation, "summarise", reading)
     monkeypatch.setattr(private_silo.PrivateSilo, "fit", LocalSilo.fit)
     for summation in ("plain", "secure"):
         training = {**JOB["training"], "learning_rate": 1e-3}
@@ -310,8 +318,15 @@ def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     page = (tmp_path / "server" / "report.html").read_text(encoding="utf-8")
     assert f"with noise: {test['noise_deviation']:.1f} records" in page and "Loss by round" not in page
     assert f"final model has noisy balanced accuracy {test['balanced_accuracy']:.3f}" in page
-    assert f"about {test['balanced_accuracy_deviation']:.3f} (standard deviation)" in page
-    assert f"mean over {test['classes_told']} of 2 classes" in page
+    low, high = test["balanced_accuracy_interval"]
+    assert low <= exact <= high
+    assert (
+        f"{test['balanced_accuracy']:.3f} [{low:.3f}, {high:.3f}], {test['classes_told']} of 2 classes"
+        in page
+    )
+    # Noise and not the cohort protects these totals, so that the others may measure the final model.
+    assert result.outcome.status == "trained" and list(result.outcome.lost) == ["site-4"]
+    assert result.outcome.notes[1:] == ["The final model was measured without site-4: by 3 of 4 silos."]
     outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert outcome["evaluation"]["test"]["noisy"] and outcome["best_round_by_validation"] is None
     assert any("noisy totals of the evaluation" in rule for rule in outcome["rules"])

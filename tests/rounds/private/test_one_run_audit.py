@@ -27,9 +27,9 @@ from tightframe.phases import Schema
 from tightframe.privacy.releases import class_sums
 from tightframe.privacy.training import dp_sgd
 from tightframe.rounds import codec
-from tightframe.rounds.private.server import STATE
+from tightframe.rounds.riders.noisy_class_sums import STATE
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.summation import PlainServer
+from tightframe.rounds.sums.plain import PlainServer
 
 CLASSES, SHAPE = 8, (3, 24, 24)
 CANARIES = 3 * 24 * 24

@@ -21,10 +21,11 @@ from tightframe.privacy import accounting
 from tightframe.privacy.releases import class_sums, evaluation_totals
 from tightframe.privacy.releases.plan import squared_sensitivity
 from tightframe.privacy.training import dp_sgd
-from tightframe.rounds.private.server import STATE
-from tightframe.rounds.secure.server import SecureSums
+from tightframe.rounds.riders.noisy_class_sums import STATE
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.plain import RefusedError
+from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.securesum.rules import threshold
 
 JOB: dict[str, Any] = {
@@ -92,7 +93,7 @@ def test_the_opened_total_has_the_promised_variance_and_half_the_noise_is_found(
     assert halved < low
 
 
-def test_a_server_that_names_fewer_colluders_gets_no_less_noise(
+def test_a_server_that_names_fewer_colluders_gets_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job says two; by the server's one, three silos' shares would carry what two have to."""
@@ -108,12 +109,16 @@ def test_a_server_that_names_fewer_colluders_gets_no_less_noise(
 
         return drawing
 
-    monkeypatch.setattr(SecureSums, "_params", lying)
     for module in (class_sums, evaluation_totals):
         monkeypatch.setattr(module, "noise_for", noting(module.noise_for))
     privacy = {**JOB["privacy"], "evaluation": "noisy"}
     job = {**JOB, "colluders": 2, "model_options": {"widths": [8]}, "privacy": privacy}
-    federation.run_job(parse_job(job), folder=tmp_path)
+    federation.run_job(parse_job(job), folder=tmp_path / "honest")
     assert threshold(4, 2) == 4
     # Confusion and scores of two folds are a draw each.
     assert Counter(shared) == {("class_sums", 4 - 2): 4, ("evaluation_totals", 4 - 2): 4 * 4}
+    monkeypatch.setattr(SecureSums, "_params", lying)
+    shared.clear()
+    with pytest.raises(RefusedError, match=r"site-1 refused: TF-601"):
+        federation.run_job(parse_job(job), folder=tmp_path / "lying")
+    assert not shared

@@ -16,7 +16,7 @@ from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.data.eicu import EicuOptions
-from tightframe.data.eicu_twin import open_twin
+from tightframe.data.eicu.twin import open_twin
 from tightframe.errors import DataError, JobError, RunError
 from tightframe.phases import Fold
 from tightframe.privacy.events import SubsampledGaussian
@@ -25,12 +25,11 @@ from tightframe.privacy.ledger.entries import Charge, NeighboursError
 from tightframe.privacy.releases.class_counts import COUNT_GRID
 from tightframe.privacy.releases.plan import squared_sensitivity
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.identity import simulated_identity
-from tightframe.rounds.private import silo
-from tightframe.rounds.private.budget import Budget
-from tightframe.rounds.private.patients import whole_patients
-from tightframe.rounds.private.silo import taken_as_known
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import private_view
+from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.silo.private_view import taken_as_known, whole_patients
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3"]
 OPTIONS = {"twin_scale": 0.05, "drugs": 32}
@@ -73,13 +72,13 @@ def charges(folder: Path, site: str) -> list[Charge]:
     return [entry.charge for entry in found.entries if entry.charge is not None]
 
 
-def view(folder: Path, data: Any, **changes: Any) -> silo.PrivateSilo:
+def view(folder: Path, data: Any, **changes: Any) -> private_view.PrivateSilo:
     setup = prepare({**JOB, **changes})
     identity = partial(simulated_identity, "run", "site-1", production=False)
     context = SiloContext(
         "site-1", setup.job, None, run_dir=folder, records=data, job_id="run", identity=identity
     )
-    return silo.PrivateSilo(context, setup, torch.device("cpu"), 1, cohort=SITES, honest=1)
+    return private_view.PrivateSilo(context, setup, torch.device("cpu"), 1, cohort=SITES, honest=1)
 
 
 def some(gone: int | None = None) -> ArrayData:
@@ -185,9 +184,13 @@ def test_without_any_one_patient_a_release_changes_by_its_sensitivity_at_most(
 ) -> None:
     """Brute force, through the silo's own batches of three records, in which patients are cut apart."""
     monkeypatch.setattr(Budget, "charge", lambda *_, **__: None)
-    monkeypatch.setattr(silo.class_sums, "noise_for", lambda shape, *_: torch.zeros(shape, dtype=torch.int64))
     monkeypatch.setattr(
-        silo.class_counts, "count_noise", lambda count, *_, **__: torch.zeros(count, dtype=torch.int64)
+        private_view.class_sums, "noise_for", lambda shape, *_: torch.zeros(shape, dtype=torch.int64)
+    )
+    monkeypatch.setattr(
+        private_view.class_counts,
+        "count_noise",
+        lambda count, *_, **__: torch.zeros(count, dtype=torch.int64),
     )
     config = view(tmp_path, some(), method=method)._plan.class_sums
     limit = squared_sensitivity(config) if method == "fedmr" else COUNT_GRID**2

@@ -14,7 +14,7 @@ from tightframe.errors import JobError
 from tightframe.phases import Field, Phase, Schema
 from tightframe.privacy.events import Gaussian
 from tightframe.rounds import setup as rounds_setup
-from tightframe.rounds.private.plan import honest_silos
+from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.setup import JobSetup, prepare
 
 PRIVATE = {item.name: {} for item in methods.METHODS if item.private is not None} | {
@@ -79,10 +79,11 @@ def test_releases_are_as_many_as_asked_and_only_these_rounds_have_class_sums() -
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_every_field_of_every_sum_has_a_mechanism(method: str) -> None:
-    for _, _, _, schemas in _prepared(method=method, method_options=PRIVATE[method]).sums():
-        for schema in schemas:
-            assert schema.fields and all(item.mechanism is not None for item in schema.fields)
-            assert not any(item.static for item in schema.fields)
+    for exchange in _prepared(method=method, method_options=PRIVATE[method]).plan:
+        for phase in exchange.phases:
+            fields = phase.schema.fields
+            assert fields and all(item.mechanism is not None for item in fields)
+            assert not any(item.static for item in fields)
 
 
 @pytest.mark.parametrize("where", ["before", "after", "train"])

@@ -23,7 +23,8 @@ from tightframe import __version__, federation
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError, SiteConfigError, TightframeError
-from tightframe.model_update import broadcast_model
+from tightframe.files import write_atomically
+from tightframe.learning.model_update import broadcast_model
 from tightframe.phases import ServerState
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import BudgetError
@@ -32,16 +33,22 @@ from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance
 from tightframe.privacy.training import dp_sgd
+from tightframe.rounds import lasting
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import SiloContext
-from tightframe.rounds.identity import simulated_identity, simulated_root_pem
-from tightframe.rounds.private import budget, server, silo
-from tightframe.rounds.private.budget import Budget, fingerprint
+from tightframe.rounds.context import DECLARATION, SiloContext
+from tightframe.rounds.riders import noisy_class_sums
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
-from tightframe.rounds.summation import PlainServer
+from tightframe.rounds.silo import private_view
+from tightframe.rounds.silo.budget import Budget, fingerprint
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.plain import PlainServer
+from tightframe.rounds.sums.simulated_identity import simulated_identity, simulated_root_pem
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
+DECLARED = Declaration(
+    weight=1.0, synthetic=True, profile="research", min_class_count=1, any_static_cohort=False, untold=()
+)
 JOB: dict[str, Any] = {
     "job_name": "private",
     "method": "fedmr",
@@ -166,7 +173,7 @@ def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("no noise today")
 
-    monkeypatch.setattr(silo.class_sums, "noise_for", broken)
+    monkeypatch.setattr(private_view.class_sums, "noise_for", broken)
     with pytest.raises(RunError):
         federation.run_job(parse_job(GIVEN), folder=tmp_path)
     assert [item.purpose for item in _charges(tmp_path, "site-1")] == [
@@ -188,7 +195,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
 ) -> None:
     # As in production, where the ledger outlives a run and one root certifies a site for all of them.
     monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
-    monkeypatch.setattr(budget, "signature_check", lambda anchors, name: lambda *signed: None)
+    monkeypatch.setattr(lasting, "signature_check", lambda anchors, name=None: lambda *signed: None)
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)
@@ -239,7 +246,9 @@ def test_the_total_over_the_silos_carries_the_promised_noise(
     drawn = []
     for number in range(4):
         context = SiloContext("site-3", setup.job, None, run_dir=tmp_path, job_id="run", identity=identity)
-        view = silo.PrivateSilo(context, setup, torch.device("cpu"), number + 1, cohort=SITES, honest=honest)
+        view = private_view.PrivateSilo(
+            context, setup, torch.device("cpu"), number + 1, cohort=SITES, honest=honest
+        )
         sums, _ = view.private_class_sums(lambda inputs: inputs.new_zeros(len(inputs), width), width)
         drawn.append(sums.numpy())
     total = np.sum(drawn[:honest], 0)
@@ -264,17 +273,17 @@ def test_the_server_averages_releases_and_leaves_classes_below_the_floor() -> No
         "prototype/feature_sums": means * counts[:, None],
         "prototype/counts": counts * config.count_units / config.grid,
     }
-    state, found = server.read(setup.privacy, phase, ServerState({}, {}), totals, silos=4, honest=3)
+    state, found = noisy_class_sums.read(setup.privacy, phase, ServerState({}, {}), totals, silos=4, honest=3)
     np.testing.assert_allclose(found["prototype/counts"], [4000, *[0] * 7], rtol=1e-4)
     np.testing.assert_allclose(found["prototype/feature_sums"][0, 0], 2000, rtol=1e-4)
     # The average of this release and of its opposite.
     moved: Mapping[str, Any] = {**totals, "prototype/feature_sums": -means * counts[:, None]}
-    _, later = server.read(setup.privacy, phase, state, moved, silos=4, honest=3)
+    _, later = noisy_class_sums.read(setup.privacy, phase, state, moved, silos=4, honest=3)
     assert later["prototype/counts"][0] == pytest.approx(4000, rel=1e-4)
     assert later["prototype/feature_sums"][0, 0] == pytest.approx(0, abs=1e-3)
-    assert set(server.read(setup.privacy, phase, state, {"update/x": np.zeros(1)}, silos=4, honest=3)[1]) == {
-        "update/x"
-    }
+    assert set(
+        noisy_class_sums.read(setup.privacy, phase, state, {"update/x": np.zeros(1)}, silos=4, honest=3)[1]
+    ) == {"update/x"}
 
 
 def test_the_same_records_under_another_name_have_no_second_budget(tmp_path: Path) -> None:
@@ -310,6 +319,7 @@ def _session(folder: Path, **changes: Any) -> tuple[SiloSession, Any]:
     job = parse_job({**GIVEN, "summation": "plain", **changes})
     identity = partial(simulated_identity, "run", "site-1", production=False)
     context = SiloContext("site-1", job, None, run_dir=folder, job_id="run", identity=identity)
+    write_atomically(context.state_folder / DECLARATION, DECLARED.to_bytes())  # as its enrolment did
     return SiloSession(context), prepare(job)
 
 
@@ -323,30 +333,32 @@ def _request(setup: Any, **changes: Any) -> dict[str, Any]:
         "attempt": 0,
         "evaluate": False,
         "opened": {},
-        "weights": dict.fromkeys(SITES, 1.0),
+        "declared": dict.fromkeys(SITES, DECLARED.to_bytes()),
         "broadcast": tensor_bytes(broadcast),
         **changes,
     }
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "code"),
     [
-        {"kind": "personal", "round": 2, "evaluate": False},
-        {"kind": "statistics", "round": 0, "evaluate": False},
-        {"kind": "before", "round": 0, "evaluate": False},
-        {"kind": "after", "round": 2, "evaluate": False},
-        {"round": 1.5},
-        {"round": True},
-        {"round": 3},
-        {"phase": -1},
-        {"phase": 1},
-        {"attempt": 0.5},
+        ({"kind": "personal", "round": 2, "evaluate": False}, "TF-505"),
+        ({"kind": "statistics", "round": 0, "evaluate": False}, "TF-505"),
+        ({"kind": "before", "round": 0, "evaluate": False}, "TF-505"),
+        ({"kind": "after", "round": 2, "evaluate": False}, "TF-505"),
+        ({"round": 3}, "TF-505"),
+        ({"phase": 1}, "TF-505"),
+        ({"round": 1.5}, "TF-604"),
+        ({"round": True}, "TF-604"),
+        ({"phase": -1}, "TF-604"),
+        ({"attempt": 0.5}, "TF-604"),
     ],
 )
-def test_a_server_gets_no_sum_that_the_job_does_not_have(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_a_server_gets_no_sum_that_the_job_does_not_have(
+    tmp_path: Path, asked: dict[str, Any], code: str
+) -> None:
     session, setup = _session(tmp_path)
-    with pytest.raises(RunError, match="TF-505"):
+    with pytest.raises(RunError, match=code):
         session.handle("contribute", _request(setup, **asked))
     assert not (session.context.state_folder / "privacy").exists()  # nothing charged
 
@@ -370,11 +382,11 @@ def test_a_silo_that_keeps_its_prototypes_adds_noise_and_nothing_else(
 ) -> None:
     charged: list[Any] = []
     monkeypatch.setattr(Budget, "charge", lambda *given, **_: charged.append(given))
-    monkeypatch.setattr(silo.class_sums, "noise_for", lambda shape, *_: torch.full(shape, 7))
+    monkeypatch.setattr(private_view.class_sums, "noise_for", lambda shape, *_: torch.full(shape, 7))
     setup = prepare(parse_job({**JOB, "prototype_sites": SITES[1:]}))
     identity = partial(simulated_identity, "run", "site-1", production=False)
     context = SiloContext("site-1", setup.job, None, run_dir=tmp_path, job_id="run", identity=identity)
-    view = silo.PrivateSilo(context, setup, torch.device("cpu"), 1, cohort=SITES, honest=3)
+    view = private_view.PrivateSilo(context, setup, torch.device("cpu"), 1, cohort=SITES, honest=3)
     sums, counts = view.private_class_sums(lambda inputs: inputs.flatten(1)[:, :4], 4)
     assert setup.privacy is not None
     grid = setup.privacy.class_sums.grid

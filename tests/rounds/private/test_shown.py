@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,17 @@ from tests.privacy.audit import gaussian_epsilon
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.phases import Cohort, Reading, Totals
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.coordinator import Coordinator
-from tightframe.rounds.private import shown
-from tightframe.rounds.private.shown import BINS, EDGES, SHOWN, Spent
-from tightframe.rounds.rows import Row
+from tightframe.rounds.riders import epsilon
+from tightframe.rounds.riders.epsilon import BINS, EDGES, SHOWN, Spent
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
-from tightframe.rounds.summation import PlainServer
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.plain import PlainServer
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 POLICIES = {"site-1": "exact", "site-2": "nothing", "site-4": "exact"}
@@ -165,15 +163,15 @@ def test_a_silo_writes_what_its_policy_lets_out_and_into_its_own_place_only(
 
 @pytest.mark.parametrize("spent", [0.0, 0.25, 0.2500001, 3.999, 4.0, 4.0001, 7.0])
 def test_an_edge_belongs_to_the_range_below_and_numbers_are_rounded_up(spent: float) -> None:
-    told = shown.terms(spent, "exact", "site-2", SITES)
+    told = epsilon.terms(spent, "exact", "site-2", SITES)
     (place,) = torch.nonzero(told[BINS]).flatten().tolist()
     assert (0.0, *EDGES)[place] < max(spent, 1e-9) <= EDGES[place]
     assert spent <= told[SHOWN][1] / 1000 < spent + 0.00101
     job = parse_job(JOB)
-    schema = shown.fields(job)
+    schema = epsilon.fields(job)
     for how in ("exact", "range", "nothing"):
-        codec.encode(schema, shown.terms(spent, how, "site-2", SITES), share=1.0, parties=4)
-    read = shown.read(job, {name: value.numpy() for name, value in told.items()}, ["site-2"], 3)
+        codec.encode(schema, epsilon.terms(spent, how, "site-2", SITES), share=1.0, parties=4)
+    read = epsilon.read_totals(job, {name: value.numpy() for name, value in told.items()}, ["site-2"], 3)
     assert read is not None and read.range is not None
     assert read.range[0] <= spent <= read.range[1] <= 7.0
 
@@ -203,21 +201,27 @@ def test_what_no_honest_silos_can_have_told_is_not_read(
     bins: dict[int, float], numbers: dict[int, float]
 ) -> None:
     job, cohort = parse_job(JOB), SITES[:3]
-    assert shown.read(job, _totals({4: 2, 5: 1}, {0: 3000}), cohort, 1) is not None
+    assert epsilon.read_totals(job, _totals({4: 2, 5: 1}, {0: 3000}), cohort, 1) is not None
     with pytest.raises(ValueError, match="Expected a histogram of 3 silos"):
-        shown.read(job, _totals(bins, numbers), cohort, 1)
+        epsilon.read_totals(job, _totals(bins, numbers), cohort, 1)
 
 
-def test_a_silo_that_tells_nonsense_costs_the_line_and_not_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    coordinator = Coordinator(prepare(JOB), tmp_path)
-    row = Row(1, "train", SITES, {}, 0.0, 0, 0)
-    assert coordinator._spent(_totals({4: 4}, {}), row) is not None
-    assert coordinator._spent({}, row) is None and not caplog.records
-    with caplog.at_level(logging.WARNING):
-        assert coordinator._spent(_totals({4: 3, 5: -1}, {}), row) is None
-    assert "round 1: what silos tell of their epsilon is not used" in caplog.text
+def test_a_silo_that_tells_nonsense_costs_the_line_and_not_the_run() -> None:
+    setup = prepare(JOB)
+    (exchange,) = setup.plan.round(1)
+    cohort, state = Cohort(1, dict.fromkeys(SITES, 1.0), 1.0), setup.initial_state()
+
+    def read(totals: Totals) -> Reading:
+        return exchange.phase.read(state, {**totals, "update/x": np.zeros(1)}, cohort)
+
+    honest = read(_totals({4: 4}, {}))
+    assert honest.notes[epsilon.NOTE] is not None and not honest.warnings
+    assert read({}).notes[epsilon.NOTE] is None and not read({}).warnings
+    nonsense = read(_totals({4: 3, 5: -1}, {}))
+    assert nonsense.notes.get(epsilon.NOTE) is None
+    assert "round 1: what silos tell of their epsilon is not used" in nonsense.warnings[0]
+    # The method gets its own totals in each case.
+    assert set(honest.totals) == set(nonsense.totals) == {"update/x"}
 
 
 def test_the_line_for_people() -> None:
@@ -234,8 +238,9 @@ def test_the_line_for_people() -> None:
 
 def test_nothing_is_told_without_privacy_and_with_the_last_phase_of_a_round_with_it() -> None:
     with_it = prepare(JOB)
-    (phase,) = with_it.training_phases(1)
-    assert BINS in phase.schema and phase.schema[SHOWN].shape == (4,)
-    assert phase.schema[SHOWN].bound == 7000.0
+    (exchange,) = with_it.plan.round(1)
+    schema = exchange.phase.schema
+    assert BINS in schema and schema[SHOWN].shape == (4,)
+    assert schema[SHOWN].bound == 7000.0
     without = prepare({**JOB, "privacy": None})
-    assert all(BINS not in phase.schema for phase in without.training_phases(1))
+    assert all(BINS not in exchange.phase.schema for exchange in without.plan.round(1))

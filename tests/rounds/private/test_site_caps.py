@@ -20,10 +20,10 @@ from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.identity import simulated_identity
-from tightframe.rounds.private import silo
-from tightframe.rounds.private.budget import Budget
 from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.rounds.silo import private_view
+from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3"]
 JOB: dict[str, Any] = {
@@ -115,14 +115,16 @@ def test_class_counts_are_charged_as_they_are_drawn_and_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = prepare(JOB)
-    view = silo.PrivateSilo(context(setup, tmp_path), setup, torch.device("cpu"), 1, cohort=SITES, honest=1)
-    real, seen = silo.class_counts.noisy_counts, []
+    view = private_view.PrivateSilo(
+        context(setup, tmp_path), setup, torch.device("cpu"), 1, cohort=SITES, honest=1
+    )
+    real, seen = private_view.class_counts.noisy_counts, []
 
     def noting(labels: Any, classes: int, noise: float, **others: Any) -> torch.Tensor:
         seen.append((noise, [(item.purpose, item.event) for item in charges(view._budget.path)]))
         return real(labels, classes, noise, **others)
 
-    monkeypatch.setattr(silo.class_counts, "noisy_counts", noting)
+    monkeypatch.setattr(private_view.class_counts, "noisy_counts", noting)
     first = view.class_counts("train")
     assert torch.equal(view.class_counts("train"), first) and len(seen) == 1, "drawn once"
     ((noise, charged),) = seen

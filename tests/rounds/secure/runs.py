@@ -19,12 +19,12 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.phases import Fold
 from tightframe.rounds.context import Message, SiloContext
-from tightframe.rounds.coordinator import Coordinator, Result
-from tightframe.rounds.identity import simulated_anchor, simulated_identity
-from tightframe.rounds.secure.server import ServerIdentity
+from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
-from tightframe.rounds.summation import LATE, Accept
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.plain import LATE, Accept
+from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 FOUR = ["site-1", "site-2", "site-3", "site-4"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from tests.rounds.secure.runs import FOUR, contexts, coordinator, in_round, job
 from tests.rounds.secure.runs import Wire as Line
 
 from tightframe import files
-from tightframe.rounds.secure import record, vault
-from tightframe.rounds.secure.vault import read_journal
-from tightframe.rounds.silo import SiloSession, failure_code
+from tightframe.privacy.ledger import store
+from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.sums import transcripts
+from tightframe.rounds.sums.vault import look_at_journal
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 
@@ -41,10 +43,10 @@ class _Disk(Line):
 
 
 @pytest.mark.parametrize(
-    ("task", "module"), [("contribute", vault), ("contribute", record), ("reveal", record)]
+    ("task", "code"), [("contribute", "TF-704"), ("contribute", "TF-512"), ("reveal", "TF-512")]
 )
 def test_a_full_disk_costs_one_round_and_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, module: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, code: str
 ) -> None:
     def append(path: Path, lines: bytes, **how: Any) -> None:
         if _Disk.full and "site-1" in str(path):
@@ -53,7 +55,16 @@ def test_a_full_disk_costs_one_round_and_no_file(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         files.append_durably(path, lines, **how)
 
-    monkeypatch.setattr(module, "append_durably", append)
+    def insert(self: Any, *arguments: Any) -> None:
+        if _Disk.full and "site-1" in str(self.path):
+            raise sqlite3.OperationalError("database or disk is full")
+        keep(self, *arguments)
+
+    keep = store.Store.append
+    if code == "TF-704":
+        monkeypatch.setattr(store.Store, "append", insert)
+    else:
+        monkeypatch.setattr(transcripts, "append_durably", append)
     monkeypatch.setattr(_Disk, "when", task, raising=False)
     of = job()
     silos = contexts(of, tmp_path, memory_only=True)
@@ -61,14 +72,14 @@ def test_a_full_disk_costs_one_round_and_no_file(
     first, second = (row for row in result.outcome.rows if row.kind == "train")
     # A term that is in a sum stays in it; the three others' shares are enough.
     assert first.silos == (REST if task == "contribute" else FOUR)
-    assert first.dropped == ({"site-1": "TF-512"} if task == "contribute" else {})
+    assert first.dropped == ({"site-1": code} if task == "contribute" else {})
     assert first.shut is (task == "contribute")
     assert second.silos == FOUR and result.outcome.trained
     root = x509.load_pem_x509_certificate((tmp_path / "server" / "simulated_root.pem").read_bytes())
     lines = (tmp_path / "site-1" / "transcript.jsonl").read_bytes().splitlines(keepends=True)
     report = transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
     assert len(report.opened) == 2, "the round without a line of its own is missing; the others are there"
-    assert read_journal(silos["site-1"].journal)
+    assert look_at_journal(silos["site-1"].places, check=None)
 
 
 @pytest.mark.parametrize(

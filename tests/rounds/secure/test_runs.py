@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,17 @@ import pytest
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from tests.rounds.secure.runs import FOUR, Wire, contexts, coordinator, in_round, job, run
+from tests.rounds.secure.runs import FOUR, JOB_ID, Wire, contexts, coordinator, in_round, job, run
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import PolicyError, RunError, SecureSumError
 from tightframe.methods import fedmr
 from tightframe.rounds import codec
-from tightframe.rounds.contribution import LocalSilo
-from tightframe.rounds.secure import server
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.contribute import LocalSilo
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums import secure_server
 from tightframe.securesum import messages, transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.primitives import Secret
@@ -112,12 +113,12 @@ def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
 
 def test_a_dealer_of_false_secrets_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every share is one that it signed, but together they are not the secret that it advertised."""
-    make = server.server.Sum._check_secret
+    make = secure_server.server.Sum._check_secret
 
     def check(self: Any, dealer: str, group: Any, secret: Any) -> None:
         make(self, dealer, group, Secret(bytes(32)) if dealer == "site-2" else secret)
 
-    monkeypatch.setattr(server.server.Sum, "_check_secret", check)
+    monkeypatch.setattr(secure_server.server.Sum, "_check_secret", check)
     with pytest.raises(RunError, match="site-2 is to blame") as caught:
         run(job(rounds=1), tmp_path)
     assert caught.value.code == "TF-613"
@@ -189,9 +190,10 @@ def test_one_process_a_task_gives_the_same_model_and_its_secrets_are_the_owners_
     assert _equal(result.state, together.state)
     kept = list((folder / "site-1" / "secure_sum").iterdir())
     assert kept and all(stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 for path in kept)
-    # In memory nothing but the journal is on the disk.
-    alone = {path.name for path in (tmp_path / "together" / "site-1" / "secure_sum").iterdir()}
-    assert alone <= {"journal.jsonl", "journal.lock"}
+    # In memory nothing but the run's ledger with the journal is on the disk.
+    memory = tmp_path / "together" / "site-1" / "secure_sum"
+    left = {path.relative_to(memory).parts[:2] for path in memory.rglob("*") if path.is_file()}
+    assert left == {("sums.lock",), (JOB_ID, "privacy")}
 
 
 def test_a_request_that_comes_again_gets_the_identical_bytes(tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_a_slot_is_never_used_for_something_else(tmp_path: Path) -> None:
 
 
 def test_all_slots_used_up_begin_a_new_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.rules, "MAX_SLOTS", 2)
+    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 2)
     result, line = run(job(rounds=3), tmp_path / "secure")
     plain, _ = run(job(rounds=3, summation="plain"), tmp_path / "plain")
     assert _equal(result.state, plain.state)
@@ -259,7 +261,7 @@ def test_all_slots_used_up_begin_a_new_epoch(tmp_path: Path, monkeypatch: pytest
 def test_after_a_permanent_loss_counts_stay_shut_and_the_model_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.rules, "MAX_SLOTS", 2)
+    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 2)
     gone = {"now": False}
 
     def silent(task: str, site: str, request: Any) -> bool:
@@ -373,15 +375,73 @@ def test_a_closing_that_loses_a_silo_is_asked_for_again_even_if_too_few_are_left
     four, _ = run(job(), tmp_path / "four", silent=once)
     assert [row.dropped for row in four.outcome.rows if row.kind == "closing"] == closing
     assert "site-3 was left out of closing: TF-502" in four.outcome.screen()
-    with pytest.raises(RunError, match="too few silos in closing"):
-        run(of, tmp_path / "gone", silent=gone)
-    assert json.loads((tmp_path / "gone" / "server" / "outcome.json").read_text())["trained"] is True
+    result, _ = run(of, tmp_path / "gone", silent=gone)
+    told = json.loads((tmp_path / "gone" / "server" / "outcome.json").read_text())
+    assert (told["trained"], told["measured"], told["reason"]) == (True, False, None)
+    assert told["status"] == "trained, not measured"
+    assert told["lost"]["site-3"].items() >= {"kind": "closing", "round": 2, "code": "TF-502"}.items()
+    assert "The final model was not measured: TF-501: too few silos in closing" in told["notes"][-1]
+    assert "TRAINED, NOT MEASURED" in result.outcome.screen()
+
+
+def test_a_silo_lost_for_good_is_told_of_with_what_cannot_be_measured_for_it(tmp_path: Path) -> None:
+    """In the outcome, on the last screen and while the run goes on; the rest goes on without it."""
+    seen: list[tuple[str, int, dict[str, Any]]] = []
+    of = job(rounds=4)
+    made = coordinator(of, tmp_path)
+
+    def gone(task: str, site: str, request: Any) -> bool:
+        if site == "site-1" and task == "contribute":
+            seen.append((request["kind"], request["round"], made.record.status.as_json()))
+        return site == "site-4" and task == "contribute" and request["round"] >= 2
+
+    line = Wire({site: SiloSession(context) for site, context in contexts(of, tmp_path).items()}, silent=gone)
+    result = made.run(line)
+    told = json.loads(_read(tmp_path, "outcome.json"))
+    assert (told["trained"], told["measured"], told["status"]) == (True, False, "trained, not measured")
+    lost = told["lost"]["site-4"]
+    assert list(told["lost"]) == ["site-4"] and (lost["kind"], lost["round"]) == ("train", 2)
+    assert lost["code"] == "TF-502" and re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", lost["at"])
+    first, second, third = told["notes"]
+    assert first.startswith("site-4 is missing since round 2 (20") and first.endswith(" UTC): TF-502 (late).")
+    assert second.startswith("No loss and no metric from round 2 on: counts are opened for all 4 enrolled")
+    assert "The final model was not measured for the same reason" in third
+    assert "is that of round 0. Each silo's own report" in third
+    assert all(note in result.outcome.screen() for note in told["notes"])
+    assert result.outcome.screen().count("site-4 was left out of") == 1
+    live = {(kind, number): now for kind, number, now in seen}
+    assert live["train", 2]["lost"] == {} and live["train", 2]["notes"] == []
+    assert live["train", 3]["lost"] == told["lost"] and live["train", 3]["notes"] == told["notes"][:2]
+    assert made.record.status.as_json()["notes"] == told["notes"]
+
+
+def test_a_silo_that_is_back_is_not_lost(tmp_path: Path) -> None:
+    def away(task: str, site: str, request: Any) -> bool:
+        return task == "contribute" and site == "site-4" and in_round(request, 2)
+
+    result, _ = run(job(rounds=3), tmp_path, silent=away)
+    assert result.outcome.status == "trained" and result.outcome.measured
+    assert result.outcome.lost == {} and result.outcome.notes == []
+
+
+def test_where_counts_may_be_opened_for_any_cohort_the_rest_measures_the_final_model(tmp_path: Path) -> None:
+    def gone(task: str, site: str, request: Any) -> bool:
+        return task == "contribute" and site == "site-4" and request["round"] == 2
+
+    of = job(class_rules="off")
+    entry = SiteEntry(policy=PolicyBlock(profile="research", static_cohort="any"))
+    made = contexts(of, tmp_path, entries=dict.fromkeys(FOUR, entry))
+    sessions = {site: SiloSession(context) for site, context in made.items()}
+    result = coordinator(of, tmp_path).run(Wire(sessions, silent=gone))
+    final = result.outcome.final()
+    assert result.outcome.status == "trained" and final is not None and final.evaluated_by == FOUR[:3]
+    assert result.outcome.notes[1:] == ["The final model was measured without site-4: by 3 of 4 silos."]
 
 
 def test_a_silo_that_refuses_a_later_epoch_is_left_out_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.rules, "MAX_SLOTS", 2)
+    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 2)
 
     def change(task: str, site: str, request: Any) -> Any:
         if (
@@ -499,7 +559,7 @@ def test_and_where_the_server_itself_does_it_the_other_silos_refuse(
             request["broadcast"] = request["broadcast"][:-4] + b"\x00\x00\x80\x3f"
         return request
 
-    monkeypatch.setattr(server.server.Sum, "_check_masked", lambda self, site, masked: None)
+    monkeypatch.setattr(secure_server.server.Sum, "_check_masked", lambda self, site, masked: None)
     with pytest.raises(RunError, match="nothing was opened") as caught:
         run(job(rounds=1), tmp_path, change=change)
     assert "TF-610" in str(caught.value)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from tightframe.privacy.ledger.entries import Entry, TamperError
+from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, TamperError
 from tightframe.privacy.ledger.rows import ENTRY, Check, Row, digest, read_row, signed_message
 from tightframe.privacy.ledger.store import Contents, Head, Store, genesis
 
@@ -33,6 +33,11 @@ class Verified:
     head: Head
     certificates: dict[str, bytes]
     signatures: bool
+
+    @property
+    def of_records(self) -> tuple[Entry, ...]:
+        """The entries that are about privacy budgets."""
+        return tuple(entry for entry in self.entries if isinstance(entry.content, Charge | DataNoted))
 
 
 class Chain:

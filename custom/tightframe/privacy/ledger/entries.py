@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, TypeAlias
@@ -27,6 +29,12 @@ class LedgerError(TightframeError):
     """The ledger cannot be used: missing, not writable, damaged, or of another version (TF-704)."""
 
     code = "TF-704"
+
+
+class LostError(LedgerError):
+    """There was a ledger, and nothing is left of it; only a person may begin a new one (TF-620)."""
+
+    code = "TF-620"
 
 
 class TamperError(TightframeError):
@@ -156,8 +164,65 @@ class DataNoted:
         return {"dataset_id": self.dataset_id, "fingerprint": self.fingerprint}
 
 
+@dataclass(frozen=True)
+class Remembered:
+    """Facts that the site must never forget, of whatever writes them; the ledger does not read them.
+
+    Attributes:
+        facts: plain values, one mapping a fact.
+        source: SHA-256 of the file that they were taken over from; empty where they were first written here.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+
+    KIND: ClassVar[str] = "remembered"
+
+    facts: tuple[Mapping[str, object], ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.facts, tuple) or not all(isinstance(fact, dict) for fact in self.facts):
+            raise PrivacyValueError("Expected `facts` to be a tuple of mappings, but got another value.")
+        try:
+            json.dumps(self.facts, allow_nan=False)
+        except (ValueError, TypeError):
+            raise PrivacyValueError("Expected `facts` to be plain values, but got others.") from None
+        if not isinstance(self.source, str) or len(self.source) not in (0, 64):
+            raise PrivacyValueError("Expected `source` to be a SHA-256 or empty, but got another value.")
+
+    def as_value(self) -> dict[str, object]:
+        """Plain values."""
+        return {"facts": [dict(fact) for fact in self.facts], "source": self.source}
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A person began this ledger, or what it remembers, anew, because what was before is lost.
+
+    Attributes:
+        lost: what was missing, in words.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
+
+    KIND: ClassVar[str] = "begun"
+
+    lost: str
+
+    def __post_init__(self) -> None:
+        _text("lost", self.lost)
+
+    def as_value(self) -> dict[str, object]:
+        """Plain values."""
+        return {"lost": self.lost}
+
+
 _HEX = "0123456789abcdef"
-Content: TypeAlias = Charge | DataNoted
+OfRecords: TypeAlias = Charge | DataNoted
+"""What is about the privacy budget of a data set."""
+Content: TypeAlias = OfRecords | Remembered | Begun
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A site's ledger: every release is charged here before its noise is drawn, or does not happen.
 
-One file per site, outside of any job, for all jobs on the site's records. A charge is decided and
-written in one transaction: all events of the data set, of every job, are composed with the new one
+One file per site, outside of any job, for all jobs on the site's records. What the site's secure sums
+must remember is in it, too, so that one chain and one head tell whether anything is lost. A charge is decided
+and written in one transaction: all events of the data set, of every job, are composed with the new one
 and held against the site's cap. What does not fit is refused and leaves no trace; what fits is on
 the disk, signed and chained, when ``charge`` returns. Nothing is ever taken back: a round that failed, a
 reply that was lost, a process that was killed after the charge stay charged.
@@ -30,12 +31,14 @@ from tightframe.privacy.accounting import Epsilons, epsilons
 from tightframe.privacy.ledger import store as ledger_store
 from tightframe.privacy.ledger.chain import Chain, Verified
 from tightframe.privacy.ledger.entries import (
+    Begun,
     Cap,
     Charge,
     Content,
     DataNoted,
     DatasetError,
     Entry,
+    Remembered,
     RepeatError,
     checked_neighbours,
 )
@@ -71,6 +74,7 @@ class Ledger:
         signer: the site's key and certificate.
         check: holds a signature against the certificate and that against what the site trusts.
         create: make a new ledger. Only for a site that never had one (see ``ledger_expected``).
+        chain: what an earlier opening by this process has checked already, and need not be checked again.
         clock: the time, with a time zone.
 
     Raises:
@@ -86,10 +90,11 @@ class Ledger:
         *,
         check: Check,
         create: bool = False,
+        chain: Chain | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._signer, self._clock = signer, clock
-        self._chain = Chain(check)
+        self._chain = Chain(check) if chain is None else chain
         if create:
             ledger_store.create_file(path, signer, clock())
         self._store = ledger_store.Store(path)
@@ -190,6 +195,23 @@ class Ledger:
         self._store.publish_head()
         return entry
 
+    def remember(self, content: Remembered | Begun, *, once: bool = False) -> None:
+        """Write down what must never be forgotten, and return when it is on the disk.
+
+        Args:
+            content: what to remember.
+            once: not if the very same is in the ledger already.
+
+        Raises:
+            TamperError, LedgerError: TF-702, TF-704. What rests on it must not happen then.
+        """
+        with self._store.writing():
+            whole = self._verified()
+            if once and any(entry.content == content for entry in whole.entries):
+                return
+            self._append(whole, [content])
+        self._store.publish_head()
+
     def spent(
         self,
         dataset_id: str,
@@ -249,9 +271,9 @@ class Ledger:
         rows: list[Row] = []
         previous = whole.head.hash
         for content in contents:
-            number = len(whole.entries) + len(written) + 1
-            earlier = charges_of((*whole.entries, *written))
-            retry = retries_of(earlier, content) if isinstance(content, Charge) else 0
+            number, retry = len(whole.entries) + len(written) + 1, 0
+            if isinstance(content, Charge):
+                retry = retries_of(charges_of((*whole.entries, *written)), content)
             rows.append(make_row(number, self._clock(), content, retry, previous, self._signer))
             written.append(read_row(rows[-1], expected=number, previous=previous))
             previous = written[-1].hash

@@ -80,7 +80,9 @@ def spendings(entries: Sequence[Entry], delta: float) -> list[Spending]:
     Raises:
         PrivacyValueError: TF-700.
     """
-    names = sorted({entry.content.dataset_id for entry in entries})
+    names = sorted(
+        {entry.content.dataset_id for entry in entries if isinstance(entry.content, Charge | DataNoted)}
+    )
     return [_spending(entries, name, delta) for name in names]
 
 
@@ -90,7 +92,7 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
     fingerprints: list[str] = []
     for entry in entries:
         content = entry.content
-        if content.dataset_id != dataset_id:
+        if not isinstance(content, Charge | DataNoted) or content.dataset_id != dataset_id:
             continue
         if isinstance(content, DataNoted):
             fingerprints.append(content.fingerprint)

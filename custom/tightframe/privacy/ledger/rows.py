@@ -18,7 +18,16 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
 from tightframe.privacy.events import PrivacyValueError, from_value, whole
-from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Charge, Content, DataNoted, Entry, TamperError
+from tightframe.privacy.ledger.entries import (
+    MAX_ATTEMPT,
+    Begun,
+    Charge,
+    Content,
+    DataNoted,
+    Entry,
+    Remembered,
+    TamperError,
+)
 
 PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
 ENTRY, HEAD = "privacy-ledger/entry/1", "privacy-ledger/head/1"
@@ -64,6 +73,12 @@ def make_row(
     return (*columns, hashed, signer.sign(signed_message(ENTRY, hashed)))
 
 
+_UNREADABLE = (
+    *(ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError),
+    PrivacyValueError,
+)
+
+
 def read_row(row: Row, *, expected: int, previous: str) -> Entry:
     """The entry of a stored row that continues the chain; its signature is the caller's to check.
 
@@ -91,7 +106,7 @@ def read_row(row: Row, *, expected: int, previous: str) -> Entry:
         read = Entry(
             sequence, _read_time(time), _content(kind, values), retry, before, signer, hashed, signature
         )
-    except (ValueError, TypeError, KeyError, AttributeError, PrivacyValueError):
+    except _UNREADABLE:
         raise _altered(expected, "an entry that can be read") from None
     return read
 
@@ -124,6 +139,13 @@ def canonical(values: Mapping[str, object]) -> str:
 def _content(kind: str, values: dict[str, object]) -> Content:
     if kind == DataNoted.KIND:
         return DataNoted(**values)  # type: ignore[arg-type]  # it checks itself
+    if kind == Remembered.KIND:
+        facts = values.pop("facts")
+        if not isinstance(facts, list):
+            raise TypeError("facts")
+        return Remembered(tuple(facts), **values)  # type: ignore[arg-type]  # it checks itself
+    if kind == Begun.KIND:
+        return Begun(**values)  # type: ignore[arg-type]  # it checks itself
     if kind != Charge.KIND:
         raise ValueError(kind)
     cohort, alone = values.pop("cohort"), values.pop("alone")

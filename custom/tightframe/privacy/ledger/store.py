@@ -241,14 +241,12 @@ class Store:
                         "The file was altered: restore it from a backup."
                     )
                 rows = tuple(run("SELECT * FROM entries ORDER BY sequence"))
-                heads = run("SELECT ledger, count, hash, time, signer, signature FROM head").fetchall()
+                head = self.read_head()
                 certificates = dict(run("SELECT id, certificate FROM signers"))
             finally:
                 if own:
                     run("ROLLBACK")
-        if len(heads) != 1:
-            raise TamperError(f"Expected one head record in {self.path}, but found {len(heads)}.")
-        return Contents(rows, _typed_head(heads[0]), certificates)
+        return Contents(rows, head, certificates)
 
     def append(self, rows: Sequence[Row], head: Head, signer: Signer) -> None:
         """Add entries and the head that counts them; within ``writing``."""
@@ -262,10 +260,27 @@ class Store:
         )
 
     def publish_head(self) -> None:
-        """Write the head file, under the lock, so that it never goes back."""
+        """Write the head file, under the lock, so that it never goes back; not where it says so already."""
         with self.writing():
-            text = json.dumps(asdict(self.read().head), indent=1) + "\n"
-            write_atomically(head_file(self.path), text.encode(), mode=0o600, locked=True)
+            text = head_text(self.read_head())
+            path = head_file(self.path)
+            if not path.is_file() or path.read_bytes() != text:
+                write_atomically(path, text, mode=0o600, locked=True)
+
+    def read_head(self) -> Head:
+        """The head record alone, as it is in the file.
+
+        Raises:
+            LedgerError: TF-704.
+            TamperError: TF-702.
+        """
+        with _named(self.path):
+            heads = self._connection.execute(
+                "SELECT ledger, count, hash, time, signer, signature FROM head"
+            ).fetchall()
+        if len(heads) != 1:
+            raise TamperError(f"Expected one head record in {self.path}, but found {len(heads)}.")
+        return _typed_head(heads[0])
 
     def published_head(self) -> Head | None:
         """What the head file says; None if there is none.
@@ -274,22 +289,37 @@ class Store:
             LedgerError: TF-704, if it cannot be read.
             TamperError: TF-702, if it is none.
         """
-        path = head_file(self.path)
-        with _named(path):
-            try:
-                raw = path.read_bytes()
-            except FileNotFoundError:
-                return None
+        return read_head_file(head_file(self.path))
+
+
+def head_text(head: Head) -> bytes:
+    """A head as a file of its own."""
+    return (json.dumps(asdict(head), indent=1) + "\n").encode()
+
+
+def read_head_file(path: Path) -> Head | None:
+    """What a head file says, beside the ledger or elsewhere; None if there is none.
+
+    Raises:
+        LedgerError: TF-704, if it cannot be read.
+        TamperError: TF-702, if it is none.
+    """
+    with _named(path):
         try:
-            values = json.loads(raw)
-            return _typed_head([values[name] for name in Head.__dataclass_fields__])
-        except (ValueError, KeyError, TypeError):
-            raise TamperError(f"Expected {path} to be a ledger's head, but found something else.") from None
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return None
+    try:
+        values = json.loads(raw)
+        return _typed_head([values[name] for name in Head.__dataclass_fields__])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise TamperError(f"Expected {path} to be a ledger's head, but found something else.") from None
 
 
 def _typed_head(values: Sequence[object]) -> Head:
     ledger, count, *texts = values
-    if type(count) is not int or count < 0 or not all(isinstance(text, str) for text in (ledger, *texts)):
+    sized = type(count) is int and 0 <= count < 2**63
+    if not sized or not all(isinstance(text, str) and text.isascii() for text in (ledger, *texts)):
         raise TamperError("Expected the head record to have values of its types, but got others.")
     return Head(ledger, count, *texts)  # type: ignore[arg-type]  # looked at above
 
@@ -321,7 +351,7 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         _refuse(path, error, "See that the disk has room, the folder is the site's own and on a local disk")
-    except (sqlite3.Error, OSError) as error:
+    except (sqlite3.Error, OSError, UnicodeError) as error:  # text that is none comes out as the last one
         _refuse(path, error, "If it is damaged, restore it from a backup and keep the damaged one")
 
 

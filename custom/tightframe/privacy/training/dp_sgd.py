@@ -36,6 +36,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tightframe.errors import TrainingError
+from tightframe.learning.loop import PROGRESS_SECONDS, is_out_of_memory
+from tightframe.learning.stages import Batch, FitReport, Stage
 from tightframe.privacy.discrete_gaussian import system_bytes
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
@@ -49,8 +51,6 @@ from tightframe.privacy.training.per_sample import (
     running,
 )
 from tightframe.privacy.training.probe import check_per_record, made_up
-from tightframe.stages import Batch, FitReport, Stage
-from tightframe.training import PROGRESS_SECONDS, is_out_of_memory
 
 Records = Callable[[int], Dataset[Any]]
 """The training records as a step sees them: a map-style data set of (input, int label)."""
@@ -133,7 +133,7 @@ def private_fit(
     progress: Callable[[str], None] | None = None,
     random_bytes: RandomBytes = system_bytes,
 ) -> tuple[FitReport, tuple[SubsampledGaussian, ...]]:
-    """Train ``model`` in place by the stages, as ``training.fit`` does, but by DP-SGD.
+    """Train ``model`` in place by the stages, as ``learning.loop.fit`` does, but by DP-SGD.
 
     Args:
         model: made private by ``normalisation.make_private``; afterwards in evaluation mode, without

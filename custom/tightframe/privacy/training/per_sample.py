@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightframe.errors import TightframeError
-from tightframe.stages import BatchView, Term, at_least_float32
+from tightframe.learning.stages import BatchView, Term, at_least_float32
 
 EngineName = Literal["loop", "vmap", "hooks"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tightframe.learning.stages import Batch, Stage, Term
 from tightframe.privacy.training.per_sample import (
     PrivacyError,
     RecordLoss,
@@ -24,7 +25,6 @@ from tightframe.privacy.training.per_sample import (
     gradients,
     same_masks,
 )
-from tightframe.stages import Batch, Stage, Term
 
 ROWS = 4
 # Float32 sums in another order differ by some 1e-6 of the gradients' size, a coupled term by its own. What is

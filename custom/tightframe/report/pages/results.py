@@ -8,7 +8,7 @@ from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
 from tightframe.report.drawing.plots import Series
 from tightframe.report.values import Evaluation, Exchange, FoldMetrics
-from tightframe.report.words import shown
+from tightframe.report.words import metric, shown, with_interval
 
 MISSING = tag("span", "missing", class_="missing")
 NOISY = " that have enough noisy records to tell"
@@ -20,6 +20,12 @@ _PAIRS = 30
 def value(found: float | None, digits: int = 3) -> Part:
     """A number of a table; what is missing is marked as missing."""
     return MISSING if found is None else shown(found, digits)
+
+
+def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
+    """A metric of a fold in a table; a noisy one with its interval and the classes that it is over."""
+    found = None if fold is None else getattr(fold, name, None)
+    return MISSING if found is None or fold is None else metric(fold.told, name)
 
 
 def kept(rows: int, summary: str, content: Markup) -> Markup:
@@ -60,6 +66,17 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_mo
         Series("validation", of("validation", "balanced_accuracy"), 1, partly),
     ]
     noisy = any(item.test.noisy for item in models.values() if item is not None)
+    if noisy:
+        ends = [
+            None if item is None else item.test.balanced_accuracy_interval for item in map(models.get, xs)
+        ]
+        # Without validation, whose own limits there is no room for here; the table has them.
+        good = good[:1] + [
+            Series(
+                f"{which} end of the interval, test", [None if end is None else end[i] for end in ends], 2 + i
+            )
+            for i, which in enumerate(("lower", "upper"))
+        ]
     hollow = " Hollow points were counted by some of the silos only." if any(partly) else ""
     start = " Round 0 is the model before training." if 0 in models else ""
     whose = "the silos' own models" if own_models else "each round's model"
@@ -95,12 +112,8 @@ def _in_numbers(
             [
                 str(x),
                 value(losses.get(x)) if x else "-",
-                *(
-                    value(getattr(fold, name, None))
-                    for name in ("loss", "balanced_accuracy")
-                    for fold in folds
-                ),
-                value(None if found is None else found.test.auroc),
+                *(metric_cell(fold, name) for name in ("loss", "balanced_accuracy") for fold in folds),
+                metric_cell(None if found is None else found.test, "auroc"),
                 MISSING if judges is None else judges,
             ]
         )
@@ -113,12 +126,21 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
     """Recall by class, with the number of records."""
     classes = list(fold.recall)
     counts = [fold.class_records.get(name) for name in classes]
-    notes = ["" if count is None else f"n = {count}" for count in counts]
+    limits = {name: f" [{low}, {high}]" for name, (low, high) in fold.class_records_interval.items()}
+    # Noisy numbers have their limits beside them: in the picture as bars, of the records in the table only.
+    notes = ["" if count is None or fold.noisy else f"n = {count}" for count in counts]
+    bars = [("recall", [fold.recall[name] for name in classes])]
+    if fold.noisy:
+        ends = [fold.recall_interval.get(name) for name in classes]
+        bars += [
+            (f"{which} end of its interval", [None if end is None else end[i] for end in ends])
+            for i, which in enumerate(("lower", "upper"))
+        ]
     rows: list[list[Part]] = [
         [
             name,
             _recalled(fold, name, count),
-            MISSING if count is None else str(count),
+            MISSING if count is None else f"{count}{limits.get(name, '')}",
         ]
         for name, count in zip(classes, counts, strict=True)
     ]
@@ -129,7 +151,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
             plots.bars(
                 "Recall by class",
                 list(zip(classes, notes, strict=True)),
-                [("recall", [fold.recall[name] for name in classes])],
+                bars,
             ),
             f"Share of each class's test records that {finds}, {whose}; a dash: "
             f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
@@ -141,7 +163,8 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
 def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
     """A class's recall; a noisy count of 0 does not say that there are no records."""
     if fold.noisy:
-        return "too few to tell" if fold.recall[name] is None else shown(fold.recall[name])
+        told = fold.recall[name]
+        return "too few to tell" if told is None else with_interval(told, fold.recall_interval.get(name))
     return "no records" if count == 0 else value(fold.recall[name])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tightframe.report.drawing import layout
@@ -10,7 +10,7 @@ from tightframe.report.drawing.markup import Markup, Part, facts, section, table
 from tightframe.report.pages import participation, record, results
 from tightframe.report.reading import ServerResults
 from tightframe.report.values import Evaluation, FoldMetrics, Outcome
-from tightframe.report.words import plural, sentence, shown
+from tightframe.report.words import metric, one_answer, plural, sentence, shown
 
 
 def page(found: ServerResults) -> str:
@@ -60,7 +60,8 @@ def in_words(found: ServerResults) -> str:
         f"{outcome.summation} sums. Data: {data}.",
     ]
     if outcome.trained and outcome.reason is None:
-        said.append(f"The run ended as planned, with {done}, after {outcome.seconds:.0f} s.")
+        planned = "ended as planned, with" if outcome.ended == "trained" and not outcome.lost else "finished"
+        said.append(f"The run {planned} {done}{_without(outcome)} after {outcome.seconds:.0f} s.")
     elif outcome.trained:
         said.append(f"The model is trained ({done}) and kept, but the run then ended with an error.")
     else:
@@ -71,18 +72,27 @@ def in_words(found: ServerResults) -> str:
         noisy = "noisy " if test.noisy else ""
         said.append(
             f"On {_records(found)} of {_whose(found)} {model_named(outcome)} {noisy}balanced accuracy "
-            f"{shown(test.balanced_accuracy)} and AUROC {shown(test.auroc)}"
+            f"{metric(test.told, 'balanced_accuracy')} and AUROC {metric(test.told, 'auroc')}"
             + (
-                f"; on the {plural(validation.records, 'validation record')}, "
-                f"{shown(validation.balanced_accuracy)} "
-                f"and {shown(validation.auroc)}."
+                f"; on {_number(validation, 'validation record')}, "
+                f"{metric(validation.told, 'balanced_accuracy')} "
+                f"and {metric(validation.told, 'auroc')}."
                 if validation.records or validation.noisy
                 else "; no validation records could be counted."
             )
         )
+        if (answer := one_answer(test.told["one_answer"])) is not None:
+            said.append(f"On the test records {answer}.")
     else:
         said.append(f"Its test metrics are missing: {why_missing(found)}.")
     return " ".join(said)
+
+
+def _without(outcome: Outcome) -> str:
+    """Whom the run had lost when it ended."""
+    if not outcome.lost:
+        return ","
+    return f", the last of them without {sentence(sorted(outcome.lost))},"
 
 
 def _models(job: Mapping[str, Any]) -> str:
@@ -120,12 +130,13 @@ def why_missing(found: ServerResults) -> str:
 def _notices(found: ServerResults) -> list[Part]:
     outcome = found.outcome
     notices: list[Part] = []
+    verdict = tag("b", f"{outcome.ended.capitalize()}.")
     if outcome.trained and outcome.reason is None:
-        notices.append(layout.notice("good", tag("b", "Trained.")))
+        kind = "good" if outcome.ended == "trained" and not outcome.notes else "warn"
+        notices.append(layout.notice(kind, verdict, *outcome.notes))
     else:
-        verdict = "Trained, but not evaluated." if outcome.trained else "Not trained."
         lines = (outcome.reason or "The results do not say why.").split("\n")
-        notices.append(layout.notice("bad", tag("b", verdict), *lines))
+        notices.append(layout.notice("bad", verdict, *lines, *outcome.notes))
     if outcome.synthetic:
         notices.append(
             layout.notice(
@@ -145,6 +156,11 @@ def _notices(found: ServerResults) -> list[Part]:
         told = outcome.evaluation.test
     if told is not None and told.noisy:
         notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(told)))
+    if told is not None and outcome.evaluation is not None:
+        answer = one_answer(told.told["one_answer"])
+        if answer is not None and told.one_answer is not None:
+            title = "One answer." if told.one_answer.certain else "Perhaps one answer only."
+            notices.append(layout.notice("warn", tag("b", title), f"On the test records {answer}."))
     if outcome.privacy is not None and not any(row.evaluation for row in found.rows):
         notices.append(
             layout.notice(
@@ -159,18 +175,17 @@ def _notices(found: ServerResults) -> list[Part]:
 
 def _noise(test: FoldMetrics) -> str:
     """What noisy numbers are worth."""
-    spread = test.balanced_accuracy_deviation
-    moved = (
+    limits = (
         ""
-        if spread is None
-        else f" Noise alone moves the balanced accuracy of the test records by about {spread:.3f} (standard "
-        f"deviation); it is the mean over {test.classes_told} of {len(test.recall)} classes."
+        if test.level is None
+        else " In brackets behind each of them: where the exact number for these records lies, as far as "
+        f"the noise goes, at {test.level:.0%}."
     )
     return (
         "Under differential privacy all numbers of records, recall and accuracy on this page come from "
         f"totals with noise: {shown(test.noise_deviation, 1)} records (standard deviation) in each cell of "
-        f"the confusion matrix. A class with fewer than {shown(test.class_floor, 0)} noisy records has too "
-        f"few to tell.{moved} Exact numbers stay at the silos, each in its own report."
+        f"the confusion matrix.{limits} A class with fewer than {shown(test.class_floor, 0)} noisy records "
+        "has too few to tell and is not counted. Exact numbers stay at the silos, each in its own report."
     )
 
 
@@ -182,18 +197,42 @@ def _tiles(found: ServerResults) -> Markup:
         noisy = "noisy " if test.noisy else ""
         again = f", {len(outcome.evaluated_by)} times the same {same}" if (same := _same(outcome)) else ""
         counted = "test records, with noise" if test.noisy else f"test records counted{again}"
+        records = "" if test.records_interval is None else _brackets(test.records_interval)
         values += [
-            (shown(test.balanced_accuracy), f"{noisy}balanced accuracy, test"),
-            (shown(test.auroc), f"{noisy}AUROC, test"),
-            (str(test.records), counted),
+            (
+                shown(test.balanced_accuracy),
+                f"{noisy}balanced accuracy, test{_limits(test, 'balanced_accuracy')}",
+            ),
+            (shown(test.auroc), f"{noisy}AUROC, test{_limits(test, 'auroc')}"),
+            (str(test.records), f"{counted}{records}"),
         ]
     values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
     # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
     if found.rows:
         joined = len(outcome.roster) - len(outcome.not_enrolled)
         values.append((f"{joined} of {len(outcome.roster)}", "silos enrolled"))
+        if outcome.lost:
+            values.append((f"{joined - len(outcome.lost)} of {joined}", "silos there at the end"))
     values.append((f"{outcome.seconds:.0f} s", "whole run"))
     return layout.tiles(values)
+
+
+def _limits(test: FoldMetrics, name: str) -> str:
+    """What belongs to a noisy number beside its value: its interval, and over how many classes it is."""
+    text, value = metric(test.told, name), shown(getattr(test, name))
+    return f": {text.removeprefix(value).lstrip(', ')}" if text != value else ""
+
+
+def _brackets(limits: Sequence[int]) -> str:
+    return f" [{limits[0]}, {limits[1]}]"
+
+
+def _number(fold: FoldMetrics, noun: str) -> str:
+    """How many records, with the limits of their noise."""
+    if not fold.noisy:
+        return f"the {plural(fold.records, noun)}"
+    limits = "" if fold.records_interval is None else _brackets(fold.records_interval)
+    return f"about {fold.records}{limits} (noisy) {noun}s"
 
 
 def _metrics(found: ServerResults, final: Evaluation) -> Markup:
@@ -203,9 +242,9 @@ def _metrics(found: ServerResults, final: Evaluation) -> Markup:
     rows: list[list[Part]] = [
         [
             name,
-            str(fold.records),
+            str(fold.records) + ("" if fold.records_interval is None else _brackets(fold.records_interval)),
             *(
-                results.value(getattr(fold, key))
+                results.metric_cell(fold, key)
                 for key in ("balanced_accuracy", "accuracy", "auroc", "average_precision", "loss")
             ),
         ]
@@ -276,8 +315,5 @@ def _same(outcome: Outcome) -> int:
 
 
 def _records(found: ServerResults) -> str:
-    outcome = found.outcome
-    records = outcome.evaluation.test.records if outcome.evaluation else 0
-    if outcome.evaluation is not None and outcome.evaluation.test.noisy:
-        return f"about {records} (noisy) test records"
-    return f"the {plural(records, 'test record')}"
+    evaluation = found.outcome.evaluation
+    return "the 0 test records" if evaluation is None else _number(evaluation.test, "test record")

@@ -10,7 +10,7 @@ from tightframe.report.drawing.markup import Markup, Part, facts, section, table
 from tightframe.report.pages import results
 from tightframe.report.reading import SiloReport, SiloResults
 from tightframe.report.values import FoldMetrics, SiloModel, SiloPersonal
-from tightframe.report.words import plural, shown
+from tightframe.report.words import one_answer, plural, shown
 from tightframe.rounding import rounded_up
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
@@ -38,6 +38,10 @@ def page(found: SiloResults) -> str:
                 "nothing about medicine.",
             )
         )
+    if answers := _one_answers(report):
+        parts.append(layout.notice("warn", tag("b", "One answer."), *answers))
+    if report.notes:
+        parts.append(layout.notice("warn", tag("b", "As the server told this silo:"), *report.notes))
     parts += [tag("p", in_words(report)), _tiles(report), _models(report)]
     if test.records:
         by_class = recalls(report)
@@ -49,6 +53,20 @@ def page(found: SiloResults) -> str:
     parts += [_privacy(report), _records(report), _hashes(report)]
     title = f"{report.silo}: its own report"
     return layout.page(title, "Tightframe report of a silo, private to it", *parts)
+
+
+def _one_answers(report: SiloReport) -> list[str]:
+    """Which of the models give one answer, in sentences."""
+    told = {_final_model(report): report.final.test.told["one_answer"]}
+    if report.local_only is not None:
+        told["the local-only model"] = report.local_only.test.told["one_answer"]
+    if report.personal is not None and report.personal.one_answer is not None:
+        told["the personal model"] = report.personal.one_answer.model_dump(by_alias=True)
+    return [
+        f"On this silo's test records {answer.replace('the model', name, 1)}."
+        for name, values in told.items()
+        if (answer := one_answer(values)) is not None
+    ]
 
 
 def in_words(report: SiloReport) -> str:

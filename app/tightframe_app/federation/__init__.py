@@ -1,0 +1,1 @@
+"""`tightframe federation`: startup kits, requests and pins."""

@@ -1,0 +1,310 @@
+"""``tightframe federation``: what provisioning leaves to do by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tightframe_app.screens import lines, shown
+
+app = typer.Typer(help="Set a federation up: request files, startup kits, pins.", no_args_is_help=True)
+
+PROFILES = ("strict", "standard", "research")
+SITE_STATE, SERVER_STATE = Path("/var/lib/tightframe"), Path("/var/lib/tightframe-server")
+TRAINING_SOCKET = Path("/run/tightframe/training.sock")
+CONFIG = "tightframe.json"
+out = lines()
+
+Kit = Annotated[
+    Path,
+    typer.Option("--kit", exists=True, file_okay=False, help="The startup kit that `nvflare package` made."),
+]
+
+
+@app.command("init")
+def init(
+    project: Annotated[str, typer.Argument(help="The federation's name; its root certificate bears it.")],
+    server: Annotated[str, typer.Option(help="HOST or HOST=ORGANISATION: as every site reaches the server.")],
+    site: Annotated[list[str], typer.Option(help="NAME or NAME=ORGANISATION of a hospital; repeat it.")],
+    lead: Annotated[list[str], typer.Option(help="EMAIL=ORGANISATION of who submits jobs; repeat it.")],
+    member: Annotated[
+        list[str] | None, typer.Option(help="EMAIL=ORGANISATION of who may look, and no more; repeat it.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's one port.")] = 8002,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder to write; what is there stays.")
+    ] = Path("federation"),
+) -> None:
+    """Write a federation's profile and a request file for each participant.
+
+    No key is made here. Run it again with one more --site when a hospital joins: only its request file is
+    written, and nothing of the others changes.
+    """
+    from tightframe_app.federation import request_files
+
+    participants = [_participant("--server", server, "server")]
+    participants += [_participant("--site", text, "client") for text in site]
+    participants += [_participant("--lead", text, "admin", "lead") for text in lead]
+    participants += [_participant("--member", text, "admin", "member") for text in member or []]
+    try:
+        content = request_files.files(project, port, participants)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    new, there = request_files.write(content, output)
+    for path in new:
+        _say(f"written: {output / path}")
+    for path in there:
+        _say(f"there already: {output / path}")
+    profile = shlex.quote(str(output / request_files.PROFILE))
+    _say("")
+    _say("Whoever keeps the federation's root key, once, on a machine of its own:")
+    _say(f"  nvflare cert init --profile {profile} -o ca")
+    _say("Each participant, where its key will be used (send it the request file):")
+    _say("  nvflare cert request -p NAME.yml --out NAME")
+    _say("The keeper of the root key, for each request that was confirmed by telephone:")
+    _say(f"  nvflare cert approve NAME.request.zip -c ca --profile {profile} --out NAME.signed.zip")
+    _say("Each participant, with the root's fingerprint as it was told by telephone:")
+    _say("  nvflare package NAME.signed.zip --request-dir NAME --fingerprint SHA256:... -w kits")
+    _say("The server and each hospital, last:  tightframe federation add-site NAME --kit KIT")
+
+
+@app.command("add-site")
+def add_site(
+    name: Annotated[str, typer.Argument(help="The site's (or the server's) name, as in its certificate.")],
+    kit: Kit,
+    policy: Annotated[str, typer.Option(help="strict, standard or research: the policy to start from.")] = (
+        "standard"
+    ),
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder for what outlives a job; {SITE_STATE} by default, {SERVER_STATE} at the server."
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help='DATASET=JSON: --data \'fed_isic2019={"root": "/data/isic", "center": 0}\''),
+    ] = None,
+    dataset_id: Annotated[
+        str | None,
+        typer.Option(help="This site's own name for its records, under which it remembers its budget."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that jobs may use here.")] = 0,
+    gpu_memory: Annotated[int, typer.Option(min=0, help="GiB of memory on each of them.")] = 0,
+    training_account: Annotated[
+        str | None,
+        typer.Option(
+            help="The account that trains, where it is another than the engine's: in both its kits."
+        ),
+    ] = None,
+    engine_account: Annotated[
+        str | None, typer.Option(help="The account of the engine's client: in the training account's kit.")
+    ] = None,
+    socket: Annotated[
+        Path, typer.Option(help="Where the training account's service listens, with two accounts.")
+    ] = TRAINING_SOCKET,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files of the site's own; each is kept beside it.")
+    ] = False,
+) -> None:
+    """Make a startup kit ready, at the site: allow lists, rights, guard, policy and place of the records.
+
+    Only the kit's local/ is written, and no file of the site's own without --force. With two accounts the
+    engine's kit (--training-account alone) says nothing of records, policy and state.
+    """
+    from tightframe_app.federation import kits
+
+    opened = kits.Kit.open(kit)
+    if opened.name != name:
+        raise typer.BadParameter(f"expected the kit of {name}, got that of {opened.name}", param_hint="--kit")
+    if policy not in PROFILES:
+        raise typer.BadParameter(f"expected one of {list(PROFILES)}, got {policy!r}", param_hint="--policy")
+    if engine_account is not None and training_account is None:
+        raise typer.BadParameter("expected both accounts of the site", param_hint="--training-account")
+    if engine_account is not None and engine_account == training_account:
+        raise typer.BadParameter(
+            "expected another account than the one that trains", param_hint="--engine-account"
+        )
+    engine_only = training_account is not None and engine_account is None
+    if engine_only and (data or dataset_id or state_dir):
+        text = "expected no records and no state in the kit of the engine's account"
+        raise typer.BadParameter(text, param_hint="--training-account")
+    state = (state_dir or (SITE_STATE if opened.kind == "site" else SERVER_STATE)).absolute()
+    if opened.kind == "server":
+        if data or dataset_id:
+            raise typer.BadParameter("expected no records at the server", param_hint="--data")
+        if training_account is not None:
+            raise typer.BadParameter(
+                "expected a site's kit, got the server's", param_hint="--training-account"
+            )
+        files: dict[str, Any] = {
+            "resources.json": kits.server_resources(state),
+            "authorization.json": kits.AUTHORIZATION,
+        }
+    else:
+        pin = opened.pin()  # also: is this a kit that its peers will accept?
+        files = {
+            "resources.json": kits.site_resources(
+                gpus, gpu_memory, None if training_account is None else (training_account, socket)
+            ),
+            "privacy.json": kits.PRIVACY,
+            "authorization.json": kits.AUTHORIZATION,
+        }
+        if not engine_only:
+            more = {"dataset_id": dataset_id, "engine_account": engine_account}
+            files[CONFIG] = _configuration(policy, state, _records(data or []), more, device)
+    if not engine_only:
+        kits.own_folder(state)
+    written, there = opened.add(files, force=force)
+    for file in written:
+        _say(f"written: {opened.local / file}")
+    for file in there:
+        _say(f"there already: {opened.local / file}")
+    if opened.kind == "server":
+        _say(f"jobs and results will lie in {state}")
+        return
+    if engine_only:
+        _say(f"jobs are started by the training account, {training_account}, through {socket}")
+        return
+    if not data:
+        _say(f"no records yet: name them under `data` of {opened.local / CONFIG}")
+    _say(f"this site's pin, for its peers:  {name}={pin}")
+    where = shlex.quote(str(opened.local / CONFIG))
+    _say(f"look at everything now:  tightframe site check -c {where} --production")
+
+
+@app.command("pins")
+def pins(
+    kit: Kit,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PIN of a peer, as that peer told it by another channel than the server's."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option(help="NAME=PIN that a peer has no more: after a renewal.")
+    ] = None,
+) -> None:
+    """Print this site's pin, and keep those of its peers.
+
+    A pin is the SHA-256 of a site's public key. A peer with a pin has to have that key, whatever the root
+    key's keeper signs. While a peer renews its key it has two pins, the old and the new one.
+    """
+    from tightframe_app.federation import kits
+
+    opened = kits.Kit.open(kit)
+    if opened.kind != "site":
+        raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
+    own = opened.pin()
+    _say(f"{opened.name}={own}")
+    if not add and not remove:
+        return
+    config = opened.local / CONFIG
+    if not config.is_file():
+        raise FileNotFoundError(
+            f"Expected the site's configuration at {config}: there is no such file. First:  "
+            f"tightframe federation add-site {opened.name} --kit {shlex.quote(str(kit))}"
+        )
+    changes = [
+        (where, *_pin(where, text, opened.name, own))
+        for where, texts in (("--add", add), ("--remove", remove))
+        for text in texts or []
+    ]
+    _keep(config, changes)
+
+
+def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:
+    """Write pins into a site's configuration, which must be valid afterwards."""
+    from tightframe.config.site import parse_single, read_object
+    from tightframe.files import write_json
+
+    values = read_object(config)
+    parse_single(values, str(config))
+    policy = values.setdefault("policy", {})
+    kept: dict[str, list[str]] = {peer: list(found) for peer, found in (policy.get("pins") or {}).items()}
+    for where, peer, pin in changes:
+        found = kept.setdefault(peer, [])
+        if where == "--add" and pin not in found:
+            found.append(pin)
+        elif where == "--remove":
+            if pin not in found:
+                raise typer.BadParameter(f"{peer} does not have the pin {pin}", param_hint=where)
+            found.remove(pin)
+    # A peer whose last pin went keeps an empty list, which refuses it: its key may be in wrong hands.
+    policy["pins"] = dict(sorted(kept.items()))
+    entry, _ = parse_single(values, str(config))
+    write_json(config, values, mode=config.stat().st_mode & 0o777)
+    for peer, found in policy["pins"].items():
+        if not found:
+            _say(f"kept: {peer}, no pin: it is refused until it has one")
+            continue
+        _say(f"kept: {peer}, {len(found)} pin{'s' if len(found) > 1 else ''}: {', '.join(found)}")
+    if not entry.policy.resolve(production=True).pinned_only:
+        _say("`pinned_only` is off in this site's policy: a peer without a pin is accepted")
+    _say("it holds from this site's next job on")
+
+
+def _participant(option: str, text: str, kind: Any, role: Any = None) -> Any:
+    from tightframe_app.federation import request_files
+
+    try:
+        return request_files.Participant.parse(text, kind, role)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _records(given: list[str]) -> dict[str, Any]:
+    """Data set -> where its records lie."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        try:
+            values = json.loads(value)
+        except ValueError:
+            values = None
+        if not separator or not isinstance(values, dict):
+            raise typer.BadParameter(f"expected DATASET={{JSON object}}, got {text!r}", param_hint="--data")
+        found[name.strip()] = values
+    return found
+
+
+def _configuration(
+    policy: str, state: Path, data: dict[str, Any], more: dict[str, str | None], device: str
+) -> dict[str, Any]:
+    """A site's ``tightframe.json``, with every rule of the policy written out.
+
+    Raises:
+        SiteConfigError: TF-202, listing every problem.
+    """
+    from tightframe.config.profiles import PROFILES as RULES
+    from tightframe.config.site import parse_single
+
+    rules = json.loads(json.dumps(RULES[policy]))  # type: ignore[index]
+    values: dict[str, Any] = {"state_dir": str(state), "data": data}
+    values |= {name: value for name, value in more.items() if value is not None}
+    values |= {"device": device, "policy": {"profile": policy, **rules}}
+    parse_single(values, CONFIG)
+    return values
+
+
+def _pin(where: str, text: str, own_name: str, own: str) -> tuple[str, str]:
+    """Peer and pin of ``NAME=PIN``."""
+    name, separator, pin = (part.strip() for part in text.partition("="))
+    pin = pin.lower()
+    if not separator or not re.fullmatch(r"[0-9a-f]{64}", pin):
+        raise typer.BadParameter(
+            f"expected NAME=PIN, a pin being 64 digits 0-9a-f, got {text!r}", param_hint=where
+        )
+    _participant(where, name, "client")
+    if where == "--add" and name == own_name and pin != own:
+        raise typer.BadParameter(f"{name} is this site, and its pin is {own}", param_hint=where)
+    return name, pin
+
+
+def _say(text: str) -> None:
+    out.print(shown(text))

@@ -1,0 +1,298 @@
+"""Our files in the ``local/`` folder of a startup kit: what a site, or the server, adds to what it was given.
+
+They are made here and lie in ``provisioning/`` to be read; a test holds the two together. A kit is known by
+its ``startup`` folder and the certificate in it, and nothing in ``startup`` is ever changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tightframe.errors import SiteConfigError
+from tightframe.files import write_json
+
+BEFORE = ".before"
+"""Added to the name of a file that was replaced by force."""
+
+PERSON_FILE = "fed_admin.json"
+"""In ``startup``, of a person's kit only."""
+
+_NOBODY = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
+# The engine has `app_command` in no category: a role that does not name it has it not.
+_ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job", "app_command")
+AUTHORIZATION: Mapping[str, Any] = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {**dict.fromkeys(_ALL_JOBS, "any"), "view": "any", "operate": "o:site", **_NOBODY},
+        "org_admin": {
+            "submit_job": "none",
+            "clone_job": "none",
+            "manage_job": "o:submitter",
+            "download_job": "o:submitter",
+            "app_command": "o:submitter",
+            "view": "any",
+            "operate": "o:site",
+            **_NOBODY,
+        },
+        "lead": {
+            "submit_job": "any",
+            "clone_job": "n:submitter",
+            "manage_job": "n:submitter",
+            "download_job": "n:submitter",
+            "app_command": "n:submitter",
+            "view": "any",
+            "operate": "o:site",
+            **_NOBODY,
+        },
+        "member": {**dict.fromkeys(_ALL_JOBS, "none"), "view": "any", "operate": "none", **_NOBODY},
+    },
+}
+LAUNCHER = "tightframe.flare.accounts.launcher.TrainingLauncher"
+_GUARD = {"path": "tightframe.flare.guard.EgressGuard", "args": {}}
+PRIVACY: Mapping[str, Any] = {
+    "format_version": 2,
+    "scopes": [
+        {
+            "name": "tightframe",
+            "properties": {},
+            "task_data_filters": [],
+            "task_result_filters": [{**_GUARD, "direction": "out"}],
+        }
+    ],
+    "default_scope": "tightframe",
+    "components": [{"id": "egress_guard", **_GUARD}],
+}
+
+
+def _doors(name: str) -> dict[str, Any]:
+    return {"id": "doors", "path": f"tightframe.flare.doors.{name}", "args": {}}
+
+
+def _component(name: str, path: str, **arguments: Any) -> dict[str, Any]:
+    return {"id": name, "path": f"nvflare.app_common.{path}", "args": arguments}
+
+
+def _allowed() -> dict[str, Any]:
+    from tightframe.flare.simulator import ALLOW_LIST
+
+    return {
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": list(ALLOW_LIST["class_allow_list"]),
+    }
+
+
+def site_resources(
+    gpus: int = 0, gpu_memory: int = 0, training: tuple[str, Path] | None = None
+) -> dict[str, Any]:
+    """A site's ``resources.json``: our classes only, shut doors, no streaming of logs, the GPUs for jobs.
+
+    Args:
+        gpus: how many.
+        gpu_memory: of each, in GiB.
+        training: where another account trains, its name and the socket of its service; both kits of such
+            a site say so, so that neither can start a job in the engine's account.
+    """
+    manager = "resource_managers.gpu_resource_manager.GPUResourceManager"
+    return {
+        **_allowed(),
+        "allow_log_streaming": False,
+        "client": {"retry_timeout": 30, "compression": "Gzip"},
+        "components": [
+            _doors("SiteDoors"),
+            _component(
+                "resource_manager",
+                manager,
+                num_of_gpus=gpus,
+                mem_per_gpu_in_GiB=gpu_memory,
+                expiration_period=300,
+            ),
+            _component("resource_consumer", "resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
+            _component("process_launcher", "job_launcher.client_process_launcher.ClientProcessJobLauncher")
+            if training is None
+            else _training_launcher(*training),
+        ],
+    }
+
+
+def _training_launcher(account: str, path: Path) -> dict[str, Any]:
+    arguments = {"account": account, "socket_path": str(path)}
+    return {"id": "training_launcher", "path": LAUNCHER, "args": arguments}
+
+
+def server_resources(storage: Path) -> dict[str, Any]:
+    """The server's ``resources.json``: our classes only, and its jobs and snapshots in a folder of its own.
+
+    The engine's default is a folder under the temporary directory, which all servers of a machine share.
+    There is no receiver of logs: no site sends any. ``job_ending`` lets a job end although a client is dead.
+    """
+    files = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
+    return {
+        **_allowed(),
+        "servers": [
+            {
+                "admin_storage": "transfer",
+                "max_num_clients": 250,
+                "heart_beat_timeout": 600,
+                "download_job_url": "http://download.server.com/",
+                "admin_timeout": 10.0,
+            }
+        ],
+        "snapshot_persistor": {
+            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "args": {
+                "uri_root": "/",
+                "storage": {
+                    "path": files,
+                    "args": {"root_dir": str(storage / "snapshots"), "uri_root": "/"},
+                },
+            },
+        },
+        "components": [
+            _doors("ServerDoors"),
+            _component("job_scheduler", "job_schedulers.job_scheduler.DefaultJobScheduler", max_jobs=4),
+            {
+                "id": "job_manager",
+                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                "args": {"uri_root": str(storage / "jobs"), "job_store_id": "job_store"},
+            },
+            {"id": "job_store", "path": files},
+            _component("process_launcher", "job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+            {"id": "job_ending", "path": "tightframe.flare.job_ending.JobEnding", "args": {}},
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A packaged startup kit.
+
+    Attributes:
+        folder: what ``nvflare package`` made.
+        name: whose it is, by its certificate.
+        kind: of a site, or of the server.
+    """
+
+    folder: Path
+    name: str
+    kind: Literal["site", "server"]
+
+    @classmethod
+    def open(cls, folder: Path) -> Kit:
+        """The kit in a folder, by the files in its ``startup``.
+
+        Raises:
+            SiteConfigError: TF-615, if it is no kit of a site or of the server.
+        """
+        from tightframe.flare.identity import SERVER_FILE, SITE_FILE
+        from tightframe_app.site.engine import common_name
+
+        startup = folder / "startup"
+        for file, kind in ((SITE_FILE, "site"), (SERVER_FILE, "server")):
+            if not (startup / file).is_file():
+                continue
+            name = common_name(startup / file)
+            if name is None:
+                raise SiteConfigError(
+                    f"Expected {startup} to hold a certificate that names whose it is, but it cannot be "
+                    "read: package the kit again.",
+                    code="TF-615",
+                )
+            return cls(folder.resolve(), name, "server" if kind == "server" else "site")
+        if (startup / PERSON_FILE).is_file():
+            raise SiteConfigError(
+                f"Expected a startup kit of a site or of the server, but {folder} is {persons_kit(startup)}.",
+                code="TF-615",
+            )
+        raise SiteConfigError(
+            f"Expected a startup kit of a site or of the server in {folder}, but found neither "
+            f"startup/{SITE_FILE} nor startup/{SERVER_FILE}: give the folder that `nvflare package` printed.",
+            code="TF-615",
+        )
+
+    @property
+    def startup(self) -> Path:
+        """What provisioning gave."""
+        return self.folder / "startup"
+
+    @property
+    def local(self) -> Path:
+        """What its owner decides."""
+        return self.folder / "local"
+
+    def pin(self) -> str:
+        """SHA-256 of the site's public key.
+
+        Raises:
+            SiteConfigError: TF-615, if the certificate is not what its peers will accept.
+        """
+        from tightframe.flare.identity import site_identity
+        from tightframe.securesum.identity import public_key_hash
+
+        # A certificate without a role has a pin, too; whether peers take it is their policies' affair.
+        signer, _ = site_identity(self.startup, self.name, production=True, missing_role=True)
+        return public_key_hash(signer.certificate).hex()
+
+    def add(self, files: Mapping[str, Any], *, force: bool = False) -> tuple[list[str], list[str]]:
+        """Write files into ``local``; one that is there with the same content stays untouched.
+
+        Args:
+            files: name -> JSON values.
+            force: replace those with other content, and keep each beside it.
+
+        Returns:
+            The names that were written, and those that were there already.
+
+        Raises:
+            FileExistsError: if a file is there with other content, without ``force``. Nothing is written.
+        """
+        there = [name for name in files if (self.local / name).exists()]
+        others = [name for name in there if _values(self.local / name) != files[name]]
+        if others and not force:
+            listed = ", ".join(str(self.local / name) for name in others)
+            raise FileExistsError(
+                f"Expected to write this site's files, but some are there with other content: {listed}. "
+                f"Nothing was written. Change them by hand, or give --force, which keeps each as *{BEFORE}."
+            )
+        written = [name for name in files if name not in there or name in others]
+        for name in written:
+            path = self.local / name
+            if name in others:
+                path.replace(path.with_name(name + BEFORE))
+            write_json(path, files[name], mode=0o600 if name == "tightframe.json" else 0o644)
+        return written, [name for name in there if name not in others]
+
+
+def persons_kit(startup: Path) -> str:
+    """Whose kit it is, if it is a person's (a lead's, an admin's, a member's): what one says of it."""
+    values = _values(startup / PERSON_FILE)
+    admin = values.get("admin") if isinstance(values, dict) else None
+    name = admin.get("username") if isinstance(admin, dict) else None
+    return "the kit of a person" + (f", {name}" if isinstance(name, str) and name else "")
+
+
+def _values(path: Path) -> Any:
+    """The JSON in a file; None, which no file of ours holds, if it is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def own_folder(folder: Path) -> None:
+    """Make a folder for its owner alone, if it is not there.
+
+    Raises:
+        SiteConfigError: TF-202, if it cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise SiteConfigError(
+            f"Expected to make the folder {folder}, but got: {error.strerror}. Make it for the account that "
+            f"runs the engine (install -d -m 0700 -o ACCOUNT {folder}), or give another with --state-dir."
+        ) from None

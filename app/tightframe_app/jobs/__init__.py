@@ -1,0 +1,1 @@
+"""`tightframe jobs`, `simulate` and `methods`: recipes, job folders, pairs of method and data."""

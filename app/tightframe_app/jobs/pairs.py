@@ -1,0 +1,78 @@
+"""A job of any method on any data set: ``tightframe jobs export --method NAME --data SET``.
+
+Where there is a recipe for the pair, it is that. Otherwise it is the data set's own setting, with what the
+method cannot do without; what does not go together is refused by the job's own validation, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tightframe.errors import JobError
+from tightframe_app.jobs import recipes
+from tightframe_app.jobs.recipes import Recipe
+
+BASES: Mapping[str, str] = {
+    "fed_isic2019": "fedavg_isic",
+    "eicu": "fedavg_eicu",
+    "fed_heart_disease": "fedetf_heart",
+}
+"""Data set -> the recipe whose data, model and training a pair has."""
+
+NEEDS: Mapping[str, Mapping[str, Any]] = {
+    "scaffold": {"momentum": 0.0},
+    "feddc": {"momentum": 0.0},
+    "fedilc": {"epochs": 1},
+}
+"""Of ``training``: what a method refuses to be without."""
+
+
+def pair(method: str, dataset: str) -> Recipe:
+    """The recipe of a pair.
+
+    Args:
+        method: one of ``tightframe methods``.
+        dataset: ``fed_isic2019``, ``eicu`` or ``fed_heart_disease``.
+
+    Raises:
+        JobError: if there is no such method, or no setting for that data set.
+    """
+    from tightframe import methods
+
+    found = methods.get(method)
+    if dataset not in BASES:
+        raise JobError(
+            [
+                f"no setting is known here for the data set {dataset!r}, but for {sorted(BASES)}; "
+                "for another one export a job and change it with --set dataset=..."
+            ]
+        )
+    for recipe in recipes.RECIPES:
+        own = recipe.values
+        if (own["method"], own["dataset"]) == (method, dataset) and "privacy" not in own:
+            return recipe
+    base = recipes.get(BASES[dataset])
+    values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
+    values |= {"method": method, "personalise": found.personalise is not None}
+    presets = {name: dict(layer) for name, layer in base.presets.items()}
+    for layer in (values, *presets.values()):
+        layer.pop("method_options", None)
+        if "training" in layer:
+            layer["training"] = {**layer["training"], **NEEDS.get(method, {})}
+        if found.head is not None and "model_options" in layer:
+            # Options of the backbone's own head, which the method replaces.
+            layer["model_options"] = {
+                name: value for name, value in layer["model_options"].items() if name not in _head_options()
+            }
+    if method in NEEDS and not any("training" in layer for layer in (values, *presets.values())):
+        values["training"] = dict(NEEDS[method])
+    name = f"{method}_{base.name.partition('_')[2]}"
+    return replace(base, name=name, title=f"{found.title} on {dataset}", values=values, presets=presets)
+
+
+def _head_options() -> tuple[str, ...]:
+    from tightframe.rounds.setup import HEAD_OPTIONS
+
+    return HEAD_OPTIONS

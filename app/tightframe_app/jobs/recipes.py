@@ -1,0 +1,334 @@
+"""Job recipes: the job folders that are committed, and any that a consortium exports.
+
+A job folder holds configuration only, no code. It is generated from here as plain JSON; the
+committed ones are checked to be in sync by ``tightframe jobs check``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tightframe.config.job import JobConfig
+from tightframe.options import no_such
+from tightframe_app.jobs.folders import prepared
+
+PRESETS = ("rehearsal", "full")
+
+"""Of a resumed job. The server's own app has it, because its state is no silo's business."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named job.
+
+    Attributes:
+        name: of the job and of its folder.
+        title: one line for ``tightframe jobs list``.
+        values: job values common to all presets.
+        presets: preset name -> further job values.
+        sites: silo names unless others are asked for.
+    """
+
+    name: str
+    title: str
+    values: Mapping[str, Any]
+    presets: Mapping[str, Mapping[str, Any]]
+    sites: tuple[str, ...]
+
+    def job(
+        self,
+        preset: str = "rehearsal",
+        *,
+        sites: Sequence[str] | None = None,
+        changes: Mapping[str, Any] | None = None,
+    ) -> JobConfig:
+        """The validated job.
+
+        Args:
+            preset: ``rehearsal`` or ``full``.
+            sites: silo names; the recipe's own by default.
+            changes: dotted key -> value, for example ``{"training.epochs": 2}``. Where they name another
+                method, data set or model, the recipe's options of the old one do not stay (``dropped``).
+
+        Raises:
+            JobError: listing everything that is wrong.
+        """
+        changes = changes or {}
+        values = self._own(preset)
+        values["sites"] = list(sites or self.sites)
+        values["min_sites"] = minimum(len(values["sites"]))
+        for kind in _replaced(values, changes):
+            values.pop(f"{kind}_options", None)
+        for key, value in changes.items():
+            _set(values, key, value)
+        return prepared(json.loads(json.dumps(values)))
+
+    def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
+        """What of the recipe's options does not stay with these changes, by what they name anew.
+
+        What the changes set themselves is not told: it is as they say.
+
+        >>> get("fedmr_isic").dropped("rehearsal", {"dataset": "digits", "model": "small_cnn"})
+        {'dataset': ['dataset_options.image_size']}
+        """
+        values = self._own(preset)
+        lost = {
+            kind: [
+                key
+                for name in values.get(f"{kind}_options", {})
+                if (key := f"{kind}_options.{name}") not in changes and f"{kind}_options" not in changes
+            ]
+            for kind in _replaced(values, changes)
+        }
+        return {kind: keys for kind, keys in lost.items() if keys}
+
+    def described(self, job: JobConfig, preset: str) -> str:
+        """What a job made from this recipe really trains: the recipe's title only where that is true."""
+        own = self._own(preset)
+        as_told = all(
+            getattr(job, key) == own.get(key, JobConfig.model_fields[key].default) for key in _TITLE_TELLS
+        )
+        # A title tells whether there is privacy, not how much of it.
+        if as_told and (job.privacy is None) == (own.get("privacy") is None):
+            return self.title
+        from tightframe import data, methods
+
+        title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.models}"
+        title += ", personal models" if job.personalise else ""
+        return title if job.privacy is None else f"{title}, differential privacy"
+
+    def _own(self, preset: str) -> dict[str, Any]:
+        """The job values of the recipe itself."""
+        values: dict[str, Any] = {"job_name": self.name}
+        for layer in (self.values, self.presets[preset]):
+            for key, value in layer.items():
+                values[key] = {**values[key], **value} if isinstance(values.get(key), dict) else value
+        return values
+
+
+_NAMED = ("method", "dataset", "model")
+_TITLE_TELLS = ("method", "method_options", "dataset", "dataset_options", "site_models", "personalise")
+
+
+def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
+    """Which of method, data set and model the changes name anew."""
+    return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
+
+
+def minimum(sites: int) -> int:
+    """Default of ``min_sites``: five of six, all of three or fewer, else more than two thirds.
+
+    More than two thirds of n is ``floor(2 n / 3) + 1``.
+
+    >>> [minimum(n) for n in (1, 2, 3, 4, 6, 10)]
+    [1, 2, 3, 3, 5, 7]
+    """
+    if sites <= 3:
+        return sites
+    return 2 * sites // 3 + 1
+
+
+_ISIC: Mapping[str, Any] = {"dataset": "fed_isic2019", "seed": 2019}
+_ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {
+        "dataset_options": {"image_size": 48},
+        "model": "small_cnn",
+        "rounds": 4,
+        "threads": 1,
+        "site_timeout": 120,
+        "training": {"epochs": 3, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
+    },
+    "full": {
+        "dataset_options": {"image_size": 200},
+        "model": "efficientnet_b0",
+        "rounds": 50,
+        "threads": 4,
+        "site_timeout": 4 * 3600,
+        "training": {"epochs": 2, "batch_size": 64, "learning_rate": 0.01, "momentum": 0.9, "amp": True},
+        "local_baseline_epochs": 20,
+    },
+}
+# The intra-class term grows with the square of the feature width d, so its weight shrinks with it:
+# mu_intra * d^2 is that of 1e-5 at d = 64. small_cnn has d = 128, efficientnet_b0 d = 1280.
+_FEDMR_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
+    "full": {"method_options": {"mu_intra": 2.5e-8}},
+}
+
+
+def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Presets that consist of several layers of job values, which share no key."""
+    return {name: {key: value for layer in layers for key, value in layer[name].items()} for name in PRESETS}
+
+
+# With differential privacy. A record needs the same noise whatever its silo's size, so small silos learn
+# little: the rehearsal shows that it runs, not that it is accurate. Gradients are clipped, so the learning
+# rate is larger.
+_PRIVATE: Mapping[str, Any] = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
+_PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {
+        **_ISIC_PRESETS["rehearsal"],
+        "training": {"epochs": 2, "batch_size": 32, "learning_rate": 0.1, "momentum": 0.0},
+    },
+    "full": {
+        **_ISIC_PRESETS["full"],
+        "training": {"epochs": 2, "batch_size": 256, "learning_rate": 0.5, "momentum": 0.0},
+        "local_baseline_epochs": 0,
+    },
+}
+# A class's second moments are d^2 / 2 numbers: at d = 1280 nothing of them is left under their noise.
+_FEDMR_PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
+    "full": {"method_options": {"mu_intra": 0.0}},
+}
+
+# FedILC's eICU experiment: its network (no ReLU after the last hidden layer), and its table's preparation.
+# 920 columns are the demo's 48-hour drugs, so that one job serves the twin and the demo.
+_EICU: Mapping[str, Any] = {
+    "dataset": "eicu",
+    "dataset_options": {
+        "window": "48h",
+        "silos": "regions",
+        "equal_sizes": True,
+        "oversample_minority": True,
+    },
+    "model": "mlp",
+    "model_options": {"last_activation": False, "single_logit": True},
+    "seed": 2022,
+}
+_EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {
+        "dataset_options": {"drugs": 920, "twin_scale": 0.1},
+        "model_options": {"widths": [256, 256, 128]},
+        "rounds": 10,
+        "threads": 1,
+        "site_timeout": 120,
+    },
+    "full": {
+        "dataset_options": {"drugs": 1399},
+        "model_options": {"widths": [1024, 1024, 512]},
+        "threads": 4,
+        "site_timeout": 3600,
+    },
+}
+_FEDILC_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"method_options": {"learning_rate": 1e-3}},
+    "full": {"rounds": 301},
+}
+_FEDAVG_EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.02}},
+    "full": {"rounds": 50, "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.02}},
+}
+_HEART_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "rehearsal": {"rounds": 10, "site_timeout": 120},
+    "full": {"rounds": 50, "site_timeout": 600, "local_baseline_epochs": 50},
+}
+
+_SIX = tuple(f"site-{number}" for number in range(1, 7))
+
+RECIPES: list[Recipe] = [
+    Recipe(
+        "fedmr_isic",
+        "FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedmr"},
+        _joined(_ISIC_PRESETS, _FEDMR_PRESETS),
+        _SIX,
+    ),
+    Recipe(
+        "fedetf_isic",
+        "FedETF (fixed frame, balanced loss, personal models) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedetf", "personalise": True},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fedmr_isic_dp",
+        "FedMR on Fed-ISIC2019 with differential privacy: DP-SGD, noisy class sums",
+        {**_ISIC, **_PRIVATE, "method": "fedmr"},
+        _joined(_PRIVATE_PRESETS, _FEDMR_PRIVATE_PRESETS),
+        _SIX,
+    ),
+    Recipe(
+        "fedetf_isic_dp",
+        "FedETF on Fed-ISIC2019 with differential privacy: DP-SGD, noisy class prior",
+        {**_ISIC, **_PRIVATE, "method": "fedetf"},
+        _PRIVATE_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fednh_isic",
+        "FedNH (normalised class prototypes) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fednh"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fedavg_etf_isic",
+        "FedAvg_ETF (fixed frame, global memory vectors) on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedavg_etf"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fedavg_isic",
+        "FedAvg, the yardstick, on Fed-ISIC2019 dermoscopy",
+        {**_ISIC, "method": "fedavg"},
+        _ISIC_PRESETS,
+        _SIX,
+    ),
+    Recipe(
+        "fedilc_eicu",
+        "FedILC (Fishr, geometric mean) on eICU: mortality from drugs, regions as silos",
+        {**_EICU, "method": "fedilc", "training": {"epochs": 1, "batch_size": 64}},
+        _joined(_EICU_PRESETS, _FEDILC_PRESETS),
+        _SIX[:5],
+    ),
+    Recipe(
+        "fedavg_eicu",
+        "FedAvg, the yardstick, on eICU: mortality from drugs, regions as silos",
+        {**_EICU, "method": "fedavg"},
+        _joined(_EICU_PRESETS, _FEDAVG_EICU_PRESETS),
+        _SIX[:5],
+    ),
+    Recipe(
+        "fedetf_heart",
+        "FedETF (fixed frame, balanced loss, personal models) on Fed-Heart-Disease",
+        {
+            "dataset": "fed_heart_disease",
+            "method": "fedetf",
+            "model": "mlp",
+            "model_options": {"widths": [16], "standardise": True},
+            "seed": 1988,
+            "threads": 1,
+            "training": {"epochs": 4, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
+            "personalise": True,
+        },
+        _HEART_PRESETS,
+        _SIX[:4],
+    ),
+]
+
+
+def get(name: str) -> Recipe:
+    """A recipe by name.
+
+    Raises:
+        KeyError: with the known names.
+    """
+    for recipe in RECIPES:
+        if recipe.name == name:
+            return recipe
+    raise KeyError(no_such(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
+
+
+def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    place = values
+    for part in parents:
+        child = place.get(part)
+        place[part] = dict(child) if isinstance(child, dict) else {}
+        place = place[part]
+    place[last] = value

@@ -1,0 +1,123 @@
+"""Exporting the job that goes on with a stopped run, from what its server has left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+from tightframe.config.job import JobConfig
+from tightframe.config.site import FILE_NAME, MARKER
+from tightframe.errors import JobError
+from tightframe.rounds.context import CHECKPOINT
+from tightframe_app.jobs import folders, recipes
+
+PLACES = (
+    ".",
+    "workspace",
+    "server/simulate_job",
+    "server",
+    "app_server/config",
+    "workspace/app_server/config",
+)
+"""Where a run's folder may have its checkpoint: the server's results, a downloaded job, a simulator's
+workspace; last what the run itself went on with, if it stopped before its first round was done."""
+
+
+def export(
+    name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory: int = 8, force: bool = False
+) -> tuple[str, list[str]]:
+    """Write the job folder; what it replaced, if anything, and lines for people, of what goes on and how.
+
+    Args:
+        name: of the job, or of its recipe, so that nobody goes on with another run by mistake.
+        stopped: the server's results of the stopped run, or a downloaded job with them.
+        folder: to write.
+        gpus: as of ``job_folders.job_files``; the stopped job's are not on record.
+        gpu_memory: likewise.
+        force: as of ``job_folders.write_job``.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        RunError: TF-507, TF-521; see ``rounds.server.resume.read``.
+        JobError: if the run is another job's, or finished.
+        JobFolderError: TF-102; see ``job_folders.write_job``.
+    """
+    from tightframe.report.words import plural
+    from tightframe.rounds.server import resume
+
+    path = find(stopped)
+    job = resume.next_job(path)
+    if not _is_called(name, job):
+        raise JobError([f"Expected the run in {stopped} to be of {name!r}, but it is of {job.job_name!r}"])
+    if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
+        raise JobError([f"there is nothing left to do: the run in {stopped} has trained and is closed"])
+    workspace, used = _simulated(path, job)
+    also = "" if used is None else f" --site-config {shlex.quote(str(used))}"
+    previous = "OLD_WORKSPACE" if workspace is None else shlex.quote(str(workspace))
+    files = folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
+    replaced = folders.write_job(files, folder, force=force)
+    assert job.resume is not None  # noqa: S101 - the job that goes on with a run
+    left = job.rounds - job.done
+    quoted = shlex.quote(str(folder))
+    return replaced, [
+        f"{folder}: {job.job_name} goes on after round {job.done} of {job.rounds}",
+        f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
+        f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
+        f"run it here:  tightframe simulate {quoted} --previous-run {previous}{also}",
+        f"or at the consortium's server:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+    ]
+
+
+def find(folder: Path) -> Path:
+    """The checkpoint in a run's folder.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    for place in PLACES:
+        path = folder / place / CHECKPOINT
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"Expected {folder} to hold the server's results of a run with {CHECKPOINT}, but there is none: "
+        "a run that stopped before its first round was done is begun anew."
+    )
+
+
+def _simulated(checkpoint: Path, job: JobConfig) -> tuple[Path | None, Path | None]:
+    """Return the simulator workspace of a run, and the site configuration that the run used.
+
+    The engine copies the workspace's ``local`` folder to every site, and with it the name of a lent file.
+    Either is None where it is not there, as in a run of a consortium.
+    """
+    for folder in list(checkpoint.absolute().parents)[:5]:
+        local = next(
+            (folder / site / "local" for site in job.roster if (folder / site / "local").is_dir()), None
+        )
+        if local is None:
+            continue
+        workspace = Path(os.path.relpath(folder)) if folder.is_relative_to(Path.cwd()) else folder
+        if not (local / FILE_NAME).is_file():
+            return workspace, None
+        try:
+            return workspace, Path((local / MARKER).read_text(encoding="utf-8").splitlines()[1])
+        except (OSError, UnicodeError, IndexError):
+            return workspace, workspace / "local" / FILE_NAME  # the workspace's own
+    return None, None
+
+
+def _is_called(name: str, job: JobConfig) -> bool:
+    if name == job.job_name:
+        return True
+    known = [recipe.values for recipe in recipes.RECIPES if recipe.name == name]
+    return any(values["method"] == job.method and values["dataset"] == job.dataset for values in known)
+
+
+def _finished(results: Path) -> bool:
+    path = results / "outcome.json"
+    if not path.is_file():
+        return False
+    outcome = json.loads(path.read_text(encoding="utf-8"))
+    return outcome.get("trained") is True and outcome.get("reason") is None

@@ -1,0 +1,241 @@
+"""What a simulation is about to train on, before the engine starts; what is left if it was cut off."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tightframe import data
+from tightframe.config.job import JobConfig
+from tightframe.config.site import SiteEntry, dataset_of, open_data, site_entry
+from tightframe.data.base import SiloData, check_form
+from tightframe.errors import RunError, SiteConfigError, TightframeError
+from tightframe.flare import workspace as workspaces
+from tightframe.flare.simulator import PREVIOUS_RUN
+from tightframe.rounds.context import CHECKPOINT
+
+if TYPE_CHECKING:
+    from tightframe.rounds.setup import JobSetup
+
+
+def records(local: Path, used: Path | None, job: JobConfig) -> str:
+    """Say whose records a run will use, and look whether they can be opened.
+
+    Args:
+        local: the workspace's ``local/``.
+        used: the site configuration that lies there, for messages; None if there is none.
+        job: of the run.
+
+    Raises:
+        SiteConfigError: if the site configuration is wrong, does not name a site of the job, or names
+            records that cannot be opened; all sites' problems together.
+    """
+    if used is None:
+        return f"site configuration: none, every silo {unconfigured(job)}"
+    entries: dict[str, SiteEntry] = {}
+    problems: dict[str, list[str]] = {}
+    for site in job.roster:
+        try:
+            entry = site_entry(local, site, production=False, alone=len(job.roster) == 1)
+        except SiteConfigError as error:
+            if error.code != "TF-201":
+                raise  # of the file as a whole, with all its problems
+            problems.setdefault(str(error), []).append(site)
+        else:
+            entries |= {} if entry is None else {site: entry}
+    if not entries and not problems:
+        return f"site configuration: {used}, for the server only; every silo {unconfigured(job)}"
+    if problems := problems | unreadable(job, entries):
+        lines = "\n".join(f"  - {', '.join(sites)}: {problem}" for problem, sites in problems.items())
+        raise SiteConfigError(f"{used} names records that cannot be opened:\n{lines}")
+    twins = [site for site, entry in entries.items() if entry.rehearses]
+    said = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
+    return f"site configuration: {used}{said}"
+
+
+def unconfigured(job: JobConfig) -> str:
+    """What a silo without a configuration does: generated records, or real ones that need no files.
+
+    Raises:
+        TightframeError: if the data set has neither, or not for so many sites.
+    """
+    # The last site of the roster is the first to miss its share where a job has too many sites.
+    stand_in = open_data(job, job.roster[-1], None)
+    title = data.get(job.dataset).title
+    if stand_in.synthetic:
+        return (
+            f"trains on the synthetic twin of {title}, generated records; for real ones, say "
+            "where they lie with --site-config"
+        )
+    return f"trains on its share of {title}: real records, which need no configuration"
+
+
+def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, list[str]]:
+    """Why configured records cannot be opened, and at which sites; empty if all can.
+
+    Opening is what each silo does first. The files of a folder that many sites share are looked into
+    once; whether every single record can be read is for the silos, before any training.
+    """
+    problems: dict[str, list[str]] = {}
+    folders: dict[tuple[Path, ...], str | None] = {}
+    for site, entry in entries.items():
+        if entry.rehearses:
+            continue  # nothing is configured that could be looked into
+        problem = None
+        try:
+            opened = open_data(job, site, entry)
+            place = _paths(job, entry)
+            if place not in folders:
+                folders[place] = _problem_of_labels(opened, job)
+            problem = folders[place]
+        except TightframeError as error:
+            problem = str(error)
+        if problem is not None:
+            problems.setdefault(problem, []).append(site)
+    return problems
+
+
+def _problem_of_labels(opened: SiloData, job: JobConfig) -> str | None:
+    """Some data sets are opened without looking into their files; asking for labels does."""
+    try:
+        check_form(opened, *dataset_of(job))
+    except TightframeError as error:
+        return str(error)
+    return None
+
+
+def _paths(job: JobConfig, entry: SiteEntry) -> tuple[Path, ...]:
+    """Every path by which a site says where its records lie."""
+    place = data.get(job.dataset).site.model_validate(entry.data[job.dataset])
+    return tuple(value for _, value in sorted(dict(place).items()) if isinstance(value, Path))
+
+
+def keep(workspace: Path, most: int, say: Callable[[str], None]) -> Path | None:
+    """Move an earlier run out of the workspace, which the engine wipes; say where it is now."""
+    folder, removed = workspaces.keep_results(workspace, most=most)
+    if folder is not None:
+        say(f"kept the earlier run as {_short(folder)}; the last {most} are kept (--keep)")
+    for path in removed:
+        say(f"removed the oldest run, {_short(path)}")
+    return folder
+
+
+def set_previous(previous: Path | None, workspace: Path, kept: Path | None) -> Path | None:
+    """Tell the silos where the stopped simulation lies that this job goes on with.
+
+    Args:
+        previous: as the user says; it may be this workspace.
+        workspace: of this run.
+        kept: where what was in it has been moved to.
+
+    Returns:
+        The folder in which it lies now; None without one.
+    """
+    if previous is None:
+        return None
+    if previous.resolve() == workspace.resolve():
+        if kept is None:
+            raise typer.BadParameter(
+                "it is the workspace of this run, too, and nothing of an earlier one is kept: choose another "
+                "--workspace",
+                param_hint="--previous-run",
+            )
+        previous = kept
+    os.environ[PREVIOUS_RUN] = str(previous.resolve())
+    return previous
+
+
+def left_behind(
+    setup: JobSetup,
+    workspace: Path,
+    job: Path,
+    stopped: str | None,
+    options: Sequence[str] = (),
+    previous: Path | None = None,
+) -> list[str]:
+    """Write the results and the page of a run that was cut off; say how to go on.
+
+    Args:
+        setup: of the job.
+        workspace: of the run.
+        job: its folder.
+        stopped: what has stopped it; None if it failed by itself.
+        options: of this run that the next one needs, too: where the records lie, above all.
+        previous: folder of the simulation that this one went on with, as it lies now.
+
+    Returns:
+        Lines for people.
+    """
+    results = workspace / workspaces.RESULTS
+    outcome = results / "outcome.json"
+    if results.is_dir() and not outcome.is_file():
+        why = (
+            f"stopped by {stopped}"
+            if stopped
+            else "cut off: its processes ended without a word, see the log above"
+        )
+        _write_outcome(
+            setup, results, str(RunError(f"interrupted: {why}.", code="TF-105")), workspace / "local"
+        )
+    if not outcome.is_file() or _trained(outcome):
+        return []
+    place, also = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
+    lines = [f"what there is of the run: {_short(results / 'report.html')}"]
+    if (results / CHECKPOINT).is_file():
+        name, again = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
+        lines += [
+            "to go on after its last whole round:",
+            f"  tightframe jobs export {name} --resume {_quoted(results)} -o {_quoted(again)}",
+            f"  tightframe simulate {_quoted(again)} -w {place} --previous-run {place}{also}",
+        ]
+    elif previous is not None:
+        repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{also}"
+        lines.append(f"no new round was done, so run it again:  {repeated}")
+    else:
+        anew = f"tightframe simulate {_quoted(job)} -w {place}{also}"
+        lines.append(f"no round was done, so begin anew:  {anew}")
+    return lines
+
+
+def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> None:
+    """``outcome.json`` and the page, of what the checkpoint says of the run."""
+    from tightframe.rounds.server import resume
+    from tightframe.rounds.server.record import RunRecord
+
+    quiet = logging.getLogger("tightframe.interrupted")
+    quiet.setLevel(logging.CRITICAL)
+    record = RunRecord(results, setup, quiet)
+    site = setup.job.roster[0]
+    try:
+        if (results / CHECKPOINT).is_file():
+            found, kept = resume.read(results / CHECKPOINT)
+            record.rows, record.absent, record.best = list(kept.rows), dict(kept.absent), kept.best
+            record.weights, record.rounds_done = dict(kept.weights), int(found.described["after_round"])
+        entry = site_entry(local, site, production=False, alone=len(setup.job.roster) == 1)
+        record.synthetic = open_data(setup.job, site, entry).synthetic
+    except TightframeError as error:
+        reason = f"{reason}\nof its rounds nothing can be told: {error}"
+    record.finish(reason)
+
+
+def _trained(outcome: Path) -> bool:
+    try:
+        return json.loads(outcome.read_bytes())["trained"] is True
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def _short(path: Path) -> str:
+    """A path from here where that is shorter."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(_short(path))

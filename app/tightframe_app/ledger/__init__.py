@@ -1,0 +1,1 @@
+"""`tightframe ledger`: a site's privacy ledger."""

@@ -1,0 +1,420 @@
+"""``tightframe ledger``: what a site's privacy budget was spent on, and whether its ledger is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tightframe_app.ledger.job import DELTA, WIDTH, Asked, asked_of, ledger_of
+from tightframe_app.screens import console, print_list, shown
+
+if TYPE_CHECKING:
+    from tightframe.privacy.events import Gaussian, SubsampledGaussian
+    from tightframe.privacy.ledger.chain import Verified
+    from tightframe.privacy.ledger.entries import Entry
+    from tightframe.privacy.ledger.report import Spending
+    from tightframe.securesum.identity import Anchor
+
+app = typer.Typer(help="What this site's privacy budget was spent on.", no_args_is_help=True)
+
+File = Annotated[
+    Path | None,
+    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --state-dir (or --config)."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="`state_dir` of the site's local/tightframe.json."),
+]
+Site = Annotated[str | None, typer.Option("--site", "-s", help="Whose, if --state-dir holds several.")]
+ROOT_HELP = (
+    "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Several if the site "
+    "took part in several projects."
+)
+Root = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)]
+MissingRole = Annotated[
+    bool, typer.Option("--missing-role", help="Accept certificates without a role, for tests.")
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        exists=True,
+        dir_okay=False,
+        help="The site's own local/tightframe.json: its state folder, its data sets and its policy's cap are "
+        "taken where no other option says them.",
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        help=f"At which delta to compute epsilon; the policy's, else {DELTA:g}.", show_default=False
+    ),
+]
+Epsilon = Annotated[
+    float | None, typer.Option(help="A cap on epsilon: says what is left of it and what would fit.")
+]
+Dataset = Annotated[str | None, typer.Option(help="Of one `dataset_id` only.")]
+
+
+LOST = ("TF-604", "TF-620", "TF-621", "TF-702")
+"""Codes of a memory that is lost or altered; not of one that is only out of reach."""
+FORGOTTEN = """\
+If you begin anew, this site forgets
+- what privacy budget its records have spent: jobs can spend it again;
+- for which silos its counts were opened: opened for others, too, the difference of both totals tells
+  exactly what the silos have that are in one of them only;
+- in which way its sums were formed: formed in another way, too, totals can tell its own update apart."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked to fit; None stands for the last of its kind in the ledger."""
+
+    release: Gaussian | None
+    training: SubsampledGaussian | None
+
+    def said(self, spending: Spending, epsilon: float) -> list[str]:
+        """What would fit."""
+        from tightframe.privacy.events import Gaussian, SubsampledGaussian
+        from tightframe.privacy.ledger.report import fits
+
+        release = self.release or spending.last(Gaussian)
+        training = self.training or spending.last(SubsampledGaussian)
+        assert release is None or isinstance(release, Gaussian)  # noqa: S101 - for the type checker
+        assert training is None or isinstance(training, SubsampledGaussian)  # noqa: S101
+        return fits(spending, epsilon, release=release, training=training)
+
+
+@app.command("show")
+def ledger_show(
+    file: File = None,
+    state_dir: StateDir = None,
+    site: Site = None,
+    config: Config = None,
+    root: Root = None,
+    missing_role: MissingRole = False,
+    delta: Delta = None,
+    epsilon: Epsilon = None,
+    dataset: Dataset = None,
+) -> None:
+    """List every charge with the epsilon of all up to it, and what is left of a cap.
+
+    The chain of hashes is always checked; signatures too where --root is given. Epsilon is computed
+    anew from the events: by the closed form where every record took part in every release, else by
+    RDP; PRV is printed beside.
+    """
+    from tightframe.privacy.ledger.report import left_text, spent_text
+
+    out = console(WIDTH)
+    asked = asked_of(config, file, state_dir, site, delta, epsilon, dataset)
+    whole, found = _read(asked, root, missing_role)
+    for spending in found:
+        protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
+        out.print(Text(shown(spending.dataset_id), style="bold"), protects)
+        out.print(Padding(_charges(spending), (0, 0, 0, 2)))
+        facts = [
+            ("charges", str(len(spending.entries))),
+            (f"epsilon at delta {asked.delta:g}", spent_text(spending.spent)),
+            ("if no other silo adds noise", _up(spending.alone)),
+            ("versions of the records", str(len(spending.fingerprints))),
+        ]
+        if asked.epsilon is not None:
+            facts.append(("left", left_text(spending, asked.epsilon)))
+        _print_facts(out, facts)
+        out.print()
+    _print_checked(out, whole, asked)
+
+
+@app.command("verify")
+def ledger_verify(
+    root: Annotated[list[Path], typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)],
+    file: File = None,
+    state_dir: StateDir = None,
+    site: Site = None,
+    missing_role: MissingRole = False,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(help="COUNT:HASH of a head that was printed before: it must still be in the ledger."),
+    ] = None,
+    renew_head: Annotated[
+        bool,
+        typer.Option(
+            "--renew-head", help="Write the lost head file anew, if all else holds. Look why first."
+        ),
+    ] = False,
+    kit: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="The kit's folder `startup`: a head lies beside it, too."
+        ),
+    ] = None,
+) -> None:
+    """Check every signature and the chain of a ledger, and say what that proves and what not.
+
+    Needs no key. Exit code 0: whole. 1: altered; the first wrong entry is named (TF-702). 2: it
+    cannot be read at all. Write the printed head down, or send it to somebody: only with --known
+    and such a head can a ledger be told from an older copy of itself.
+    """
+    from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
+    from tightframe.privacy.ledger.entries import LostError, TamperError
+    from tightframe.rounds.lasting import Places, check_lost, check_witness
+    from tightframe.rounds.ledger_keys import signature_check, signer_name
+    from tightframe.rounds.sums.common import named
+    from tightframe.rounds.sums.vault import journal_of
+
+    path, out = ledger_of(file, state_dir, site, needed=True), console(WIDTH)
+    root_of_kit = None if kit is None else kit.resolve().parent
+    lasting = path if state_dir is None else state_dir
+    places = Places.of_site(lasting, path.parent.name, root_of_kit)
+    if state_dir is not None and not path.exists():
+        check_lost(places, None)
+    heads = [_known(text) for text in known or ()]
+    check = signature_check([_anchor(item, missing_role) for item in root])
+    try:
+        whole = (renew_head_file if renew_head else read_ledger)(path, check=check, known=heads)
+        check_witness(
+            places,
+            whole.head.ledger,
+            lambda count, hashed: read_ledger(path, check=None, known=[(count, hashed)]),
+        )
+        if state_dir is not None:
+            check_lost(places, whole.entries)
+        with named():
+            remembered = journal_of(whole.entries)
+    except (TamperError, LostError) as error:
+        said = f" {shown(str(path))}: {shown(str(error))}"
+        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), said))
+        raise typer.Exit(1) from None
+    out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
+    facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
+    facts.append(("of its secure sums", f"{len(remembered)} facts"))
+    if whole.entries:
+        facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
+    for name, certificate in sorted(whole.certificates.items()):
+        signed = sum(entry.signer == name for entry in whole.entries)
+        many = "1 entry" if signed == 1 else f"{signed} entries"
+        facts.append(("signed by", f"{shown(signer_name(certificate))}, certificate {name[:16]}: {many}"))
+    facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
+    _print_facts(out, facts)
+    print_list(out, "What this proves", proves(len(heads)))
+    print_list(out, "What this does not prove", does_not_prove(len(heads)))
+
+
+@app.command("begin")
+def ledger_begin(
+    config: Annotated[
+        Path, typer.Option("--config", "-c", exists=True, dir_okay=False, help="The site's own file.")
+    ],
+    site: Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")],
+    kit: Annotated[
+        Path | None,
+        typer.Option("--kit", exists=True, file_okay=False, help="The startup kit's folder `startup`."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Begin a ledger anew whose earlier state is lost for good: a decision of who answers for the records.
+
+    First restore the newest backup. This is for a site that has none: jobs are refused there (TF-620, TF-702,
+    TF-621, TF-604) until a person has taken note of what is forgotten. What lies there is moved aside, not
+    deleted, and the new ledger says that it was begun so. A site's first ledger needs no such command.
+    """
+    from tightframe.errors import TightframeError
+    from tightframe_app.site.memory import memory_of
+
+    out, memory = console(WIDTH), memory_of(config, site, kit)
+    lasting = memory.lasting()
+    try:
+        lasting.open().close()
+    except TightframeError as error:
+        if error.code not in LOST:
+            raise
+        lost = error
+    else:
+        where = shown(str(memory.places.ledger))
+        out.print(f"{where} is whole, as far as can be seen: nothing was begun anew")
+        return
+    out.print(shown(str(lost)), soft_wrap=True)
+    out.print(shown(FORGOTTEN))
+    if not yes and not typer.confirm("Begin anew at this site?"):
+        out.print("nothing was changed")
+        raise typer.Exit(1)
+    lasting.begin_anew(lost.code)
+    out.print(f"a new ledger begins at {shown(str(memory.places.ledger))}; it says that this was decided")
+
+
+def proves(known: int) -> list[str]:
+    """What a whole ledger proves, in plain words."""
+    said = [
+        "Every entry was signed by the key of a site that the given root certified, and none was changed, "
+        "moved or taken out from between others since.",
+        "The last entry is the one that the head record and the head file count last.",
+    ]
+    if known:
+        said.append(
+            "The ledger goes on from the heads that were given with --known: nothing up to them is gone."
+        )
+    return said
+
+
+def does_not_prove(known: int) -> list[str]:
+    """What it does not prove, the weightiest first."""
+    gone = "any entries after the newest of the heads given" if known else "its newest entries"
+    return [
+        f"That this is the newest state: ledger and head file may both be an older copy, without {gone}.",
+        "That noise was drawn as it was charged, or that nothing was released without a charge: that is the "
+        "program's part, and the site's own guard.",
+        "That nobody with the site's key wrote entries of their own.",
+        "Times: they are the site's clock.",
+    ]
+
+
+@app.command("explain")
+def ledger_explain(
+    file: File = None,
+    state_dir: StateDir = None,
+    site: Site = None,
+    config: Config = None,
+    root: Root = None,
+    missing_role: MissingRole = False,
+    delta: Delta = None,
+    epsilon: Epsilon = None,
+    dataset: Dataset = None,
+    release_noise: Annotated[
+        float | None, typer.Option(help="What-if: noise multiplier of releases; the last one's by default.")
+    ] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="What-if: noise multiplier of training; the last one's by default.")
+    ] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="What-if: number of training records.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="What-if: expected records of a step.")] = 64,
+) -> None:
+    """Say in plain words what was spent on what, by which job, what is left, and what would fit.
+
+    For a data protection officer. With the site's file (--config), or --epsilon and --delta of its policy,
+    it says what is left of that cap, and how many releases or epochs it still holds; --release-noise,
+    --sigma and --records ask for others than the last ones.
+    """
+    from tightframe.privacy.events import Gaussian, SubsampledGaussian
+    from tightframe.privacy.ledger.report import explain
+
+    if (sigma is None) != (records is None):
+        raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
+    training = None
+    if sigma is not None and records is not None:
+        training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
+    plan = Plan(None if release_noise is None else Gaussian(release_noise), training)
+    out = console(WIDTH)
+    asked = asked_of(config, file, state_dir, site, delta, epsilon, dataset)
+    whole, found = _read(asked, root, missing_role)
+    for spending in found:
+        out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
+        for paragraph in explain(spending, asked.epsilon):
+            out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
+        if asked.epsilon is not None and (said := plan.said(spending, asked.epsilon)):
+            out.print(Padding("What would fit, each by itself:", (0, 0, 0, 2)))
+            for text in said:
+                out.print(Padding(f"- {text}", (0, 0, 0, 2)))
+            out.print()
+    _print_checked(out, whole, asked)
+
+
+def _read(asked: Asked, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
+    from tightframe.privacy.ledger.chain import read_ledger
+    from tightframe.privacy.ledger.report import spendings
+    from tightframe.rounds.ledger_keys import signature_check
+
+    check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
+    whole = read_ledger(asked.path, check=check)
+    names, wanted = _datasets(whole), asked.datasets
+    if asked.named and wanted is not None and not set(wanted) <= set(names):
+        raise typer.BadParameter(f"expected one of {names}, got {wanted[0]!r}", param_hint="--dataset")
+    entries = [entry for entry in whole.of_records if wanted is None or _dataset(entry) in wanted]
+    return whole, spendings(entries, asked.delta)
+
+
+def _datasets(whole: Verified) -> list[str]:
+    return sorted({_dataset(entry) for entry in whole.of_records})
+
+
+def _dataset(entry: Entry) -> str:
+    return str(getattr(entry.content, "dataset_id", ""))
+
+
+def _anchor(path: Path, missing_role: bool) -> Anchor:
+    from tightframe.securesum.identity import Anchor
+    from tightframe_app.transcripts import _root_certificate
+
+    return Anchor(_root_certificate(path), missing_role=missing_role)
+
+
+def _known(text: str) -> tuple[int, str]:
+    count, _, hashed = text.partition(":")
+    if not count.isdecimal() or len(hashed) != 64:
+        raise typer.BadParameter(
+            f"expected COUNT:HASH as verify prints it, got {text!r}", param_hint="--known"
+        )
+    return int(count), hashed
+
+
+def _charges(spending: Spending) -> Table:
+    from tightframe.privacy.ledger.entries import Charge
+    from tightframe.privacy.ledger.report import event_text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):
+        table.add_column(name, overflow="fold")
+    for entry, total in spending.entries:
+        charge = entry.content
+        assert isinstance(charge, Charge)  # noqa: S101 - for the type checker
+        table.add_row(
+            str(entry.sequence),
+            _time(entry.time),
+            shown(charge.job_name),
+            shown(charge.purpose),
+            str(entry.retry) if entry.retry else "",
+            event_text(charge.event),
+            _up(total),
+        )
+    return table
+
+
+def _print_checked(out: Console, whole: Verified, asked: Asked) -> None:
+    if not whole.of_records:
+        out.print("nothing was charged yet")
+    how = "and signatures" if whole.signatures else "only; give --root to check signatures"
+    out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
+    if asked.datasets is not None and not asked.named:
+        names = set(_datasets(whole))
+        for name in sorted(set(asked.datasets) - names):
+            out.print(f"nothing was charged on {shown(name)} yet", markup=False)
+        if others := sorted(names - set(asked.datasets)):
+            out.print(f"in this ledger, too, and not shown: {shown(', '.join(others))}", markup=False)
+
+
+def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in rows:
+        facts.add_row(name, value)
+    out.print(Padding(facts, (0, 0, 0, 2)))
+
+
+def _time(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _up(value: float) -> str:
+    from tightframe.rounding import rounded_up
+
+    return rounded_up(value)

@@ -1,0 +1,1 @@
+"""`tightframe site`: what is checked, decided and stopped at a hospital."""

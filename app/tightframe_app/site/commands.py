@@ -1,0 +1,233 @@
+"""``tightframe site``: the commands of a hospital at its own site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tightframe_app.federation.commands import TRAINING_SOCKET
+from tightframe_app.screens import console, lines
+from tightframe_app.site import releases
+
+if TYPE_CHECKING:
+    from tightframe_app.site.findings import Finding
+
+app = typer.Typer(help="At a hospital's own site.", no_args_is_help=True)
+app.add_typer(releases.cohort, name="cohort")
+app.add_typer(releases.release, name="release")
+out = lines()
+
+CUT_OFF = """\
+Job {jobs} runs here. Stopping ends this site's part in it for good, and without this site
+the job may have to end. What it has charged to this site's ledger stays charged."""
+
+REFUSED = """\
+this site will refuse this job as it is: tell the lead. The site's policy, cap and cohort are decisions of
+those who answer for the records, and no fault to be mended for a job."""
+
+SERVICE = """\
+systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. A client that has to be
+killed here counts as a crash there, and is started anew."""
+AGAIN = "systemd will start it anew, unless its unit says otherwise: `sudo systemctl stop {unit}` now"
+
+Config = releases.Config
+WIDTH = 120
+STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+
+
+@app.command("check")
+def check(
+    config: Config,
+    job: Annotated[
+        Path | None, typer.Option("--job", "-j", help="A job folder: what this site would refuse of it.")
+    ] = None,
+    production: Annotated[
+        bool, typer.Option("--production", help="Hold everything against what production needs.")
+    ] = False,
+    site: Annotated[
+        str | None, typer.Option("--site", "-s", help="This site's name; its certificate's by default.")
+    ] = None,
+    kit: Annotated[
+        Path | None,
+        typer.Option("--kit", exists=True, file_okay=False, help="The startup kit's folder `startup`."),
+    ] = None,
+    submitter: Annotated[str | None, typer.Option(help="Who would submit the job.")] = None,
+    records: Annotated[
+        bool, typer.Option("--records/--no-records", help="Read every record, which can take minutes.")
+    ] = True,
+    engine_kit: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="With two accounts: the engine's own startup kit."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Of a file of several sites: every line of every site.")
+    ] = False,
+) -> None:
+    """Look at everything that this site needs, and tell all problems at once; nothing is changed.
+
+    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock.
+    `--job` tells what this site would refuse of a job: by its policy, by the cohort that its counts are open
+    for, and by what is left of its privacy budget; nothing is charged. Exit code 1 if there is a problem,
+    2 if there is nothing to look at. Of a file of several sites each site has one line, and its problems;
+    --verbose shows the rest.
+    """
+    from tightframe_app.jobs import folders as job_folders
+    from tightframe_app.site.check import look
+    from tightframe_app.site.findings import Asked
+
+    asked = Asked(
+        config,
+        production=production,
+        site=site,
+        kit=kit,
+        job=None if job is None else job_folders.read_job(job),
+        folder=job,
+        submitter=submitter,
+        records=records,
+        progress=out.print,
+        engine_kit=engine_kit,
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    findings = list(look(asked))
+    problems = [finding for finding in findings if finding.state == "problem"]
+    refusals = sum(finding.of_job for finding in problems)
+    own = len(problems) - refusals
+    for finding in findings if verbose else in_blocks(findings):
+        table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
+    console(WIDTH).print(table)
+    if own:
+        many = "1 problem: mend it" if own == 1 else f"{own} problems: mend them"
+        out.print(f"{many} before this site takes part")
+    if refusals:
+        out.print(REFUSED)
+    if own or refusals:
+        raise typer.Exit(1)
+    out.print("no problem was found")
+
+
+@app.command("stop")
+def stop(
+    kit: Annotated[
+        Path,
+        typer.Option(
+            "--kit", exists=True, file_okay=False, help="The startup kit whose processes shall end."
+        ),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, also if a job runs.")] = False,
+    when_idle: Annotated[
+        bool, typer.Option("--when-idle", help="Wait until no job runs here; ask nothing.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds from asking the processes to end to killing them.")
+    ] = 30.0,
+) -> None:
+    """End this site's part of the engine: its processes of this kit, and no others.
+
+    Says which job runs, and asks before it is cut off. Exit code 0 if no process of the kit is left, also if
+    none was there; 1 if you said no, or one is left; 2 if it cannot be done from here.
+    """
+    from tightframe_app.site import stop as site_stop
+
+    opened = site_stop.site_kit(kit)
+    found = site_stop.running(opened.folder)
+    site_stop.check_owner(found)
+    if when_idle:
+        found = site_stop.wait_idle(opened.folder, lambda text: out.print(_shown(text)))
+    if not found:
+        out.print(f"{opened.name}: no process of this kit runs")
+        return
+    for one in found:
+        out.print(_shown(f"{opened.name}: {one.described()}"))
+    if (unit := site_stop.service(found)) is not None:
+        out.print(_shown(SERVICE.format(unit=unit)))
+    if names := site_stop.jobs(found):
+        out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
+        if not (yes or _agreed("Stop it?")):
+            out.print("nothing was stopped; --when-idle waits for the job's end, --yes asks nothing")
+            raise typer.Exit(1)
+    ended = site_stop.stop(opened.folder, found, timeout=timeout)
+    for one in ended.killed:
+        out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
+    if unit is not None and any(one.role == "client" for one in ended.killed):
+        out.print(_shown(AGAIN.format(unit=unit)))
+    for one in ended.left:
+        out.print(_shown(f"still there: {one.described()}; does a service manager start it anew?"))
+    if ended.left:
+        raise typer.Exit(1)
+    out.print("stopped: no process of this kit is left")
+
+
+@app.command("serve")
+def serve(
+    kit: Annotated[
+        Path,
+        typer.Option("--kit", exists=True, file_okay=False, help="The training account's own startup kit."),
+    ],
+    socket: Annotated[
+        Path, typer.Option(help="Where the engine's client asks for jobs; the folder is this account's.")
+    ] = TRAINING_SOCKET,
+) -> None:
+    """Start jobs of the engine's client in this account, which alone reads records, state and signing key.
+
+    For sites with two accounts, as a service. Only the account `engine_account` in the kit's
+    local/tightframe.json may ask, and only for jobs that are signed under the project's root. Runs until it
+    is stopped, and then ends all jobs.
+    """
+    import logging
+
+    from tightframe.flare.accounts import service
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    service.run(kit, socket)
+
+
+def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with one block for each site of a file of several: a summary, and the problems."""
+    from tightframe_app.site.findings import Finding, State
+
+    shown: list[Finding] = []
+    if len({one.site for one in findings} - {""}) < 2:
+        return list(findings)
+    for finding in findings:
+        if finding.site and any(one.area == finding.site for one in shown):
+            continue
+        if not finding.site:
+            shown.append(finding)
+            continue
+        block = [one for one in findings if one.site == finding.site]
+        counts = {state: sum(one.state == state for one in block) for state in ("problem", "note", "ok")}
+        parts = [
+            f"{number} {word}{'s' if number > 1 and word != 'ok' else ''}"
+            for word, number in counts.items()
+            if number
+        ]
+        state: State = "problem" if counts["problem"] else "ok"
+        rest = "; --verbose shows all" if counts["note"] or counts["ok"] else ""
+        shown.append(Finding(finding.site, state, f"{', '.join(parts)}{rest}"))
+        shown += [one for one in block if one.state == "problem"]
+    return shown
+
+
+def _agreed(question: str) -> bool:
+    """Return a person's answer; no answer, as from a script without a terminal, is a no."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        out.print()
+        return False
+
+
+def _shown(text: str) -> str:
+    """Return a text with values of a file, in which nothing can steer a terminal."""
+    return "".join(
+        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
+        for part in text
+    )

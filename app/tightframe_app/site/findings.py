@@ -1,0 +1,82 @@
+"""Requests and findings of a site's check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+State = Literal["ok", "note", "problem"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of the check.
+
+    Attributes:
+        area: part of the site that it is about.
+        state: ``ok``, ``note`` (worth knowing, or not looked at), or ``problem``.
+        text: the result, and for a problem the remedy.
+        of_job: true for a problem of the job, for the lead to mend.
+    """
+
+    area: str
+    state: State
+    text: str
+    of_job: bool = False
+
+    @property
+    def site(self) -> str:
+        """Site of a file of several sites that it is about; empty for any other."""
+        return self.area.partition(" of ")[2]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Scope of a check.
+
+    Attributes:
+        config: the site's own ``tightframe.json``.
+        production: hold everything against what production needs.
+        site: the site's name; from its certificate if not given.
+        kit: the startup kit's folder (``startup``); the one beside the configuration's if not given.
+        job: values of a job to hold against the site; None for none.
+        folder: of that job, to look at its signature.
+        submitter: who would submit that job.
+        records: read every record, which can take minutes.
+        progress: told while records are read.
+        engine_kit: folder of the engine's own kit, at a site with two accounts.
+    """
+
+    config: Path
+    production: bool = False
+    site: str | None = None
+    kit: Path | None = None
+    job: Mapping[str, Any] | None = None
+    folder: Path | None = None
+    submitter: str | None = None
+    records: bool = True
+    progress: Callable[[str], None] = field(default=lambda text: None)
+    engine_kit: Path | None = None
+
+    @property
+    def local(self) -> Path:
+        """The folder that the engine calls ``local``."""
+        return self.config.resolve().parent
+
+    @property
+    def startup(self) -> Path | None:
+        """The kit's folder, if there is one."""
+        beside = self.local.parent / "startup"
+        return self.kit or (beside if (beside / "fed_client.json").is_file() else None)
+
+    @property
+    def kit_root(self) -> Path | None:
+        """The folder that the kit's `startup` lies in, where the site's client works."""
+        return None if self.startup is None else self.startup.resolve().parent
+
+
+def area_of(name: str, label: str) -> str:
+    """Return the name of an area, with its site where a file has several."""
+    return f"{name} of {label}" if label else name

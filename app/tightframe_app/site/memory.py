@@ -1,0 +1,107 @@
+"""A site's records of its sums and budgets, for the commands of the people who answer for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightframe_app.site.findings import Asked
+
+if TYPE_CHECKING:
+    from tightframe.config.site import SiteEntry
+    from tightframe.privacy.ledger.rows import Check
+    from tightframe.rounds.lasting import Lasting, Places
+    from tightframe.securesum.identity import Anchor, Signer
+    from tightframe.securesum.journal import Entry
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A site's memory, and the kit that it is signed with.
+
+    Attributes:
+        site: the site's name.
+        entry: of the site's own file.
+        places: where it lies.
+        startup: the kit's folder; None if there is none.
+    """
+
+    site: str
+    entry: SiteEntry
+    places: Places
+    startup: Path | None
+
+    def read(self) -> list[Entry]:
+        """All entries of the site's secure sums, oldest first; nothing is written.
+
+        Raises:
+            TightframeError: if it is lost, altered or cannot be read.
+        """
+        from tightframe.rounds.sums.common import named
+        from tightframe.rounds.sums.vault import look_at_journal
+
+        with named():
+            return look_at_journal(self.places, check=self.check())
+
+    def check(self) -> Check | None:
+        """Holds signatures against this site's certificate; None without a kit.
+
+        Raises:
+            SiteConfigError: TF-615 if the kit cannot be used.
+        """
+        from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+
+        if self.startup is None:
+            return None
+        _, anchor = self._identity()
+        return signature_check(trusted_roots(self.entry, anchor), name=self.site)
+
+    def lasting(self) -> Lasting:
+        """Opens the ledger for a person's decision, which is signed with the site's key.
+
+        Raises:
+            SiteConfigError: TF-615 without a kit.
+        """
+        from tightframe.errors import SiteConfigError
+        from tightframe.rounds.lasting import Lasting
+
+        if self.startup is None:
+            raise SiteConfigError(
+                "Expected the site's startup kit beside its configuration, because what is decided here is "
+                "signed with its key: say with --kit where the kit's folder `startup` lies.",
+                code="TF-615",
+            )
+        return Lasting(self.places, self.entry, self._identity)
+
+    def _identity(self) -> tuple[Signer, Anchor]:
+        from tightframe.flare.identity import site_identity
+
+        assert self.startup is not None  # noqa: S101 - for the type checker
+        central = self.entry.policy.resolve(production=True).central_provisioning
+        return site_identity(self.startup, self.site, production=True, missing_role=central)
+
+
+def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
+    """The memory of a site.
+
+    Args:
+        config: the site's own file.
+        site: its name.
+        kit: the kit's folder ``startup``; the one beside the configuration if not given.
+
+    Raises:
+        FileNotFoundError: if there is no such configuration.
+        SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong.
+    """
+    from tightframe.config.site import parse_single, read_object
+    from tightframe.errors import SiteConfigError
+    from tightframe.rounds.lasting import Places
+
+    if not config.is_file():
+        raise FileNotFoundError(f"Expected the site's configuration at {config}: there is no such file.")
+    entry, _ = parse_single(read_object(config), str(config))
+    if entry.state_dir is None:
+        raise SiteConfigError(f"Expected `state_dir` in {config}: the ledger lies there.", code="TF-201")
+    asked = Asked(config, kit=kit)
+    return Memory(site, entry, Places.of_site(Path(entry.state_dir), site, asked.kit_root), asked.startup)

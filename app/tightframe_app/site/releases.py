@@ -1,0 +1,233 @@
+"""``tightframe site cohort`` and ``release``: what a site's sums may tell is a person's decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tightframe_app.screens import lines
+from tightframe_app.site.memory import Memory, memory_of
+
+if TYPE_CHECKING:
+    from tightframe.securesum.journal import Entry, Profile
+
+cohort = typer.Typer(
+    help="For which silos this site's counts may be opened (class counts, class sums, evaluation).",
+    no_args_is_help=True,
+)
+release = typer.Typer(
+    help="How sums over this site's records may be formed: weights, norms, class rules.",
+    no_args_is_help=True,
+)
+out = lines()
+
+LEAK = """\
+What this gives away: a site's counts hardly change from job to job. The total over
+  {before}
+was opened already. Once the total over
+  {after}
+is opened too, whoever has both can subtract them and so learns, exactly,
+  {difference}
+Secure sums do not prevent it; only noise (differential privacy) would."""
+
+FORMED = """\
+Sums over {dataset} were formed at this site with
+  {before}
+This job forms them with
+  {after}
+What totals of both kinds give away to whoever has them:"""
+NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
+
+Config = Annotated[
+    Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
+]
+Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")]
+Kit = Annotated[
+    Path | None,
+    typer.Option(
+        "--kit",
+        exists=True,
+        file_okay=False,
+        help="The startup kit's folder `startup`, whose key signs the decision; by default the one beside "
+        "the configuration.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+@cohort.command("show")
+def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
+    """Show for which silos this site's counts may be opened, for each data set."""
+    from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
+
+    memory = memory_of(config, site, kit)
+    entries = memory.read()
+    kinds = StaticMasked | StaticOpened | CohortAccepted
+    cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, kinds)}
+    if not cohorts:
+        where = "" if entries else f": nothing is on record at {memory.places.ledger}"
+        out.print(f"{site} has not opened counts of any data set yet{where}")
+        out.print("the first job with secure sums fixes the cohort; is the name right?")
+    for dataset, entry in sorted(cohorts.items()):
+        how = "accepted by hand" if isinstance(entry, CohortAccepted) else f"opened in job {entry.lineage!r}"
+        if isinstance(entry, StaticMasked):
+            how = f"asked for in job {entry.lineage!r}"
+        out.print(f"{dataset}: {', '.join(entry.roster)} ({how})")
+
+
+@cohort.command("accept")
+def cohort_accept(
+    config: Config,
+    site: Site,
+    dataset: Annotated[str, typer.Option(help="As `tightframe site cohort show` names it.")],
+    silos: Annotated[str, typer.Option(help="The new cohort: all silos, separated by commas.")],
+    kit: Kit = None,
+    yes: Yes = False,
+) -> None:
+    """Let this site's counts be opened for another cohort from now on; says what that gives away."""
+    from tightframe.securesum.journal import CohortAccepted
+    from tightframe.securesum.rules import MAX_SITES, MIN_SITES
+
+    roster = tuple(sorted({part.strip() for part in silos.split(",") if part.strip()}))
+    if site not in roster or not MIN_SITES <= len(roster) <= MAX_SITES:
+        raise typer.BadParameter(
+            f"expected {MIN_SITES} to {MAX_SITES} silos with this one, {site}, but got {list(roster)}",
+            param_hint="--silos",
+        )
+    memory = memory_of(config, site, kit)
+    known = _cohorts(memory.read(), dataset)
+    if not known:
+        raise typer.BadParameter(
+            f"{site} has opened no counts of {dataset!r}; see `tightframe site cohort show`",
+            param_hint="--dataset",
+        )
+    if set(known) == {roster}:
+        out.print(f"{dataset} is open for {', '.join(roster)} already")
+        return
+    out.print(_leak(known[-1], roster))
+    _decide(memory, [CohortAccepted(dataset, roster)], yes)
+    out.print(f"{dataset}: this site's counts may now be opened for {', '.join(roster)}")
+
+
+@release.command("show")
+def release_show(config: Config, site: Site, kit: Kit = None) -> None:
+    """Show how sums over this site's records may be formed, for each data set."""
+    from tightframe.securesum.journal import ProfileAccepted, ProfileUsed
+
+    entries = memory_of(config, site, kit).read()
+    shown = set()
+    for entry in entries:
+        if not isinstance(entry, ProfileUsed | ProfileAccepted) or (entry.dataset, entry.profile) in shown:
+            continue
+        shown.add((entry.dataset, entry.profile))
+        how = "accepted by hand" if isinstance(entry, ProfileAccepted) else f"used in job {entry.lineage!r}"
+        out.print(f"{entry.dataset} ({how})")
+        for name, value in entry.profile:
+            out.print(f"  {name}: {value}")
+    if not shown:
+        out.print(
+            f"{site} has taken part in no sums without noise yet: the first job fixes how they are formed"
+        )
+
+
+@release.command("accept")
+def release_accept(
+    config: Config,
+    site: Site,
+    job: Annotated[Path, typer.Option("--job", "-j", help="The folder of the job that is to be accepted.")],
+    kit: Kit = None,
+    yes: Yes = False,
+) -> None:
+    """Let this site's sums be formed as a job forms them from now on; says what that gives away.
+
+    For a job that this site refuses with TF-617 (sums were formed in another way before) or TF-612 (counts
+    were opened for other silos before). Nothing but these two is accepted by it.
+    """
+    from tightframe.config.job import parse_job
+    from tightframe.rounds.setup import prepare
+    from tightframe.rounds.sums.release import GIVEN_AWAY, release_profile
+    from tightframe.securesum.errors import ProtocolError
+    from tightframe.securesum.journal import CohortAccepted, Entry, History, ProfileAccepted
+    from tightframe_app.jobs import folders as job_folders
+
+    setup = prepare(parse_job(job_folders.read_job(job)))
+    if site not in setup.job.sites:
+        raise typer.BadParameter(f"expected a job with this site, {site}", param_hint="--job")
+    memory = memory_of(config, site, kit)
+    dataset, entries = memory.entry.records_id(setup.job.dataset), memory.read()
+    history, decided = History(entries), list[Entry]()
+    profile, roster = release_profile(setup, memory.entry), setup.job.roster
+    if profile is None or setup.job.summation != "secure":
+        out.print("this job needs no such consent: its sums carry noise, or are no secure sums")
+        return
+    differing = []
+    try:
+        history.check_profile(dataset, profile)
+    except ProtocolError:
+        differing = _differing(history.profiles(dataset), profile)
+        decided.append(ProfileAccepted(dataset, profile))
+        before = [f"{name}: {' or '.join(values)}" for name, values, _ in differing]
+        after = [f"{name}: {value}" for name, _, value in differing]
+        shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
+        out.print(shown)
+        for text in dict.fromkeys(GIVEN_AWAY[name] for name, _, _ in differing):
+            out.print(f"- {text}")
+    known = _cohorts(entries, dataset)
+    if known and set(known) != {roster}:
+        decided.append(CohortAccepted(dataset, roster))
+        out.print(_leak(known[-1], roster))
+    if not decided:
+        out.print(f"{dataset}: this site's sums may be formed as in this job already")
+        return
+    if differing:
+        out.print(NO_NOISE)
+    _decide(memory, decided, yes)
+    out.print(f"{dataset}: this site's sums may now be formed as in this job, over {', '.join(roster)}")
+
+
+def _cohorts(entries: Sequence[Entry], dataset: str) -> list[tuple[str, ...]]:
+    """The cohorts that counts of a data set may be opened for, the latest last."""
+    from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
+
+    known: list[tuple[str, ...]] = []
+    for entry in entries:
+        if isinstance(entry, StaticMasked | StaticOpened | CohortAccepted) and entry.dataset == dataset:
+            known = [entry.roster] if isinstance(entry, CohortAccepted) else [*known, entry.roster]
+    return known
+
+
+def _differing(known: Sequence[Profile], profile: Profile) -> list[tuple[str, list[str], str]]:
+    """Name, earlier values and value of each setting that no earlier profile has so."""
+    differing = []
+    for name, value in profile:
+        earlier = list(dict.fromkeys(dict(item)[name] for item in known if name in dict(item)))
+        if any(other != value for other in earlier):
+            differing.append((name, earlier, value))
+    return differing
+
+
+def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:
+    """Say what counts of two cohorts give away."""
+    gone, new = sorted(set(before) - set(roster)), sorted(set(roster) - set(before))
+    parts = [f"the counts of {', '.join(names)} together" for names in (gone, new) if names]
+    difference = "\n  minus ".join(parts)
+    return LEAK.format(before=", ".join(before), after=", ".join(roster), difference=difference)
+
+
+def _decide(memory: Memory, entries: Sequence[Entry], yes: bool) -> None:
+    """Ask, and write a person's decision into the site's ledger.
+
+    Raises:
+        TightframeError: without the site's kit, or if its ledger cannot be used.
+    """
+    from tightframe.rounds.sums.vault import remember, turn
+
+    lasting = memory.lasting()
+    if not yes and not typer.confirm("Accept it at this site?"):
+        out.print("nothing was changed")
+        raise typer.Exit(1)
+    with turn(lasting) as ledger:  # no job writes meanwhile
+        remember(ledger, entries)

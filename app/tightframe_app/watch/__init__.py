@@ -1,0 +1,1 @@
+"""`tightframe watch`: the live view of a job."""

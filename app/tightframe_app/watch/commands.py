@@ -1,0 +1,393 @@
+"""``tightframe watch``: a job of a federation, live in the terminal until it is over."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tightframe.report.words import megabytes, one_answer, with_interval
+from tightframe.report.words import shown as number
+from tightframe.rounds.dropouts import NOT_MEASURED
+from tightframe_app.screens import shown
+from tightframe_app.watch import silos
+from tightframe_app.watch.status import (
+    NEVER_BEGAN,
+    NOT_KNOWN,
+    TRAINED,
+    WAITING,
+    LostError,
+    NoOutcomeError,
+    Outcome,
+    RunStatus,
+    Seen,
+    Verdict,
+    WatchError,
+    judge,
+)
+
+INTERRUPTED = 130
+UNBROKEN = 100_000
+"""Columns where there is no terminal: lines are for programs, too."""
+LIVE = "RUNNING"
+KINDS = {
+    "statistics": "statistics before round 1",
+    "before": "before round 1",
+    "train": "training",
+    "after": "after the last round",
+    "closing": "the last model is evaluated",
+    "personal": "personal models are evaluated",
+}
+"""What a sum is for."""
+ENDED = ("trained", "stopped")
+ENDING = "the run's process has ended; the engine waits until every client has reported the end of the job"
+OVER_EARLY = "over; what follows is what was seen last"
+QUIET = 30.0
+"""Seconds after which a line is said again where nothing has changed, so that a log shows that it lives."""
+FETCHES = 3
+"""How often the outcome is asked for where the connection is lost just then."""
+
+
+class Watched(Protocol):
+    """What a watcher needs of a server; ``monitoring.Server`` is one."""
+
+    def look(self, job_id: str) -> Seen:
+        """Ask where a job stands."""
+
+    def outcome(self, job_id: str) -> Outcome:
+        """What a run that is over has left behind."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a screen shows.
+
+    Attributes:
+        job_id: of the run.
+        seen: the server's last answer; None before the first.
+        last: the run's own last status; it stays where an answer has none.
+        elapsed: seconds since the watch began.
+        lost: seconds since the server answered, if it does not answer.
+        why: what the last try to reach it said.
+    """
+
+    job_id: str
+    seen: Seen | None = None
+    last: RunStatus | None = None
+    elapsed: float = 0.0
+    lost: float | None = None
+    why: str = ""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the run is over, while the engine still has the job: its process tells nothing any more."""
+        if self.seen is None or self.last is None or self.seen.engine != LIVE:
+            return False
+        over = self.last.state in ENDED or self.last.kind in ("closing", "personal")
+        return over and self.seen.status is None
+
+
+def standing(view: View) -> str:
+    """Where a job stands, in words."""
+    if view.seen is None:
+        return "asking the server"
+    if view.seen.over:
+        return "over"
+    if view.ending:
+        return ENDING
+    if view.seen.engine != LIVE or view.last is None:
+        return WAITING.get(view.seen.engine, shown(view.seen.engine))
+    status = view.last
+    if status.state != "summing":
+        return "silos are being enrolled" if status.state == "enrolling" else shown(status.state)
+    return KINDS.get(status.kind or "", shown(status.kind or "-"))
+
+
+def screen(view: View) -> RenderableType:
+    """The live view: a pure function of what is known."""
+    seen, status = view.seen, view.last
+    name = seen.name if seen is not None else view.job_id if status is None else status.job_name
+    engine = "" if seen is None else shown(seen.engine)
+    title = Text.assemble((shown(name), "bold"), (f"  {engine}  {_clock(view.elapsed)}", "cyan"))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("job", view.job_id)
+    final = status is None or status.state in ENDED
+    grid.add_row("state", standing(view) if final or seen is None or not seen.over else OVER_EARLY)
+    if seen is not None and seen.told:
+        grid.add_row("engine", shown("; ".join(seen.told)))
+    if status is not None:
+        _rows(grid, status, {} if seen is None else seen.silent)
+    if view.lost is not None:
+        grid.add_row(Text("lost", style="bold yellow"), Text(_lost(view), style="yellow"))
+    return Group(title, Padding(grid, (0, 0, 0, 2)))
+
+
+def _rows(grid: Table, status: RunStatus, silent: Mapping[str, float | None]) -> None:
+    done = _done(status)
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(_round(status), ProgressBar(total=1.0, completed=done, width=24))
+    grid.add_row("round", bar)
+    for name, text, style in silos.rows(status, silent):
+        grid.add_row(name, Text(text, style=style))
+    grid.add_row("loss", _loss(status))
+    grid.add_row("accuracy", _accuracy(status))
+    grid.add_row("privacy", _privacy(status))
+    grid.add_row("so far", _cost(status))
+
+
+def _round(status: RunStatus) -> str:
+    text = f"{status.round} of {status.rounds}"
+    return f"{text}, phase {status.phase} of {status.phases}" if status.phases > 1 else text
+
+
+def _done(status: RunStatus) -> float:
+    """The part of the rounds that is done, 0 to 1; a round that is under way counts by its phases."""
+    if status.state == "trained" or status.kind in ("after", "closing", "personal"):
+        return 1.0
+    if status.kind != "train" or not status.rounds:
+        return 0.0
+    phases = max(1, status.phases)
+    return min(1.0, (status.round - 1 + (status.phase - 1) / phases) / status.rounds)
+
+
+def _loss(status: RunStatus) -> str:
+    if status.loss is None:
+        return "-" if status.epsilon_promised is None else "stays at the silos"
+    since = status.unmeasured_since
+    return number(status.loss) + ("" if since is None else f", none from round {since} on")
+
+
+def _accuracy(status: RunStatus) -> str:
+    if status.balanced_accuracy is None:
+        return "-"
+    noisy = ", noisy" if status.noisy else ""
+    told = with_interval(status.balanced_accuracy, status.balanced_accuracy_interval, status.classes)
+    answer = None if status.one_answer is None else one_answer(status.one_answer.model_dump(by_alias=True))
+    only = "" if answer is None else f"; {answer}"
+    return shown(f"{told} balanced, model of round {status.evaluated_round}{noisy}{only}")
+
+
+def _privacy(status: RunStatus) -> str:
+    if status.privacy is not None:
+        return shown(str(status.privacy))
+    if status.epsilon_promised is None:
+        return "no differential privacy"
+    return (
+        f"at most epsilon {status.epsilon_promised:g} promised, delta {status.delta or 0:g}; nothing told yet"
+    )
+
+
+def _cost(status: RunStatus) -> str:
+    down, up = megabytes(status.bytes_down), megabytes(status.bytes_up)
+    return f"{status.seconds:.1f} s in sums, {down} MB down, {up} MB up"
+
+
+def _lost(view: View) -> str:
+    since = f"no answer for {_clock(view.lost or 0.0)}"
+    return shown(f"{since}, trying again; the job does not need this watch ({view.why})")
+
+
+def _clock(seconds: float) -> str:
+    """Hours, minutes, seconds.
+
+    >>> _clock(3671.9)
+    '1:01:11'
+    """
+    whole = int(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def line(view: View) -> str:
+    """The same in one line, for files and pipes; what only counts on (time, bytes) is not in it."""
+    if view.lost is not None:
+        return f"{view.job_id}: {shown(view.why)}; trying again"
+    if view.seen is None:
+        return f"{view.job_id}: {standing(view)}"
+    parts = [f"{view.seen.engine}: {standing(view)}", *view.seen.told]
+    status = view.last
+    if status is None or view.seen.engine != LIVE:
+        return "; ".join(shown(part) for part in parts)
+    if status.kind is not None:
+        parts.append(f"round {_round(status)}")
+    if status.joined or status.refused or status.waiting:
+        parts += [f"{name} {text}" for name, text, _ in silos.rows(status, view.seen.silent, brief=True)]
+    if status.kind is not None:
+        parts += [f"loss {_loss(status)}", f"accuracy {_accuracy(status)}"]
+        if status.epsilon_promised is not None:
+            parts.append(_privacy(status))
+    return "; ".join(shown(part) for part in parts)
+
+
+def follow(
+    server: Watched,
+    job_id: str,
+    show: Callable[[View], None],
+    *,
+    every: float,
+    patience: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Verdict:
+    """Ask until the job is over, and say how it ended.
+
+    Args:
+        server: whom to ask.
+        job_id: of the run.
+        show: called with each new view.
+        every: seconds between questions.
+        patience: seconds without any answer after which it is given up.
+        clock: seconds.
+        sleep: waits.
+
+    Raises:
+        WatchError: if it cannot be watched, or not any more (TF-812).
+    """
+    began = answered = clock()
+    view = View(job_id)
+    show(view)
+    while True:
+        try:
+            seen = server.look(job_id)
+        except LostError as error:
+            lost = clock() - answered
+            if view.seen is None or lost > patience:
+                raise WatchError(_unreachable(view, str(error), lost)) from None
+            view = replace(view, elapsed=clock() - began, lost=lost, why=str(error))
+        else:
+            answered = clock()
+            view = View(job_id, seen, seen.status or view.last, answered - began)
+        show(view)
+        if view.lost is None and view.seen is not None and view.seen.over:
+            ran = view.seen.engine not in NEVER_BEGAN
+            found = _outcome(server, job_id, sleep, every) if ran else NoOutcomeError("it never began")
+            return judge(job_id, view.seen, view.last, found)
+        sleep(every)
+
+
+def _unreachable(view: View, error: str, lost: float) -> str:
+    if view.seen is None:
+        return (
+            f"Expected to reach the federation's server, but: {error}. See that it runs, that its name and "
+            "port are reachable from here, and that the kit is of this federation (--kit)."
+        )
+    return (
+        f"Expected the server to answer again, but it has not for {_clock(lost)}: {error}. The job may go on "
+        f"without it being watched; last seen: {standing(view)}."
+    )
+
+
+def _outcome(
+    server: Watched, job_id: str, sleep: Callable[[float], None], every: float
+) -> Outcome | NoOutcomeError:
+    """What the run left behind, or why that cannot be read."""
+    why = ""
+    for _ in range(FETCHES):
+        try:
+            return server.outcome(job_id)
+        except NoOutcomeError as error:
+            return error
+        except LostError as error:
+            why = f"the connection was lost: {error}"
+        sleep(every)
+    return NoOutcomeError(why)
+
+
+def closing_words(verdict: Verdict) -> RenderableType:
+    """How it ended, as the last thing on the screen."""
+    said = [Text(shown(item)) for line in verdict.lines for item in line.split("\n")]
+    lines = [Padding(item, (0, 0, 0, 2), expand=False) for item in said]
+    style = {TRAINED: "bold green", NOT_KNOWN: "bold yellow"}.get(verdict.code, "bold red")
+    if verdict.title.startswith(NOT_MEASURED.upper()):
+        style = "bold yellow"
+    return Group(Text(shown(verdict.title), style=style), *lines)
+
+
+@contextmanager
+def _shower(out: Console) -> Iterator[Callable[[View], None]]:
+    """A live view on a terminal; elsewhere a line for each change, and now and then one that it goes on."""
+    if not out.is_terminal:
+        said, when = "", 0.0
+
+        def say(view: View) -> None:
+            nonlocal said, when
+            text, still = line(view), time.monotonic() - when >= QUIET
+            if text != said or still:
+                again = "still " if text == said else ""
+                said, when = text, time.monotonic()
+                out.print(f"{time.strftime('%H:%M:%S')} {again}{text}", soft_wrap=True)
+
+        yield say
+        return
+    # The engine prints into what stands for stdout; this console has the terminal itself.
+    with Live(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        yield lambda view: live.update(screen(view), refresh=True)
+
+
+def watch(
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="The job's id, as `nvflare job submit` printed it.")
+    ],
+    kit: Annotated[
+        Path | None,
+        typer.Option(
+            help="Startup kit of the person who watches. By default the one of `nvflare config use`, else "
+            "the only one of a person below kits/."
+        ),
+    ] = None,
+    every: Annotated[
+        float, typer.Option(min=0.5, max=600, help="Seconds between two questions to the server.")
+    ] = 2.0,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds without an answer after which the watch is given up.")
+    ] = 600.0,
+) -> None:
+    """Show a job of a federation live until it is over, and say how it ended.
+
+    State, round and phase, silos that joined, answered, were late, dropped or
+    refused (and why), loss, balanced accuracy, privacy spent, seconds and bytes:
+    totals that the server has anyway. It only looks: Ctrl-C ends the watch, and
+    the job goes on. Without a terminal a line is printed for each change, and
+    every half minute. At the end the result is fetched to read its outcome, and
+    thrown away.
+
+    Exit code 0: it trained, by its own outcome; the last lines say if its final
+    model was not measured. 1: it stopped, failed or was aborted. 2: wrong
+    arguments, no connection, no such job. 3: over, but whether it trained is not
+    known here (to whoever may not download the job). 130: Ctrl-C.
+    """
+    try:
+        job_id = str(uuid.UUID(job.strip()))
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
+        ) from None
+    from tightframe_app.watch import monitoring
+
+    width = None if sys.stdout.isatty() else UNBROKEN
+    out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+    server = monitoring.Server(monitoring.find_kit(kit))
+    try:
+        with _shower(out) as show:
+            verdict = follow(server, job_id, show, every=every, patience=patience)
+    except KeyboardInterrupt:
+        out.print(f"no longer watching; the job goes on. Again: tightframe watch {job_id}", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        server.close()
+    out.print(closing_words(verdict))
+    raise typer.Exit(verdict.code)

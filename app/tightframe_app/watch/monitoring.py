@@ -1,0 +1,234 @@
+"""A person's connection with a federation's server, by the FLARE API: what a watcher asks, and nothing else.
+
+The only module of this package that knows the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_exception import FLCommunicationError
+from nvflare.fuel.flare_api import api_spec
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.tool.kit import kit_config
+
+from tightframe.flare.monitor import GROUP
+from tightframe_app.screens import shown
+from tightframe_app.watch.silos import Silences, missing
+from tightframe_app.watch.status import (
+    LostError,
+    NoOutcomeError,
+    Outcome,
+    Seen,
+    WatchError,
+    read_outcome,
+    read_status,
+)
+
+KITS = "kits"
+"""Where ``nvflare package`` of the guides puts startup kits, below the current folder."""
+OUTCOME = Path("workspace", "outcome.json")
+_REFUSED = (api_spec.AuthenticationError, api_spec.AuthorizationError)
+_GONE = (
+    # ``RuntimeError`` and ``InternalError`` are all that the engine does not name: an answer that was cut
+    # off, a server that is being restarted. Whoever asks again learns whether it lasts.
+    OSError,
+    FLCommunicationError,
+    RuntimeError,
+    api_spec.InternalError,
+    api_spec.NoReply,
+    api_spec.SessionClosed,
+)
+_NOT_YET = (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.NoReply)
+
+
+def find_kit(given: Path | None) -> Path:
+    """The startup kit of the person who watches.
+
+    Args:
+        given: a kit's folder; without it the one that the engine's own command uses (``nvflare config use``),
+            else the only one of a person below ``kits/``.
+
+    Raises:
+        WatchError: TF-811, if there is none, or more than one.
+    """
+    try:
+        if given is not None:
+            return Path(kit_config.validate_admin_startup_kit(str(given)))
+        configured = os.environ.get(kit_config.NVFLARE_STARTUP_KIT_DIR, "").strip()
+        if configured or kit_config.get_active_startup_kit_id(kit_config.load_cli_config()):
+            return Path(kit_config.resolve_startup_kit_dir())
+    except kit_config.StartupKitConfigError as error:
+        raise WatchError(
+            f"Expected a startup kit of a person (a lead, an admin, a member), but the engine says: {error}. "
+            "Give its folder with --kit, for example kits/PROJECT/prod_00/lead@example.org.",
+            code="TF-811",
+        ) from None
+    found = sorted(path.parent.parent for path in Path(KITS).glob("*/prod_*/*/startup/fed_admin.json"))
+    if len(found) == 1:
+        return Path(kit_config.validate_admin_startup_kit(str(found[0])))
+    listed = ": " + ", ".join(str(path) for path in found) if found else ""
+    raise WatchError(
+        f"Expected one startup kit of a person below {KITS}/, as `nvflare config use` names none, but found "
+        f"{len(found)}{listed}. Give its folder with --kit, or once and for all with `nvflare config add "
+        "NAME KIT` and `nvflare config use NAME`.",
+        code="TF-811",
+    )
+
+
+class Server:
+    """A federation's server as one person reaches it; connects when it is first asked.
+
+    Args:
+        kit: the person's startup kit.
+        timeout: seconds to wait for a connection.
+    """
+
+    def __init__(self, kit: Path, timeout: float = 10.0) -> None:
+        self._timeout = timeout
+        self._session: Any = None
+        self._silences = Silences()
+        try:
+            self.user, folder = kit_config.resolve_admin_user_and_dir_from_startup_kit(str(kit))
+        except kit_config.StartupKitConfigError as error:
+            raise WatchError(f"Expected a startup kit in {kit}, but got: {error}.", code="TF-811") from None
+        self.kit = Path(folder)
+        # Without a handler the engine's warnings would reach the terminal from its own threads.
+        logging.getLogger("nvflare").addHandler(logging.NullHandler())
+
+    def look(self, job_id: str) -> Seen:
+        """Ask where a job stands.
+
+        Raises:
+            LostError: if the server did not answer.
+            WatchError: if asking again will not help: TF-812, TF-813, TF-814, TF-815.
+        """
+        with self._asking(job_id) as session:
+            meta = session.get_job_meta(job_id)
+        engine = str(meta.get("status"))
+        told: list[str] = []
+        if engine in ("SUBMITTED", "APPROVED", "FINISHED:CAN_NOT_SCHEDULE"):
+            told = [str(item) for item in meta.get("schedule_history") or []][-1:]
+        elif engine not in ("DISPATCHED", "RUNNING"):
+            told = [
+                str(item) for item in meta.get("job_deploy_detail") or [] if not str(item).endswith(": OK")
+            ]
+        values = self._status(job_id) if engine == "RUNNING" else None
+        status = None if values is None else read_status(values)
+        silent = {} if status is None else self._silent(job_id, missing(status))
+        return Seen(engine, str(meta.get("name")), tuple(told), status, silent)
+
+    def _silent(self, job_id: str, names: list[str]) -> dict[str, float | None]:
+        """Those of some sites of which the server hears nothing; by heartbeats, which no job sends."""
+        if not names:
+            return {}
+        with self._asking(job_id) as session:
+            try:
+                sites = session.get_system_info().client_info
+            except (*_REFUSED, *_NOT_YET, *_GONE):
+                return {}  # what is known of the job is told all the same
+        heard = {site.name: site.last_connect_time for site in sites}
+        if not all(isinstance(last, int | float) for last in heard.values()):
+            return {}  # a server of another version
+        return self._silences.of(names, heard, time.monotonic())
+
+    def _status(self, job_id: str) -> dict[str, Any] | None:
+        """The run's own status: by the statistics, which everybody may see who may see the job at all."""
+        with self._asking(job_id) as session:
+            try:
+                stats = session.show_stats(job_id, api_spec.TargetType.SERVER)
+            except _NOT_YET:
+                return None  # in the first two seconds, and in the last ones
+        server = stats.get("server") if isinstance(stats, dict) else None
+        values = server.get(GROUP) if isinstance(server, dict) else None
+        return values if isinstance(values, dict) and values else None
+
+    def outcome(self, job_id: str) -> Outcome:
+        """What a run that is over has left behind: the result is fetched, read and thrown away.
+
+        Raises:
+            LostError: if the server did not answer.
+            NoOutcomeError: if this person may not fetch it, or there is no outcome in it.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            with self._asking(job_id) as session:
+                try:
+                    location = session.download_job_result(job_id, folder)
+                except _REFUSED:
+                    raise NoOutcomeError(f"{self.user} may not download it", allowed=False) from None
+                except (*_NOT_YET, api_spec.JobNotDone) as error:
+                    raise NoOutcomeError(f"it cannot be downloaded: {shown(str(error))}") from None
+            file = Path(location or folder) / OUTCOME
+            if not file.is_file():
+                raise NoOutcomeError(
+                    "there is no outcome.json in its result: it did not get as far as Tightframe"
+                )
+            return read_outcome(file.read_text(encoding="utf-8"))
+
+    def close(self) -> None:
+        """Take leave of the server, if there is a connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            with _quiet(), contextlib.suppress(Exception):
+                session.close()
+
+    @contextlib.contextmanager
+    def _asking(self, job_id: str) -> Iterator[Any]:
+        """A session that is connected; what goes wrong with it is named, and its connection given up."""
+        try:
+            with _quiet():
+                if self._session is None:
+                    self._session = self._connected()
+                yield self._session
+        except api_spec.JobNotFound:
+            raise WatchError(
+                f"Expected a job of this federation, but the server does not know {job_id}. "
+                "`nvflare job list` shows its jobs.",
+                code="TF-813",
+            ) from None
+        except api_spec.AuthorizationError as error:
+            raise WatchError(
+                f"Expected {self.user} to have the right to look at jobs, but the server says: "
+                f"{shown(str(error))}.",
+                code="TF-814",
+            ) from None
+        except api_spec.AuthenticationError as error:
+            raise WatchError(
+                f"Expected the server to accept {self.user}, but it says: "
+                f"{shown(str(error))}{self._expired()}"
+            ) from None
+        except _GONE as error:
+            self._drop()
+            raise LostError(shown(f"{error}{self._expired()}")) from None
+
+    def _connected(self) -> Any:
+        # One try: whoever watches tries again, and says so meanwhile.
+        return new_secure_session(self.user, str(self.kit), timeout=self._timeout, auto_login_max_tries=1)
+
+    def _drop(self) -> None:
+        """Give a connection up without a word to the server, which does not answer."""
+        session, self._session = self._session, None
+        if session is not None:
+            with _quiet(), contextlib.suppress(Exception):
+                session.api.close()
+
+    def _expired(self) -> str:
+        """What is wrong with the kit's own certificate: a server that refuses one says nothing."""
+        found = kit_config.inspect_startup_kit_metadata(str(self.kit))["findings"]
+        wrong = [str(item["message"]).rstrip(".") for item in found if item["severity"] == "error"]
+        return "".join(f"; {message}" for message in wrong)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The engine prints what it does, and tracebacks of errors that it then reports: not on a live screen."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

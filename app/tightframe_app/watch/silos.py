@@ -1,0 +1,108 @@
+"""What a watcher is told of the silos of a run: who answered, who is missing and why, who is not heard of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from tightframe_app.screens import shown
+from tightframe_app.watch.status import RunStatus, meaning
+
+LATE = "TF-502"
+SILENCE = 30.0
+"""Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
+
+
+class Silences:
+    """Which sites the server has not heard of for a while.
+
+    The server tells when it heard of each site last, by its own clock, which may be another than the one
+    here. So that time is only compared with those of other sites; and that it stays the same is timed here.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def of(self, names: Iterable[str], heard: Mapping[str, float], now: float) -> dict[str, float | None]:
+        """Those of some sites that are silent: when the server heard of each last; None if it has none such.
+
+        Args:
+            names: of the sites.
+            heard: when the server heard last of each site that is registered there, by its clock.
+            now: seconds, by a clock here.
+        """
+        newest = max(heard.values(), default=0.0)
+        for name, last in heard.items():
+            if self._seen.get(name, (None, 0.0))[0] != last:
+                self._seen[name] = (last, now)
+        silent: dict[str, float | None] = {}
+        for name in names:
+            if name not in heard:
+                silent[name] = None
+            elif max(newest - heard[name], now - self._seen[name][1]) >= SILENCE:
+                silent[name] = heard[name]
+        return silent
+
+
+def missing(status: RunStatus) -> list[str]:
+    """The silos that enrolment, or a sum which is being made, still waits for."""
+    if status.state == "enrolling":
+        return list(status.waiting)
+    if status.state != "summing":
+        return []
+    return [name for name in status.joined if name not in status.answered]
+
+
+def rows(
+    status: RunStatus, silent: Mapping[str, float | None], *, brief: bool = False
+) -> list[tuple[str, str, str]]:
+    """(what, which silos and why, style); what is empty is left out, the joined ones apart.
+
+    Args:
+        status: of the run.
+        silent: silos of which the server hears nothing, and since when.
+        brief: of the notes only who is missing, not what that means.
+    """
+    names = ", ".join(status.joined)
+    told = [("joined", shown(f"{len(status.joined)}: {names}" if names else "none yet"), "")]
+    waited = missing(status)
+    if status.state == "enrolling" and waited:
+        told.append(("waiting for", shown(", ".join(waited)), ""))
+    if status.joined and status.kind is not None:
+        waiting = f"; not yet: {', '.join(waited)}" if status.answered and waited else ""
+        told.append(("answered", shown(f"{len(status.answered)} of {len(status.joined)}{waiting}"), ""))
+    if gone := {name: silent[name] for name in waited if name in silent}:
+        why = "stopped, cut off, or misspelt" if status.state == "enrolling" else "stopped, or cut off"
+        told.append(("silent", shown(f"{_silent(gone)}: {why}"), "yellow"))
+    if late := [name for name in status.late if name not in status.lost]:
+        told.append(("late", shown(f"{', '.join(late)}: not in the last sum"), "yellow"))
+    if dropped := {name: code for name, code in status.dropped.items() if name not in status.lost}:
+        told.append(("dropped", shown(f"{_by_code(dropped)}: not in the last sum"), "yellow"))
+    told += [("note", shown(line), "yellow") for line in status.notes[: len(status.lost) if brief else None]]
+    absent = {name: code for name, code in status.refused.items() if code == LATE}
+    if absent:
+        told.append(("absent", shown(_by_code(absent)), "yellow"))
+    if refused := {name: code for name, code in status.refused.items() if name not in absent}:
+        told.append(("refused", shown(_by_code(refused)), "red"))
+    if status.reason is not None:
+        told.append(("reason", shown(meaning(status.reason)), "bold red"))
+    return told
+
+
+def _silent(gone: Mapping[str, float | None]) -> str:
+    """Since when nothing was heard of silos; a time and no duration, so that it stays the same."""
+    parts = [
+        f"{name}, not connected"
+        if last is None
+        else f"{name}, nothing heard since {time.strftime('%H:%M:%S', time.localtime(last))}"
+        for name, last in gone.items()
+    ]
+    return "; ".join(parts)
+
+
+def _by_code(silos: Mapping[str, str]) -> str:
+    """Silos with the same code together, and what the code means."""
+    codes: dict[str, list[str]] = {}
+    for name, code in sorted(silos.items()):
+        codes.setdefault(code, []).append(name)
+    return "; ".join(f"{', '.join(names)} {meaning(code)}" for code, names in codes.items())

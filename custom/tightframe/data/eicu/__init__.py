@@ -1,0 +1,127 @@
+"""Facts of eICU as FedILC uses it: mortality from drugs given, what a job may ask, what a site must say.
+
+A record is a hospital stay: which drugs (HICL codes) were ordered, and whether the patient died in
+hospital. The tables are those of the eICU Collaborative Research Database, full release or demo
+(Pollard et al., Sci. Data 2018, doi 10.1038/sdata.2018.178). Torch-free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.options import StrictModel
+from tightframe.registry import deferred
+
+CLASS_NAMES = ("survived", "died")
+"""In hospital, in label order."""
+
+Window = Literal["48h", "stay"]
+WINDOWS: tuple[Window, ...] = ("48h", "stay")
+"""Drugs that start up to 48 hours after admission to a unit, or at any time of the stay."""
+
+WINDOW_MINUTES = 2880
+
+Region = Literal["Midwest", "South", "West", "Northeast", "unknown"]
+REGIONS: tuple[Region, ...] = ("Midwest", "South", "West", "Northeast", "unknown")
+"""Of the hospital table; ``unknown`` where it has none. The order of the region silos."""
+
+TRAIN_HOSPITALS = 20
+"""FedILC trains on the 20 largest hospitals; all others are out of distribution."""
+
+PAPER_HOSPITALS, PAPER_STAYS, PAPER_DRUGS = 58, 30_760, 1399
+"""The shape of FedILC's table, which is not published."""
+
+MOST_DRUGS = 20_000
+
+
+class EicuOptions(StrictModel):
+    """What a job may ask of eICU.
+
+    Attributes:
+        window: drugs of the first 48 hours in a unit, or of the whole stay (which includes
+            orders at the end of life: no prediction may be claimed with it).
+        silos: a silo is a region, or one or more of the training hospitals.
+        drugs: columns of a record, D; the length of the drug vocabulary.
+        vocabulary: SHA-256 of the drug vocabulary (``vocabulary_sha256``) that every silo must
+            have; None checks its length only.
+        train_hospitals: how many of the largest hospitals train.
+        equal_sizes: cut every training hospital to the size of the smallest of them, as FedILC's
+            code does.
+        oversample_minority: repeat records of the rarer class in the training fold until the
+            classes are equal, as FedILC's code does. A record then counts more than once.
+        twin_scale: part of each hospital's stays that the synthetic twin generates; without
+            meaning for real records.
+    """
+
+    window: Window = "48h"
+    silos: Literal["regions", "hospitals"] = "regions"
+    drugs: int = Field(default=PAPER_DRUGS, ge=1, le=MOST_DRUGS)
+    vocabulary: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    train_hospitals: int = Field(default=TRAIN_HOSPITALS, ge=1, le=10_000)
+    equal_sizes: bool = False
+    oversample_minority: bool = False
+    twin_scale: float = Field(default=1.0, gt=0, le=1)
+
+
+HospitalIds = Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+
+
+class EicuSite(StrictModel):
+    """What a site says about its records of eICU.
+
+    Attributes:
+        root: a folder that ``prepare`` wrote, or one with the tables patient, hospital and
+            medication (``.csv`` or ``.csv.gz``).
+        region: the region that this silo is, where the job's silos are regions.
+        hospitals: ids of the training hospitals that this silo has, where they are hospitals.
+        vocabulary: the drug vocabulary, if it is not the one beside the prepared matrices.
+    """
+
+    root: SitePath
+    region: Region | None = None
+    hospitals: HospitalIds | None = None
+    vocabulary: SitePath | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> EicuSite:
+        if (self.region is None) == (self.hospitals is None):
+            raise ValueError("Expected either `region` or `hospitals`, and not both")
+        if self.hospitals is not None and len(set(self.hospitals)) != len(self.hospitals):
+            raise ValueError(f"Expected different `hospitals`, but got {list(self.hospitals)}")
+        return self
+
+
+def vocabulary_sha256(codes: Iterable[int]) -> str:
+    """The fingerprint of a drug vocabulary, which a job can require of every silo.
+
+    Args:
+        codes: HICL codes in column order.
+
+    Returns:
+        SHA-256, in hexadecimal, of the codes in decimal, one a line.
+
+    >>> vocabulary_sha256([4, 11])[:8]
+    '53fd0c7d'
+    """
+    return hashlib.sha256("".join(f"{code}\n" for code in codes).encode()).hexdigest()
+
+
+SPECS = {
+    "eicu": DatasetSpec(
+        name="eicu",
+        title="eICU",
+        class_names=CLASS_NAMES,
+        options=EicuOptions,
+        site=EicuSite,
+        input_shape=lambda options: (options.drugs,),
+        open=deferred("tightframe.data.eicu.silo", "open_site"),
+        twin=deferred("tightframe.data.eicu.twin", "open_twin"),
+        num_centers=len(REGIONS),
+        choosing=("window", "silos", "train_hospitals", "equal_sizes"),
+    ),
+}

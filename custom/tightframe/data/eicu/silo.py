@@ -1,0 +1,251 @@
+"""One silo's records of eICU: from a prepared folder, or from the tables themselves. Torch-free at import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.base import Progress
+from tightframe.data.eicu import EicuOptions, EicuSite, Window, vocabulary_sha256
+from tightframe.data.eicu.folds import (
+    Folds,
+    HospitalSplit,
+    Place,
+    of_hospitals,
+    of_region,
+    silo_folds,
+    split_hospitals,
+)
+from tightframe.data.eicu.matrix import (
+    MANIFEST,
+    StayMatrix,
+    aligned,
+    file_sha256,
+    matrix_name,
+    read_manifest,
+    read_matrix,
+    read_vocabulary,
+    vocabulary_name,
+)
+from tightframe.data.eicu.tables import TABLES, read_tables
+from tightframe.data.patients import patients_unknown
+from tightframe.errors import DataError
+from tightframe.phases import Fold
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+
+class EicuData:
+    """One silo's stays; see ``SiloData``.
+
+    Args:
+        matrix: of all hospitals, or of the silo's.
+        folds: which rows are the silo's.
+        source: one line for reports.
+        synthetic: whether they are generated.
+        verify: run by ``check`` first; raises if the files are not as they were written.
+        patients: whose each row of the matrix is, where that is not what the matrix says.
+    """
+
+    def __init__(
+        self,
+        matrix: StayMatrix,
+        folds: Folds,
+        *,
+        source: str,
+        synthetic: bool,
+        verify: Callable[[], None] | None = None,
+        patients: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.matrix = matrix
+        self.folds = folds
+        self.source = source
+        self.synthetic = synthetic
+        self._verify = verify
+        self._patients = matrix.patient.astype(np.int64) if patients is None else patients
+
+    def rows(self, fold: Fold) -> NDArray[np.int64]:
+        """Rows of the matrix, in record order."""
+        found: dict[str, NDArray[np.int64]] = {
+            "train": self.folds.train,
+            "validation": self.folds.validation,
+            "test": self.folds.test,
+        }
+        return found[fold]
+
+    def labels(self, fold: Fold) -> NDArray[np.int64]:
+        """Labels of a fold in record order, (n,)."""
+        return self.matrix.label[self.rows(fold)].astype(np.int64)
+
+    def distinct_labels(self) -> NDArray[np.int64]:
+        """Labels of the training fold's stays, each once where some are repeated."""
+        return self.matrix.label[np.unique(self.rows("train"))].astype(np.int64)
+
+    def groups(self, fold: Fold) -> NDArray[np.int64]:
+        """The patient of each stay of a fold, in record order, (n,).
+
+        Raises:
+            DataError: TF-210 if the patient of a stay is not known.
+        """
+        found = self._patients[self.rows(fold)]
+        if nameless := int((found < 0).sum()):
+            raise patients_unknown(
+                self.source, f"{nameless} of the {len(found)} stays of its {fold} fold have no `uniquepid`"
+            )
+        return found
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Verify the files; what they hold was read and checked when they were opened.
+
+        Raises:
+            DataError: TF-206 if a prepared file is not as it was written.
+        """
+        if self._verify is not None:
+            self._verify()
+        if progress and self.folds.left_out:
+            progress(
+                f"left {self.folds.left_out} stays out of the test fold: their patients also have a stay in "
+                "a training hospital"
+            )
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
+        """The fold's records: float32 (D,) of zeros and ones, and int label; no transforms."""
+        # Torch costs seconds to import; enrolment counts labels without it.
+        from tightframe.data.table_records import TableRecords
+
+        return TableRecords(self.labels(fold), partial(_read, self.matrix, self.rows(fold)))
+
+
+def _read(matrix: StayMatrix, rows: NDArray[np.int64], indices: Sequence[int]) -> NDArray[np.float32]:
+    return matrix.dense(rows[list(indices)].tolist())
+
+
+def open_site(site: EicuSite, options: EicuOptions) -> EicuData:
+    """The records of a configured site.
+
+    Raises:
+        DataError: TF-203 to TF-208 for files that are missing or damaged, a vocabulary that is not the
+            job's, an unknown hospital, or an empty fold; all before anything trains.
+    """
+    matrix, verify = _open_matrix(site, options)
+    split = split_hospitals(matrix.sizes(), options.train_hospitals)
+    place = _place(site, options, split, matrix)
+    folds = silo_folds(
+        matrix.stays,
+        split,
+        place,
+        equal_sizes=options.equal_sizes,
+        oversample_minority=options.oversample_minority,
+    )
+    return EicuData(
+        matrix,
+        folds,
+        source=f"eICU stays ({options.window}), {_named(site)}",
+        synthetic=False,
+        verify=verify,
+    )
+
+
+def _open_matrix(site: EicuSite, options: EicuOptions) -> tuple[StayMatrix, Callable[[], None] | None]:
+    """The matrix of the job's window in the job's vocabulary, and how to verify its file."""
+    root, window = site.root, options.window
+    if not root.is_dir():
+        raise DataError(
+            f"Expected prepared eICU matrices or tables in {root}, but there is no such folder: name it as "
+            "`root`, and see that this process may read it."
+        )
+    verify: Callable[[], None] | None = None
+    if (root / MANIFEST).is_file():
+        matrix = read_matrix(_prepared(root, window))
+        verify = partial(_verify, root, window)
+        path = site.vocabulary or root / vocabulary_name(window)
+        codes = read_vocabulary(path)
+    elif any((root / f"{table}{end}").is_file() for table in TABLES for end in (".csv", ".csv.gz")):
+        matrix = read_tables(root, (window,)).matrices[window]
+        path = site.vocabulary or root
+        codes = read_vocabulary(path) if site.vocabulary else tuple(matrix.hicl.tolist())
+    else:
+        raise DataError(
+            f"Expected {MANIFEST} (of prepared matrices) or the tables {', '.join(TABLES)} in {root}, but "
+            "there is neither: run `tightframe data prepare eicu`, or correct `root`.",
+            code="TF-205",
+        )
+    _check_vocabulary(codes, path, options)
+    return aligned(matrix, codes), verify
+
+
+def _prepared(root: Path, window: Window) -> Path:
+    """Path of a window's matrix, if the manifest has it."""
+    found = sorted(read_manifest(root).windows)
+    if window not in found:
+        raise DataError(
+            f"Expected a prepared matrix of the window {window} in {root}, but there is only {found}: "
+            "prepare the tables for this window, too, or change the job's `window`.",
+            code="TF-205",
+        )
+    return root / matrix_name(window)
+
+
+def _verify(root: Path, window: Window) -> None:
+    """Compare a window's files with the manifest.
+
+    Raises:
+        DataError: TF-206.
+    """
+    for name, digest in read_manifest(root).windows[window].outputs.items():
+        if not (root / name).is_file() or file_sha256(root / name) != digest:
+            raise DataError(
+                f"Expected {root / name} as it was prepared (SHA-256 {digest}), but it is missing or was "
+                "changed: prepare the tables again with `tightframe data prepare eicu`.",
+                code="TF-206",
+            )
+
+
+def _check_vocabulary(codes: tuple[int, ...], path: Path, options: EicuOptions) -> None:
+    """Refuse a vocabulary that is not the job's: silos must agree on what a column is.
+
+    Raises:
+        DataError: TF-209.
+    """
+    digest = vocabulary_sha256(codes)
+    if len(codes) != options.drugs:
+        raise DataError(
+            f"Expected {options.drugs} drugs, because the job says so in `drugs`, but the vocabulary of "
+            f"{path} has {len(codes)} (SHA-256 {digest}): name the federation's vocabulary as `vocabulary` "
+            f"in the site's entry, or export the job with `drugs` {len(codes)}.",
+            code="TF-209",
+        )
+    if options.vocabulary not in (None, digest):
+        raise DataError(
+            f"Expected the drug vocabulary of SHA-256 {options.vocabulary}, because the job says so, but "
+            f"that of {path} has {digest}: name the federation's vocabulary as `vocabulary` in the site's "
+            "entry.",
+            code="TF-209",
+        )
+
+
+def _place(site: EicuSite, options: EicuOptions, split: HospitalSplit, matrix: StayMatrix) -> Place:
+    """The hospitals of the site, if it says what the job's kind of silo needs."""
+    if options.silos == "regions" and site.region is not None:
+        return of_region(split, matrix.regions(), site.region)
+    if options.silos == "hospitals" and site.hospitals is not None:
+        return of_hospitals(split, site.hospitals)
+    wanted = "region" if options.silos == "regions" else "hospitals"
+    raise DataError(
+        f"Expected `{wanted}` in the site's entry for eicu, because the job's silos are {options.silos}, but "
+        f"it says {_named(site)}: correct the entry, or the job's `silos`.",
+        code="TF-208",
+    )
+
+
+def _named(site: EicuSite) -> str:
+    if site.region is not None:
+        return f"region {site.region}"
+    hospitals = site.hospitals or ()
+    return f"hospital{'s' if len(hospitals) > 1 else ''} {', '.join(map(str, hospitals))}"

@@ -1,0 +1,338 @@
+"""The published eICU tables as stay x drug matrices.
+
+From the tables patient, hospital and medication, each ``.csv`` or ``.csv.gz``, as PhysioNet gives
+them, demo or full release. A row is a hospital stay with a known outcome and at least one drug;
+a column is a drug by its HICL code. Cancelled orders and orders without a code do not count.
+For the 48-hour window an order counts if it starts at most 2,880 minutes after the admission to
+the unit that ordered it (orders from before the admission count, too). Torch-free.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import time
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.base import PROGRESS_SECONDS, Progress
+from tightframe.data.eicu import REGIONS, WINDOW_MINUTES, Window
+from tightframe.data.eicu.matrix import StayMatrix, compressed
+from tightframe.errors import DataError
+
+TABLES = ("patient", "hospital", "medication")
+
+_PATIENT = (
+    "patientunitstayid",
+    "patienthealthsystemstayid",
+    "hospitalid",
+    "hospitaldischargestatus",
+    "uniquepid",
+)
+_HOSPITAL = ("hospitalid", "region")
+_MEDICATION = ("patientunitstayid", "drugstartoffset", "drugordercancelled", "drughiclseqno")
+_OUTCOMES: Mapping[str, int] = {"Alive": 0, "Expired": 1}
+_CODES = 2**24
+"""HICL codes are below this."""
+_BITS: Mapping[str, int] = {"hospitalid": 32}
+"""Of a column's numbers in a ``StayMatrix``, where they are not 64."""
+_PAIRS = 4_000_000
+"""Drugs given that are collected before repeated ones are dropped."""
+_TOLD_ROWS = 100_000
+
+
+@dataclass
+class _Stay:
+    """A hospital stay, gathered from its unit stays."""
+
+    hospital: int
+    patient: str
+    named: bool
+    outcomes: set[int] = field(default_factory=set)
+    contradictory: bool = False
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What was read: a matrix for each window, and how many rows of what kind there were."""
+
+    matrices: Mapping[Window, StayMatrix]
+    counts: Mapping[str, int]
+
+
+def locate(folder: Path) -> dict[str, Path]:
+    """The three tables in a folder; the uncompressed file where both are there.
+
+    Raises:
+        DataError: TF-203 if there is no such folder, TF-205 if tables are missing.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            f"Expected the eICU tables in {folder}, but there is no such folder: name the folder that holds "
+            "them, and see that this process may read it."
+        )
+    found: dict[str, Path] = {}
+    for table in TABLES:
+        for name in (f"{table}.csv", f"{table}.csv.gz"):
+            if (folder / name).is_file():
+                found[table] = folder / name
+                break
+    missing = [table for table in TABLES if table not in found]
+    if missing:
+        raise DataError(
+            f"Expected the tables {', '.join(TABLES)} (.csv or .csv.gz) in {folder}, but {missing} are "
+            "missing: download them from PhysioNet (eICU Collaborative Research Database, or its demo).",
+            code="TF-205",
+        )
+    return found
+
+
+def read_tables(folder: Path, windows: Sequence[Window], progress: Progress | None = None) -> Tables:
+    """Read the tables once, for one window or both.
+
+    Args:
+        folder: where they lie.
+        windows: which matrices to make.
+        progress: gets a line now and then.
+
+    Raises:
+        DataError: TF-203 or TF-205 if they are not there, TF-204 if one is malformed, TF-206 if one
+            cannot be read to its end, TF-207 for an unknown outcome, TF-208 if no stay is usable.
+    """
+    paths = locate(folder)
+    regions = _read_hospitals(paths["hospital"])
+    stays, units, counts = _read_patients(paths["patient"], regions)
+    numbers = {identifier: number for number, identifier in enumerate(sorted(stays))}
+    places = {unit: numbers[stay] for unit, stay in units.items() if stay in numbers}
+    given = _read_medication(paths["medication"], units, places, windows, counts, progress)
+    listed = [(identifier, stays[identifier]) for identifier in sorted(stays)]
+    matrices = {window: _matrix(listed, regions, pairs) for window, pairs in given.items()}
+    for window, matrix in matrices.items():
+        if len(matrix) == 0:
+            raise DataError(
+                f"Expected stays with drugs and a known outcome in {folder} ({window}), but there is none: "
+                "see that the three tables are of one release.",
+                code="TF-208",
+            )
+    return Tables(matrices, counts)
+
+
+def _read_hospitals(path: Path) -> dict[int, str]:
+    """Region by hospital id."""
+    regions: dict[int, str] = {}
+    with _rows(path, _HOSPITAL) as rows:
+        for number, (identifier, region) in rows:
+            named = region or "unknown"
+            if named not in REGIONS:
+                raise _malformed(path, number, f"a region of {list(REGIONS[:-1])} or none", region)
+            regions[_whole(path, number, "hospitalid", identifier)] = named
+    return regions
+
+
+def _read_patients(
+    path: Path, regions: Mapping[int, str]
+) -> tuple[dict[int, _Stay], dict[int, int], dict[str, int]]:
+    """Hospital stays with a known outcome by id, hospital stay by unit stay (of all), and counts."""
+    stays: dict[int, _Stay] = {}
+    units: dict[int, int] = {}
+    with _rows(path, _PATIENT) as rows:
+        for number, (unit, stay, hospital, outcome, patient) in rows:
+            identifier, place = (
+                _whole(path, number, name, text)
+                for name, text in (("patienthealthsystemstayid", stay), ("hospitalid", hospital))
+            )
+            if place not in regions:
+                raise _malformed(path, number, "a hospitalid of the hospital table", hospital)
+            if outcome and outcome not in _OUTCOMES:
+                raise DataError(
+                    f"Expected hospitaldischargestatus to be Alive, Expired or empty in record {number} of "
+                    f"{path}, but got {outcome!r}: see that this is eICU's patient table.",
+                    code="TF-207",
+                )
+            units[_whole(path, number, "patientunitstayid", unit)] = identifier
+            person = patient or f"stay {identifier}"
+            found = stays.setdefault(identifier, _Stay(place, person, bool(patient)))
+            found.contradictory |= (found.hospital, found.patient) != (place, person)
+            if outcome:
+                found.outcomes.add(_OUTCOMES[outcome])
+    counts = {
+        "unit_stays": len(units),
+        "hospital_stays": len(stays),
+        "stays_without_outcome": sum(not item.outcomes for item in stays.values()),
+        "stays_contradictory": sum(
+            item.contradictory or len(item.outcomes) > 1 for item in stays.values() if item.outcomes
+        ),
+    }
+    usable = {key: item for key, item in stays.items() if len(item.outcomes) == 1 and not item.contradictory}
+    return usable, units, counts
+
+
+def _read_medication(
+    path: Path,
+    units: Mapping[int, int],
+    places: Mapping[int, int],
+    windows: Sequence[Window],
+    counts: dict[str, int],
+    progress: Progress | None,
+) -> dict[Window, NDArray[np.int64]]:
+    """Drugs given, by window: stay number times ``_CODES`` plus HICL code, ascending, each once.
+
+    Args:
+        path: of the table.
+        units: every unit stay of the patient table.
+        places: number of the usable hospital stay, by unit stay.
+        windows: which are asked for.
+        counts: gets how many orders of what kind there were.
+        progress: gets a line now and then.
+    """
+    given = {window: _Pairs() for window in windows}
+    orders = cancelled = uncoded = strange = 0
+    told = time.monotonic()
+    with _rows(path, _MEDICATION) as rows:
+        for number, (unit, start, dropped, code) in rows:
+            orders += 1
+            if orders % _TOLD_ROWS == 0 and progress and time.monotonic() - told >= PROGRESS_SECONDS:
+                told = time.monotonic()
+                progress(f"read {orders} drug orders")
+            if dropped != "No":
+                if dropped != "Yes":
+                    raise _malformed(path, number, "drugordercancelled to be Yes or No", dropped)
+                cancelled += 1
+                continue
+            if not code:
+                uncoded += 1
+                continue
+            drug = _whole(path, number, "drughiclseqno", code)
+            if not 0 <= drug < _CODES:
+                raise _malformed(path, number, f"a drughiclseqno of 0..{_CODES - 1}", code)
+            key = _whole(path, number, "patientunitstayid", unit)
+            place = places.get(key)
+            if place is None:
+                strange += key not in units
+                continue
+            early = _whole(path, number, "drugstartoffset", start) <= WINDOW_MINUTES
+            for window, pairs in given.items():
+                if early or window == "stay":
+                    pairs.add(place * _CODES + drug)
+    counts.update(
+        orders=orders,
+        orders_cancelled=cancelled,
+        orders_without_code=uncoded,
+        orders_of_unknown_stays=strange,
+    )
+    return {window: pairs.sorted() for window, pairs in given.items()}
+
+
+class _Pairs:
+    """Numbers, each kept once, within bounded memory."""
+
+    def __init__(self) -> None:
+        self._new = array("q")
+        self._seen: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def add(self, value: int) -> None:
+        self._new.append(value)
+        if len(self._new) >= _PAIRS:
+            self._seen = self.sorted()
+            self._new = array("q")
+
+    def sorted(self) -> NDArray[np.int64]:
+        """All that was added, ascending."""
+        return np.union1d(self._seen, np.frombuffer(self._new, dtype=np.int64))
+
+
+def _matrix(
+    stays: Sequence[tuple[int, _Stay]], regions: Mapping[int, str], pairs: NDArray[np.int64]
+) -> StayMatrix:
+    """The matrix of the stays that were given something, by hospital, then by stay."""
+    number, code = pairs // _CODES, pairs % _CODES
+    # A number from the order of ids: the ids themselves stay in the tables. Stays whose patient has none
+    # are told apart by their sign: for some purposes each may count as a patient, for others none may.
+    names = sorted({item.patient for _, item in stays})
+    nameless = {item.patient for _, item in stays if not item.named}
+    patients = {name: -1 - place if name in nameless else place for place, name in enumerate(names)}
+    named = sorted(np.unique(number).tolist(), key=lambda index: (stays[index][1].hospital, stays[index][0]))
+    place = np.zeros(len(stays), dtype=np.int64)
+    place[named] = np.arange(len(named))
+    hicl, column = np.unique(code, return_inverse=True)
+    indptr, indices = compressed(place[number], column.astype(np.int64), len(named))
+    chosen = [stays[index] for index in named]
+    return StayMatrix(
+        indptr=indptr,
+        indices=indices,
+        label=np.array([next(iter(item.outcomes)) for _, item in chosen], dtype=np.uint8),
+        hospital=np.array([item.hospital for _, item in chosen], dtype=np.int32),
+        region=np.array([regions[item.hospital] for _, item in chosen], dtype="<U9"),
+        stay=np.array([identifier for identifier, _ in chosen], dtype=np.int64),
+        patient=np.array([patients[item.patient] for _, item in chosen], dtype=np.int32),
+        hicl=hicl.astype(np.int32),
+    )
+
+
+@contextmanager
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[int, tuple[str, ...]]]]:
+    """The lines of a table as (line number, values of these columns).
+
+    Raises:
+        DataError: TF-204 if a column or a line is not as expected, TF-206 if reading fails.
+    """
+    try:
+        with _opened(path) as stream:
+            reader = csv.reader(stream)
+            header = [name.strip().lower() for name in next(reader, [])]
+            lacking = [name for name in columns if name not in header]
+            if lacking:
+                raise DataError(
+                    f"Expected the columns {list(columns)} in {path}, but {lacking} are missing: "
+                    "see that this is eICU's table of that name, with its header.",
+                    code="TF-204",
+                )
+            yield _chosen(path, reader, len(header), [header.index(name) for name in columns])
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"Expected to read {path} to its end, but got: {error}; download it again and compare it with "
+            "PhysioNet's SHA256SUMS.txt.",
+            code="TF-206",
+        ) from None
+
+
+def _opened(path: Path) -> IO[str]:
+    """The text of a table; csv wants its line ends as they are."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+    return path.open(newline="", encoding="utf-8-sig")
+
+
+def _chosen(
+    path: Path, reader: Iterator[list[str]], width: int, places: Sequence[int]
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for number, row in enumerate(reader, start=2):
+        if len(row) != width:
+            raise _malformed(path, number, f"{width} values", f"{len(row)}")
+        yield number, tuple([row[place] for place in places])
+
+
+def _whole(path: Path, number: int, column: str, text: str) -> int:
+    bits = _BITS.get(column, 64)
+    try:
+        value = int(text)
+    except ValueError:
+        raise _malformed(path, number, f"a whole number as {column}", text) from None
+    if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+        raise _malformed(path, number, f"a whole number of {bits} bits as {column}", text)
+    return value
+
+
+def _malformed(path: Path, number: int, expected: str, came: str) -> DataError:
+    return DataError(
+        f"Expected {expected} in record {number} of {path}, but got {came!r}: download the table again.",
+        code="TF-204",
+    )

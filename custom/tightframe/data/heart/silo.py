@@ -1,0 +1,204 @@
+"""Real records of Fed-Heart-Disease as a site holds them: UCI's ``processed.<centre>.data``.
+
+FLamby is not needed. Values are raw: FLamby divides each centre's by that centre's own moments;
+here the model standardises by the pooled moments of the training folds. Torch-free until records
+are asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.base import Progress
+from tightframe.data.heart import (
+    CENTER_NAMES,
+    TEST_COUNTS,
+    TEST_ROWS,
+    TRAIN_COUNTS,
+    HeartOptions,
+    HeartSite,
+)
+from tightframe.data.validation import validation_mask
+from tightframe.errors import DataError
+from tightframe.phases import Fold
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+_COLUMNS = 14
+_USED = (*range(10), 13)
+"""Of a line: age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, and the status."""
+_SEX, _CP, _FBS, _RESTECG, _EXANG, _STATUS = 1, 2, 5, 6, 8, 10
+_LEVELS: Mapping[int, tuple[int, ...]] = {
+    **{column: (0, 1) for column in (_SEX, _FBS, _EXANG)},
+    **{_CP: (1, 2, 3, 4), _RESTECG: (0, 1, 2), _STATUS: (0, 1, 2, 3, 4)},
+}
+_NUMBERS = (0, 1, 3, 4, 5, 7, 8, 9)
+
+Table = NDArray[np.float32]
+
+
+def read_center(path: Path) -> tuple[Table, NDArray[np.int64]]:
+    """Read one centre's file.
+
+    A record is dropped if one of the values that are used is unknown (``?``); slope, ca and thal
+    are not used, so that they may be.
+
+    Args:
+        path: comma-separated lines of 14 values, without a header.
+
+    Returns:
+        Features in the order of ``FEATURES``, float32 (n, 13), and labels (n,): 1 for a status of 1 to 4.
+
+    Raises:
+        DataError: TF-205 if there is no such file, TF-206 if it cannot be read, TF-204 if a line is
+            malformed, TF-207 for a level that a categorical column does not have.
+    """
+    rows: list[list[float]] = []
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            lines = [(number, line) for number, line in enumerate(csv.reader(stream), start=1) if line]
+    except FileNotFoundError:
+        raise DataError(
+            f"Expected {path}, but there is no such file: name the folder of UCI's processed.*.data as "
+            "`root`.",
+            code="TF-205",
+        ) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"Expected to read {path}, but got: {error}: fetch it again.", code="TF-206"
+        ) from None
+    for number, line in lines:
+        if len(line) != _COLUMNS:
+            raise DataError(
+                f"Expected {_COLUMNS} values in line {number} of {path}, but got {len(line)}: fetch UCI's "
+                "processed file again (the unprocessed one has 76).",
+                code="TF-204",
+            )
+        used = [line[column].strip() for column in _USED]
+        if "?" in used:
+            continue
+        rows.append([_number(path, number, text) for text in used])
+        for column, levels in _LEVELS.items():
+            if rows[-1][column] not in levels:
+                raise DataError(
+                    f"Expected one of {levels} as value {_USED[column] + 1} of line {number} of {path}, but "
+                    f"got {line[_USED[column]]!r}: fetch UCI's processed file again.",
+                    code="TF-207",
+                )
+    table = np.array(rows, dtype=np.float64).reshape(-1, len(_USED))
+    encoded = [table[:, column] for column in _NUMBERS]
+    encoded += [table[:, column] == level for column in (_CP, _RESTECG) for level in _LEVELS[column][1:]]
+    return np.stack(encoded, axis=1).astype(np.float32), (table[:, _STATUS] > 0).astype(np.int64)
+
+
+def _number(path: Path, number: int, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise DataError(
+            f"Expected a number or ? in line {number} of {path}, but got {text!r}: fetch it again.",
+            code="TF-204",
+        )
+    return value
+
+
+class HeartData:
+    """One centre's records; see ``SiloData``.
+
+    Args:
+        features: raw, float32 (n, 13).
+        labels: int64 (n,).
+        tested: True where a record is of the test fold, bool (n,).
+        names: unique to each record; the validation fold is chosen by them.
+        source: one line for reports.
+        synthetic: whether they are generated.
+    """
+
+    def __init__(
+        self,
+        features: Table,
+        labels: NDArray[np.int64],
+        tested: NDArray[np.bool_],
+        names: list[str],
+        *,
+        source: str,
+        synthetic: bool,
+    ) -> None:
+        self.source = source
+        self.synthetic = synthetic
+        self._features = features
+        self._labels = labels
+        train = np.flatnonzero(~tested)
+        held_out = validation_mask(labels[train], [names[row] for row in train])
+        self._rows = {
+            "train": train[~held_out],
+            "validation": train[held_out],
+            "test": np.flatnonzero(tested),
+        }
+
+    def rows(self, fold: Fold) -> NDArray[np.int64]:
+        """Numbers of a fold's records among the centre's, in record order."""
+        return self._rows[fold]
+
+    def labels(self, fold: Fold) -> NDArray[np.int64]:
+        """Labels of a fold in record order, (n,)."""
+        return self._labels[self._rows[fold]]
+
+    def groups(self, fold: Fold) -> NDArray[np.int64]:
+        """The patient of each record: UCI documents a record as one patient, who came for an angiography."""
+        return self._rows[fold]
+
+    def check(self, progress: Progress | None = None) -> None:
+        """Nothing is left to read: opening read every record."""
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
+        """The fold's records: float32 (13,), raw, and int label; no transforms."""
+        # Torch costs seconds to import; enrolment counts labels without it.
+        from tightframe.data.table_records import TableRecords
+
+        return TableRecords(self.labels(fold), partial(_read, self._features[self._rows[fold]]))
+
+
+def _read(features: Table, indices: Sequence[int]) -> Table:
+    chosen: Table = features[list(indices)]
+    return chosen
+
+
+def open_site(site: HeartSite, options: HeartOptions) -> HeartData:
+    """The records of a configured site.
+
+    Raises:
+        DataError: TF-203 without the folder, those of ``read_center``, and TF-208 if the centre's
+            records are not the 303, 261, 46 or 130 that FLamby's split is about.
+    """
+    name = CENTER_NAMES[site.center]
+    if not site.root.is_dir():
+        raise DataError(
+            f"Expected the files processed.*.data in {site.root}, but there is no such folder: name it as "
+            "`root`, and see that this process may read it."
+        )
+    path = site.root / f"processed.{name}.data"
+    features, labels = read_center(path)
+    tested = np.array([TEST_ROWS[site.center] >> row & 1 for row in range(len(labels))], dtype=np.bool_)
+    found = tuple(tuple(np.bincount(labels[part], minlength=2).tolist()) for part in (~tested, tested))
+    expected = (TRAIN_COUNTS[site.center], TEST_COUNTS[site.center])
+    if found != expected:
+        raise DataError(
+            f"Expected {expected[0]} training and {expected[1]} test records (without, with disease) of "
+            f"{name}, but {path} gives {found[0]} and {found[1]}: FLamby's split is about UCI's own file, in "
+            "its own order; fetch it again.",
+            code="TF-208",
+        )
+    names = [f"{name}-{row}" for row in range(len(labels))]
+    source = f"Fed-Heart-Disease records, centre {site.center} ({name})"
+    return HeartData(features, labels, tested, names, source=source, synthetic=False)

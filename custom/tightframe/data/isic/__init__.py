@@ -1,0 +1,104 @@
+"""Facts of Fed-ISIC2019: its classes, its exact counts, what a job may ask and a site must say of it.
+
+Counts are those of FLamby's ``train_test_split`` (owkin/FLamby, commit edacf54). Torch-free.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.options import StrictModel
+from tightframe.registry import deferred
+
+CLASS_NAMES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+"""Melanoma, naevus, basal cell carcinoma, actinic keratosis, benign keratosis,
+dermatofibroma, vascular lesion, squamous cell carcinoma; in label order."""
+
+NUM_CENTERS = 6
+
+HAM_CENTERS = (1, 2, 3, 5)
+"""The centres whose images are of HAM10000, which knows the lesion of each."""
+
+CENTER_NAMES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
+
+TRAIN_COUNTS: tuple[tuple[int, ...], ...] = (
+    (2279, 3363, 2245, 606, 923, 97, 87, 330),
+    (20, 2977, 2, 0, 96, 23, 45, 0),
+    (533, 1470, 174, 20, 379, 40, 64, 11),
+    (276, 649, 223, 86, 406, 20, 3, 144),
+    (166, 349, 0, 0, 140, 0, 0, 0),
+    (58, 276, 5, 0, 6, 4, 2, 0),
+)
+"""Images of the training fold, by centre and class."""
+
+TEST_COUNTS: tuple[tuple[int, ...], ...] = (
+    (578, 843, 564, 131, 215, 27, 24, 101),
+    (4, 743, 0, 0, 28, 7, 9, 0),
+    (147, 362, 37, 1, 96, 11, 18, 0),
+    (66, 154, 73, 23, 84, 10, 0, 42),
+    (49, 66, 0, 0, 49, 0, 0, 0),
+    (9, 74, 0, 0, 4, 0, 1, 0),
+)
+"""Images of the test fold, by centre and class."""
+
+FULL_SIZE = 200
+"""Side of FLamby's crop, in pixels."""
+
+FULL_SHORTER_SIDE = 224
+"""Shorter side of FLamby's preprocessed images, in pixels."""
+
+
+class IsicOptions(StrictModel):
+    """What a job may ask of Fed-ISIC2019.
+
+    Attributes:
+        image_size: side of the square that the model sees, in pixels; FLamby's is 200.
+    """
+
+    image_size: int = Field(default=FULL_SIZE, ge=16, le=512)
+
+
+class IsicSite(StrictModel):
+    """What a site says about its records of Fed-ISIC2019.
+
+    Attributes:
+        root: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
+        split: FLamby's split file; by default ``<root>/train_test_split``.
+        center: which of the six centres this site is.
+        lesions: FLamby's ``HAM10000_metadata`` (columns ``lesion_id``, ``image_id``): keeps the
+            images of a lesion together when the validation fold is chosen.
+        leakage_free_test: drop from the test fold the images whose lesion has an image in the
+            training fold of any centre; needs ``lesions``.
+    """
+
+    root: SitePath
+    split: SitePath | None = None
+    center: int = Field(ge=0, lt=NUM_CENTERS)
+    lesions: SitePath | None = None
+    leakage_free_test: bool = False
+
+
+def shorter_side(size: int) -> int:
+    """Shorter side in pixels from which ``size`` is cropped, in FLamby's proportion 224 : 200.
+
+    >>> shorter_side(200), shorter_side(48)
+    (224, 54)
+    """
+    return round(FULL_SHORTER_SIDE * size / FULL_SIZE)
+
+
+SPECS = {
+    "fed_isic2019": DatasetSpec(
+        name="fed_isic2019",
+        title="Fed-ISIC2019",
+        class_names=CLASS_NAMES,
+        options=IsicOptions,
+        site=IsicSite,
+        input_shape=lambda options: (3, options.image_size, options.image_size),
+        open=deferred("tightframe.data.isic.folder", "open_folder"),
+        twin=deferred("tightframe.data.isic.twin", "open_twin"),
+        num_centers=NUM_CENTERS,
+        no_patients="its metadata name images, and for HAM10000's the lesion, but no patients",
+    ),
+}

@@ -1,0 +1,199 @@
+"""Rights of an account of this machine to read or change files, by their owners and modes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nvflare
+
+import tightframe
+from tightframe.config.site import SiteEntry
+from tightframe.flare.accounts.request import AccountError
+from tightframe.flare.identity import SITE_FILE
+
+READ, WRITE, ENTER = 4, 2, 1
+_ACL = ("system.posix_acl_access", "system.posix_acl_default")
+
+
+@dataclass(frozen=True)
+class Account:
+    """An account of this machine.
+
+    Attributes:
+        name: name of the account.
+        uid: its user id.
+        groups: ids of all groups that it is in.
+    """
+
+    name: str
+    uid: int
+    groups: frozenset[int]
+
+    @classmethod
+    def named(cls, name: str) -> Account:
+        """Return the account of a name.
+
+        Raises:
+            AccountError: TF-742, if this machine has none.
+        """
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            raise AccountError(
+                f"Expected the account {name!r} on this machine, but there is none: make it, or mend "
+                "`engine_account` in this site's local/tightframe.json.",
+                code="TF-742",
+            ) from None
+        return cls(name, entry.pw_uid, frozenset(os.getgrouplist(name, entry.pw_gid)))
+
+    def may(self, path: Path, want: int) -> bool:
+        """Tell whether it has one of the rights in ``want`` to a path; an absent path gives none.
+
+        The rights of the path and of every folder above it. An access list counts as given to it where
+        it gives more than the owner's rights, because modes do not tell to whom.
+        """
+        try:
+            whole = path.resolve(strict=True)
+            return all(self._has(folder, ENTER) for folder in whole.parents) and self._has(whole, want)
+        except FileNotFoundError:
+            return False
+
+    def may_change(self, path: Path) -> bool:
+        """Tell whether it can write a path, or put another in its place; an absent one counts as it.
+
+        The owner of a file or folder may give itself every right to it.
+        """
+        places = {path.absolute(), path.resolve()}
+        return any(
+            self._owns(one) or (self._has(one, WRITE) and not (one != place and _sticky(one)))
+            for place in places
+            for one in (place, *place.parents)
+            if one.exists()
+        )
+
+    def _owns(self, path: Path) -> bool:
+        return self.uid == 0 or path.stat().st_uid == self.uid
+
+    def _has(self, path: Path, want: int) -> bool:
+        status = path.stat()
+        if self.uid == 0:
+            return True
+        if status.st_uid == self.uid:
+            rights = status.st_mode >> 6
+        elif status.st_gid in self.groups or _listed(path):
+            rights = status.st_mode >> 3
+        else:
+            rights = status.st_mode
+        return bool(rights & want)
+
+
+def _sticky(folder: Path) -> bool:
+    return bool(folder.stat().st_mode & stat.S_ISVTX)
+
+
+def _listed(path: Path) -> bool:
+    """Tell whether a path has an access list, of which the mode's group bits are the widest rights."""
+    try:
+        return any(name in _ACL for name in os.listxattr(path))
+    except OSError:
+        return False
+
+
+def separation(kit: Path, entry: SiteEntry, engine: Account) -> list[str]:
+    """Describe what the engine's account can reach that is the training account's; none if they are apart.
+
+    Args:
+        kit: the training account's.
+        entry: what its ``local/tightframe.json`` says.
+        engine: the account of the engine's client.
+    """
+    return [
+        *(["the engine's account is root, which reads everything"] if engine.uid == 0 else []),
+        *(f"{engine.name} can read {what} {path}" for what, path in _secret(kit, entry, engine)),
+        *(
+            f"{engine.name} can change {path}, or put another in its place: {what}"
+            for what, path in _trusted(kit, entry)
+            if engine.may_change(path)
+        ),
+    ]
+
+
+def require(kit: Path, entry: SiteEntry) -> None:
+    """Refuse to train where the site's file asks for two accounts and they are not apart.
+
+    Args:
+        kit: the training account's.
+        entry: what its ``local/tightframe.json`` says.
+
+    Raises:
+        AccountError: TF-742, listing everything that the engine's account reaches.
+    """
+    if entry.engine_account is None:
+        return
+    engine = Account.named(entry.engine_account)
+    same = [f"this process runs as {engine.name} itself"] if engine.uid == os.geteuid() else []
+    if wrong := same + separation(kit, entry, engine):
+        lines = "\n".join(f"  - {line}" for line in wrong)
+        raise AccountError(
+            f"Expected the engine's account {entry.engine_account} to reach nothing of the account that "
+            f"trains, as `engine_account` in {kit}/local/tightframe.json asks for, but:\n{lines}\n"
+            "Nothing is trained in one account instead. See docs/site-guide.md, Two accounts.",
+            code="TF-742",
+        )
+
+
+def _secret(kit: Path, entry: SiteEntry, engine: Account) -> Iterator[tuple[str, Path]]:
+    """Yield what the engine's account can read: of a folder, to enter it is enough for known names."""
+    key = _key(kit)
+    state = None if entry.state_dir is None else Path(entry.state_dir)
+    wanted = [("the key", key), ("the ledger and journal in", state), ("what jobs leave in", kit)]
+    wanted += [("records in", path) for path in records(entry)]
+    for what, path in wanted:
+        if path is not None and engine.may(path, READ | (ENTER if path.is_dir() else 0)):
+            yield what, path
+
+
+def records(entry: SiteEntry) -> list[Path]:
+    """Return the files and folders of an entry's records."""
+    return [path for values in entry.data.values() for path in _paths(values.values())]
+
+
+def _paths(values: Iterable[Any]) -> Iterator[Path]:
+    for value in values:
+        if isinstance(value, str) and value.startswith("/"):
+            yield Path(value)
+        elif isinstance(value, Mapping):
+            yield from _paths(value.values())
+        elif isinstance(value, list):
+            yield from _paths(value)
+
+
+def _trusted(kit: Path, entry: SiteEntry) -> Iterator[tuple[str, Path]]:
+    """Yield what the job's process goes by."""
+    if entry.state_dir is not None:
+        yield "ledger and journal lie there", Path(entry.state_dir)
+    yield from (("records lie there", path) for path in records(entry))
+    for folder, what in (("local", "policy and allow list"), ("startup", "key and root")):
+        yield what, kit / folder
+        yield from ((what, path) for path in sorted(kit.glob(f"{folder}/**/*")))
+    yield "the programs that run", Path(sys.executable)
+    packages = [Path(module.__path__[0]) for module in (nvflare, tightframe)]
+    for path in sorted({Path(sys.prefix), *packages, *(Path(one) for one in sys.path if one)}):
+        if path.exists():
+            yield "the programs that run", path
+
+
+def _key(kit: Path) -> Path | None:
+    try:
+        name = json.loads((kit / "startup" / SITE_FILE).read_text(encoding="utf-8"))["client"]
+        return kit / "startup" / name["ssl_private_key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,190 @@
+"""Messages between the engine's launcher and the training service, over a UNIX socket.
+
+One connection starts and controls one job. The engine's side sends one request and then at most one
+byte; the service answers that the job was started or refused, and later how it ended. The engine's
+account may be in an attacker's hands: nothing in a request names a command, a path, an argument or a
+variable of the environment. What the service needs beyond it, it takes from its own kit.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import socket
+import struct
+import time
+from typing import Annotated, Any, NoReturn
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from tightframe.config.job_manifest import ENGINE_FILES, PLACE
+from tightframe.errors import TightframeError
+from tightframe.options import StrictModel
+
+SOCKET = "/run/tightframe/training.sock"
+"""Default path of the service's socket."""
+KILL = b"K"
+"""The byte that kills the job; the connection's end asks it to end, and kills it some seconds later."""
+MAX_MESSAGE = 4 * 2**20
+"""Bytes of the largest message: a job folder is configuration of a few KiB."""
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CREDENTIAL = re.compile(r"[A-Za-z0-9+/=_.:-]{1,4096}")
+_CONFIGURATION = ("config_fed_client.json", "config_fed_server.json")
+FILES = frozenset({PLACE, *ENGINE_FILES, *(f"config/{name}" for name in (*ENGINE_FILES, *_CONFIGURATION))})
+"""The files of a deployed app without code: configuration, the lead's manifest, the engine's signatures."""
+META = frozenset(
+    {"job_id", "name", "job_clients", "scope", "submitter_name", "submitter_org", "submitter_role", "study"}
+)
+"""Metadata of a job that its process may see; the engine's other keys start programs or write files."""
+
+
+class AccountError(TightframeError):
+    """The two accounts of a site are not apart, or a start between them was refused.
+
+    TF-741 no training service there, TF-742 the engine's account reaches what is the training
+    account's, TF-743 a request refused, TF-744 another caller, TF-745 one key for both accounts.
+    """
+
+    code = "TF-743"
+
+
+def _matches(pattern: re.Pattern[str], what: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise ValueError(f"Expected {what}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _known_files(files: dict[str, bytes]) -> dict[str, bytes]:
+    if strange := set(files) - FILES:
+        raise ValueError(f"Expected files of a job without code, but got {len(strange)} other")
+    return files
+
+
+def _flat(meta: dict[str, Any]) -> dict[str, Any]:
+    if meta.get("byoc"):
+        raise ValueError("Expected a job without code of its own")
+    return meta
+
+
+Credential = Annotated[str, _matches(_CREDENTIAL, "a credential of the engine")]
+
+
+class Start(StrictModel):
+    """A request to start the process of one job.
+
+    Attributes:
+        job: its id.
+        port: of the engine client's listener for its jobs, on the loopback interface.
+        token: with which the site is registered at the server; as the next two, the engine's own.
+        token_signature: the server's, over it.
+        ssid: of the server's session.
+        certificate: the engine's own, in PEM, to be compared with the training account's.
+        meta: the job's metadata; the service keeps the keys in ``META``.
+        files: of the deployed app, relative path -> content.
+    """
+
+    job: Annotated[str, _matches(_UUID, "a job's id")]
+    port: int = Field(ge=1, le=65535)
+    token: Credential
+    token_signature: Credential
+    ssid: Credential
+    certificate: str = Field(max_length=65536)
+    meta: Annotated[dict[str, Any], AfterValidator(_flat)]
+    files: Annotated[dict[str, bytes], AfterValidator(_known_files)]
+
+    def __repr__(self) -> str:
+        """Return the job alone: the rest has credentials in it."""
+        return f"Start(job={self.job!r})"
+
+    __str__ = __repr__
+
+    def to_bytes(self) -> bytes:
+        """Return the message."""
+        values = self.model_dump()
+        values["files"] = {name: base64.b64encode(content).decode() for name, content in self.files.items()}
+        return json.dumps(values).encode()
+
+    @classmethod
+    def from_bytes(cls, message: bytes) -> Start:
+        """Read a request; it is not to be trusted.
+
+        Raises:
+            AccountError: TF-743, that says what is wrong and shows no value.
+        """
+        try:
+            values = json.loads(message, object_pairs_hook=_object, parse_constant=_refuse_constant)
+            files = values["files"]
+            values["files"] = {name: base64.b64decode(text, validate=True) for name, text in files.items()}
+            made = cls.model_validate(values)
+            # The id stands in the metadata again, which the job's process reads.
+            if made.meta.get("job_id") != made.job:
+                raise AccountError("Expected the metadata of the job that is asked for, but got another's.")
+        except ValidationError as error:
+            places = sorted({str(item["loc"][0])[:40] if item["loc"] else "it" for item in error.errors()})
+            raise AccountError(
+                f"Expected a request of the engine's launcher, but got one that is wrong in: {places[:8]}."
+            ) from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
+            raise AccountError(
+                "Expected a request of the engine's launcher, but got something else."
+            ) from None
+        return made
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a key is there twice")
+    return values
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError("not JSON")
+
+
+def send(connection: socket.socket, message: bytes) -> None:
+    """Send one message: its length in four bytes, then it."""
+    connection.sendall(struct.pack(">I", len(message)) + message)
+
+
+def receive(connection: socket.socket, seconds: float, limit: int = MAX_MESSAGE) -> bytes:
+    """Return the next message, all of which must be there after some seconds.
+
+    Raises:
+        AccountError: TF-743, if it is too long, late or cut.
+    """
+    until = time.monotonic() + seconds
+    (length,) = struct.unpack(">I", _exactly(connection, 4, until))
+    if length > limit:
+        raise AccountError(f"Expected a message of at most {limit} bytes, but got one of {length}.")
+    return _exactly(connection, length, until)
+
+
+def _exactly(connection: socket.socket, number: int, until: float) -> bytes:
+    parts = bytearray()
+    while len(parts) < number:
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise TimeoutError
+            connection.settimeout(left)
+            part = connection.recv(min(number - len(parts), 65536))
+        except TimeoutError:
+            raise AccountError("Expected a whole message in time, but it did not come.") from None
+        except OSError as error:
+            raise AccountError(f"Expected a whole message, but got: {error.strerror}.") from None
+        if not part:
+            raise AccountError("Expected a whole message, but the connection ended.")
+        parts += part
+    return bytes(parts)
+
+
+def peer(connection: socket.socket) -> int:
+    """Return the user id of the account at the other end, from the kernel."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[1])

@@ -1,0 +1,232 @@
+"""One simulation at a time in a workspace, and the results of the runs before it.
+
+The engine wipes a simulator's workspace at start, before any code of ours runs. ``tightframe simulate``
+holds a lock beside the workspace meanwhile and keeps what an earlier run has left. Nobody can keep a plain
+``nvflare simulator`` from wiping; its server half takes the same lock from inside the run, and a run whose
+workspace was replaced under it says so (``Run``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from tightframe.errors import REPLACED, RunError, WorkspaceError
+from tightframe.rounds.context import CHECKPOINT
+
+RESULTS = Path("server", "simulate_job")
+"""Where a workspace has the server's results of its last run."""
+HELD = "TIGHTFRAME_WORKSPACE_HELD"
+"""Environment variable: the workspace that whoever started this process holds the lock of."""
+RUN = "TIGHTFRAME_RUN"
+"""Environment variable of a simulation's processes: the file that marks its workspace, and what is in it."""
+AT_WORK = "TIGHTFRAME_AT_WORK"
+"""Environment variable: a folder in which the silos of a simulation say how far they are, for who watches."""
+KEPT_RUNS = 5
+_TOLD_SECONDS = 0.5
+_MARK = ".tightframe_run"
+
+
+def lock_file(workspace: Path) -> Path:
+    """Where the lock lies: beside the workspace, of which the engine moves and removes everything."""
+    whole = workspace.absolute()
+    return whole.with_name(f".{whole.name}.lock")
+
+
+class Lock:
+    """The lock of a workspace; the system gives it back when its process ends, however that happens.
+
+    Args:
+        workspace: of a simulation.
+        job: of the run, for whoever is refused.
+    """
+
+    def __init__(self, workspace: Path, job: str) -> None:
+        self._path, self._job = lock_file(workspace), job
+        self._descriptor: int | None = None
+
+    def take(self) -> bool:
+        """Take the lock if nobody else has it, or keep it."""
+        if self._descriptor is not None:
+            return True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        started = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, json.dumps({"pid": os.getpid(), "started": started, "job": self._job}).encode())
+        self._descriptor = descriptor
+        return True
+
+    def holder(self) -> str:
+        """Return who has the lock, in words."""
+        try:
+            run = json.loads(self._path.read_bytes())
+            return f"the job {run['job']!s}, started {run['started']!s}, process {int(run['pid'])}"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return "another process"
+
+    def give_back(self) -> None:
+        """Let others have it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextlib.contextmanager
+def hold(workspace: Path, job: str) -> Iterator[None]:
+    """Hold a workspace for a run; whoever starts this process may hold it already.
+
+    Raises:
+        WorkspaceError: TF-103, saying who holds it.
+    """
+    if os.environ.get(HELD) == str(workspace.absolute()):
+        yield
+        return
+    lock = Lock(workspace, job)
+    if not lock.take():
+        raise WorkspaceError(
+            f"Expected the workspace {workspace} to be free, but a simulation runs in it: {lock.holder()}. "
+            "Two in one workspace would destroy each other's results: wait for its end, or choose another "
+            "folder with --workspace."
+        )
+    os.environ[HELD] = str(workspace.absolute())
+    try:
+        yield
+    finally:
+        os.environ.pop(HELD, None)
+        lock.give_back()
+
+
+def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None, list[Path]]:
+    """Move what an earlier run has left out of a workspace, of which the engine is about to wipe everything.
+
+    Args:
+        workspace: held by the caller.
+        most: runs that are kept; the oldest ones beyond that are removed.
+
+    Returns:
+        The folder that has the earlier run now, None if there was nothing to keep; and the folders removed.
+    """
+    results = workspace / RESULTS
+    last = next((path for name in ("outcome.json", CHECKPOINT) if (path := results / name).is_file()), None)
+    kept = workspace.absolute().with_name(f"{workspace.absolute().name}.runs")
+    if last is None or most < 1:
+        return None, []
+    ended = datetime.fromtimestamp(last.stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
+    folder, number = kept / ended, 1
+    while folder.exists():
+        number += 1
+        folder = kept / f"{ended}_{number}"
+    partial = kept / f".{folder.name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for path in workspace.iterdir():
+        if path.name not in ("local", "startup"):
+            path.rename(partial / path.name)
+    partial.rename(folder)
+    runs = sorted(path for path in kept.iterdir() if path.is_dir() and not path.name.startswith("."))
+    removed = [path for path in runs[: max(0, len(runs) - most)] if path != folder]
+    for path in removed:
+        shutil.rmtree(path)
+    return folder, removed
+
+
+class Run:
+    """A simulation's server half: marks its workspace, and tells when another run has replaced it.
+
+    Args:
+        workspace: of the simulation.
+        job: its name.
+    """
+
+    def __init__(self, workspace: Path, job: str) -> None:
+        self._mark, self._token = workspace / "server" / _MARK, secrets.token_hex(8)
+        own = os.environ.get(HELD) == str(workspace.absolute())
+        self._lock = None if own else Lock(workspace, job)
+        self._mark.parent.mkdir(parents=True, exist_ok=True)
+        self._mark.write_text(self._token, encoding="ascii")
+        os.environ[RUN] = f"{self._token} {self._mark}"  # for the silos' processes, which this one starts
+        self.check()
+
+    def check(self) -> None:
+        """Refuse to go on in a workspace that is another run's by now.
+
+        Raises:
+            RunError: TF-104.
+        """
+        check_run()
+        # Its holder may be the very run that this one has replaced, which ends now.
+        if self._lock is not None:
+            self._lock.take()
+
+    def end(self) -> None:
+        """Let others have the workspace."""
+        os.environ.pop(RUN, None)
+        if self._lock is not None:
+            self._lock.give_back()
+
+
+class AtWork:
+    """Says of one silo of a simulation how far it is with its task, where somebody watches.
+
+    Args:
+        silo: its name.
+    """
+
+    def __init__(self, silo: str) -> None:
+        folder = os.environ.get(AT_WORK)
+        self._path = None if folder is None else Path(folder) / f"{silo}.json"
+        self._last = 0.0
+
+    def __call__(self, what: str, done: int = 0, of: int = 0) -> None:
+        """Say that ``done`` of ``of`` batches are done; at most twice a second."""
+        now = time.monotonic()
+        if self._path is None or now - self._last < _TOLD_SECONDS:
+            return
+        self._last = now
+        partial = self._path.with_suffix(".partial")
+        with contextlib.suppress(OSError):  # who watched has gone
+            partial.write_text(json.dumps({"what": what, "done": done, "of": of}), encoding="utf-8")
+            partial.replace(self._path)
+
+    def end(self) -> None:
+        """The task is done."""
+        self._last = 0.0
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+
+def check_run() -> None:
+    """Refuse to go on in a simulation whose workspace was replaced; nothing in production.
+
+    Raises:
+        RunError: TF-104.
+    """
+    token, _, place = os.environ.get(RUN, "").partition(" ")
+    if not token:
+        return
+    try:
+        same = Path(place).read_text(encoding="ascii") == token
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        raise RunError(
+            f"another simulation replaced this run's workspace {Path(place).parents[1]}, and what it had "
+            "there is lost: give each simulation a folder of its own with -w. `tightframe simulate` refuses "
+            "a workspace that is in use; `nvflare simulator` wipes it.",
+            code=REPLACED,
+        )

@@ -1,0 +1,1 @@
+"""Local training and model updates: what methods are made of."""

@@ -1,0 +1,96 @@
+"""Updates that a silo knows to the last bit as they are summed.
+
+Some methods keep at a silo what they add up at the server (FedDyn's and FedDC's drifts, FedCurv's own part of
+a sum). Both must count the same numbers, or their difference grows from round to round. So the silo does
+what would happen to its update on the way, the job's norm and the rounding of the encoding, beforehand;
+what is left of the way then changes nothing. Such updates are not weighted, and take the 64-bit ring, whose
+grid is the same for any number of silos.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from tightframe.learning import model_update
+from tightframe.learning.model_update import UPDATE
+from tightframe.phases import Cohort, Field, Setting, Tensors
+
+GRID = 2.0**24
+"""Steps of the 64-bit ring's encoding in 1: sums of its multiples are exact in float64 below 2**29."""
+
+
+def exact_update_fields(setting: Setting) -> tuple[Field, ...]:
+    """The fields of the model's update and buffers, each silo counting once.
+
+    Raises:
+        ValueError: if the job's ``update_norm`` is below what rounding alone can amount to.
+    """
+    fields = tuple(replace(item, ring=64, weighted=False) for item in model_update.model_fields(setting))
+    if setting.update_norm is not None:
+        _longest(setting.update_norm, sum(item.size for item in fields if item.name.startswith(UPDATE)))
+    return fields
+
+
+def on_grid(values: torch.Tensor) -> torch.Tensor:
+    """The values as the 64-bit ring encodes them, float64.
+
+    >>> float(on_grid(torch.tensor(2.0**-24 * 2.25))) * 2**24
+    2.0
+    """
+    return (values.double() * GRID).round() / GRID
+
+
+def as_summed(terms: Tensors, *, norm: float | None) -> dict[str, torch.Tensor]:
+    """A silo's terms with its update as the sum will hold it.
+
+    Args:
+        terms: ``learning.model_update.model_terms`` of the silo.
+        norm: the job's ``update_norm``: the update is shortened to it, and by as much more as rounding could
+            add, so that nobody shortens it again.
+
+    Returns:
+        The same terms; those of the update are float64 and multiples of 2**-24.
+
+    Raises:
+        ValueError: if the norm is below what rounding alone can amount to.
+    """
+    updates = {name: item.double() for name, item in terms.items() if name.startswith(UPDATE)}
+    if norm is not None and updates:
+        limit = _longest(norm, sum(item.numel() for item in updates.values()))
+        length = float(torch.stack([torch.linalg.vector_norm(item) for item in updates.values()]).norm())
+        if length > limit:
+            updates = {name: item * (limit / length) for name, item in updates.items()}
+    return {**terms, **{name: on_grid(item) for name, item in updates.items()}}
+
+
+def _longest(norm: float, size: int) -> float:
+    """To what an update of so many numbers is shortened, so that its rounded form is within the norm."""
+    rounding = math.sqrt(size) / (2 * GRID)
+    limit = norm * (1 - 2.0**-30) - rounding
+    if limit <= 0:
+        raise ValueError(
+            f"Expected `update_norm` to be above {rounding:.3g}, which rounding of {size} numbers can amount "
+            f"to, but got {norm:g}."
+        )
+    return limit
+
+
+def silos_ever(known: torch.Tensor, cohort: Cohort) -> torch.Tensor:
+    """K, all silos enrolled up to now; one that is lost for good keeps its place, as what it added stays.
+
+    Args:
+        known: K as the server kept it, int64.
+        cohort: of an opened sum.
+
+    Raises:
+        ValueError: if the cohort does not tell how many silos are enrolled.
+    """
+    if cohort.enrolled < cohort.size:
+        raise ValueError(
+            f"Expected `cohort.enrolled` to be at least the {cohort.size} silos of the sum, but got "
+            f"{cohort.enrolled}."
+        )
+    return torch.tensor(max(int(known), cohort.enrolled), dtype=torch.int64)

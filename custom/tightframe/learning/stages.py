@@ -1,0 +1,165 @@
+"""What local training is made of: terms, stages, and the report of what was done.
+
+Types and small functions only; the loop that runs them is in ``learning.loop``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from tightframe.learning.optimizers import OptimizerSettings
+
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+Batches: TypeAlias = Callable[[int], Iterable[Batch]]
+GradientCorrection: TypeAlias = Callable[[nn.Module], None]
+"""Called on the model after the backward pass; may change ``parameter.grad`` in place."""
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """What a term sees of one step.
+
+    Attributes:
+        inputs: (B, ...).
+        labels: (B,) int64.
+        features: (B, d), float32 (or the model's own wider type).
+        logits: (B, C), likewise.
+        model: the model in training.
+    """
+
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    features: torch.Tensor
+    logits: torch.Tensor
+    model: nn.Module
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of the loss of a batch.
+
+    Attributes:
+        name: under which its mean is reported.
+        weight: its factor in the loss; with 0 it is computed for the report only.
+        fn: the term as a scalar tensor.
+        per_record: a mean over records of something that depends on one record each, so that
+            gradients of single records exist (and may be clipped).
+    """
+
+    name: str
+    weight: float
+    fn: Callable[[BatchView], torch.Tensor]
+    per_record: bool
+
+
+@dataclass(frozen=True)
+class ParameterTerm:
+    """One part of the loss that depends on the parameters alone (FedProx, FedDyn, Ditto)."""
+
+    name: str
+    weight: float
+    fn: Callable[[nn.Module], torch.Tensor]
+
+
+def every_parameter(_name: str) -> bool:
+    """A stage trains all of them, unless it says otherwise."""
+    return True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of local training.
+
+    Attributes:
+        terms: parts of the loss of each batch, in the order of summation.
+        optimizer: its settings.
+        epochs, steps: how long; exactly one of them. With ``steps``, epochs repeat as needed.
+        trainable: which parameters train, by name; the others stay as they are (their modules'
+            running statistics are still updated).
+        parameter_terms: parts of the loss that depend on the parameters alone.
+        corrections: called in order after each backward pass.
+    """
+
+    terms: Sequence[Term]
+    optimizer: OptimizerSettings
+    epochs: int | None = None
+    steps: int | None = None
+    trainable: Callable[[str], bool] = every_parameter
+    parameter_terms: Sequence[ParameterTerm] = ()
+    corrections: Sequence[GradientCorrection] = ()
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError(f"Expected one of `epochs` and `steps`, but got {self.epochs} and {self.steps}.")
+        names = [*self.names, "loss"]
+        if len(set(names)) != len(names):
+            raise ValueError(f"Expected term names to be unique and none to be 'loss', but got {names[:-1]}.")
+        if not any(term.weight for term in self.terms):
+            raise ValueError("Expected a stage to have at least one term with a weight, but it has none.")
+
+    def select(self, model: nn.Module, flags: Mapping[str, bool]) -> list[nn.Parameter]:
+        """Let those parameters train that the stage trains, and no others; they are returned, in order.
+
+        Args:
+            model: in training.
+            flags: which parameters the model itself lets train, by name.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        trained = []
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(flags[name] and self.trainable(name))
+            if parameter.requires_grad:
+                trained.append(parameter)
+        if not trained:
+            raise ValueError(
+                "Expected a stage to train at least one parameter, but `trainable` selects none."
+            )
+        return trained
+
+    @property
+    def parts(self) -> tuple[Term | ParameterTerm, ...]:
+        """All its terms, in order."""
+        return (*self.terms, *self.parameter_terms)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all its terms, in order."""
+        return tuple(part.name for part in self.parts)
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What local training did.
+
+    Attributes:
+        steps: optimiser steps taken.
+        records: records seen, counted each time.
+        terms: mean over steps of each unweighted term, and of ``loss``, the weighted total; a
+            term that is part of some stages only is averaged over their steps.
+    """
+
+    steps: int = 0
+    records: int = 0
+    terms: dict[str, float] = field(default_factory=dict)
+
+
+def cross_entropy(weight: float = 1.0) -> Term:
+    """The cross-entropy of the logits, a batch mean, as the term ``cross_entropy``."""
+    return Term(
+        "cross_entropy",
+        weight,
+        lambda view: nn.functional.cross_entropy(view.logits, view.labels),
+        per_record=True,
+    )
+
+
+def at_least_float32(values: torch.Tensor) -> torch.Tensor:
+    """The values in float32 if they are narrower: statistics of half precision lose all their digits."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

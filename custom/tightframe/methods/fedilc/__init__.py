@@ -1,0 +1,421 @@
+"""FedILC: invariant gradient covariance and weighted geometric means of gradients.
+
+Source: Zhu et al., FedILC: Weighted Geometric Mean and Invariant Gradient Covariance for Federated
+Learning on Non-IID Data, arXiv 2205.09305.
+
+Gradient sharing: a round is one step of Adam at the server, and silos do not train. With gA_k the mean
+gradient over all records of silo k, gB_kj that over its mini-batch j, WGM the weighted geometric mean
+(``tightframe.methods.fedilc.geometric_mean``) and L_F the penalty on the silos' gradient variances
+(``tightframe.methods.fedilc.fishr``), the direction of the step is::
+
+    fedsgd                  mean_k gA_k                   (FedSGD)
+    geometric               WGM_k gA_k                    (Geometric)
+    fishr_arith_fullbatch   mean_k gA_k + grad L_F        (the row that the paper calls FedCurv)
+    inter_geo               WGM_k gA_k + grad L_F         (Fishr+Inter-Geo)
+    intra_arith             mean_k mean_j gB_kj + grad L_F    (Fishr+Intra-Arith)
+    intra_geo               mean_k WGM_j gB_kj + grad L_F     (Fishr+Intra-Geo)
+    geo_substitute          the geometric mean with minority signs substituted, over gA_k
+
+All silos count the same. What leaves a silo: in phase ``fishr`` its variances, C d + C numbers; in
+phase ``gradient`` its gradient with its part of grad L_F already in it, or, where the geometric mean
+is over silos, signs and logarithms as four sums and that part as a sum of its own.
+
+The gradient of L_F is exact: ``sum_k 2 J_k^T (v_k - vbar)`` over the silos of phase ``gradient`` equals
+the gradient through all silos' graphs. It needs vbar of the same model and records: both phases of a
+round see the same mini-batches, augmentation and dropout, and vbar is dropped after use.
+
+Limits. A full-batch gradient hardly changes from round to round at small learning rates, so sums of
+two rounds over different cohorts nearly tell a silo's own; noise is what stops that.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from tightframe import phases
+from tightframe.errors import RunError
+from tightframe.learning import model_update
+from tightframe.learning.loop import FitReport, OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.model_update import trained_parameters
+from tightframe.learning.server_optimizers import adam_step, kept_moments
+from tightframe.methods.fedilc import geometric_mean, gradients
+from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty, fishr_penalty, gradient_variance
+from tightframe.methods.fedilc.geometric_mean import (
+    sign_log_terms,
+    weighted_geometric_mean,
+    weighted_geometric_mean_from_sums,
+)
+from tightframe.methods.fedilc.gradients import last_layer
+from tightframe.options import StrictModel
+from tightframe.phases import Cohort, Contribution, Phase, ServerState, Setting, SiloView, Tensors, Totals
+
+__all__ = [
+    "METHOD",
+    "FedILCConfig",
+    "Variant",
+    "fishr_penalty",
+    "gradient_variance",
+    "sign_log_terms",
+    "weighted_geometric_mean",
+    "weighted_geometric_mean_from_sums",
+]
+
+MiniBatches = Literal["intra_arith", "intra_geo"]
+WithFishr = Literal["fishr_arith_fullbatch", "inter_geo", MiniBatches]
+Variant = Literal["fedsgd", "geometric", "geo_substitute", WithFishr]
+MINI_BATCHES, WITH_FISHR = frozenset(get_args(MiniBatches)), frozenset(get_args(WithFishr))
+SIGN_SPLIT = frozenset({"geometric", "inter_geo", "geo_substitute"})
+PENALTY_OPTIONS = tuple(f"penalty_{end}" for end in ("weight", "scale", "anneal_rounds", "weight_before"))
+USERS: dict[str, frozenset[str]] = {
+    **dict.fromkeys((*PENALTY_OPTIONS, "stale"), WITH_FISHR),
+    "threshold": frozenset({"geometric", "inter_geo", "intra_geo"}),
+    "zero": SIGN_SPLIT | {"intra_geo"},
+    "substitute": frozenset({"geo_substitute"}),
+}
+"""Options that only these variants look at."""
+
+
+class FedILCConfig(StrictModel):
+    """FedILC's options. The optimiser of a job's ``training`` section serves personal models only.
+
+    The paper's settings: eICU learning rate 2e-4, weight decay 1e-3, penalty 0.1 (the defaults);
+    Color-MNIST 3e-4, 0.01, 15; Rotated-CIFAR10 1e-4, 1e-3, 1.
+
+    Attributes:
+        variant: see ``fedilc``; mini-batches have the job's ``training.batch_size`` records (1 is the
+            paper's reading of "each data example").
+        zero: what zeros are to a geometric mean: ``neutral``, on neither side; or ``official``.
+        threshold: a geometric mean is zero where the mean sign is smaller.
+        substitute: magnitude that ``geo_substitute`` puts for minority signs.
+        penalty_weight: lambda of the penalty.
+        penalty_scale: ``sum`` is the authors': over silos and coordinates; ``mean``, the original
+            Fishr's, is smaller by the number of both.
+        penalty_anneal_rounds: rounds in which the weight is ``penalty_weight_before`` still.
+        penalty_weight_before: in those; the original Fishr starts without the penalty.
+        stale: use the vbar of the round before, in one phase a round; not exact, and without
+            the penalty in the first round.
+        learning_rate, betas, eps, weight_decay: of the server's Adam; the decay is coupled L2.
+    """
+
+    variant: Variant = "intra_geo"
+    zero: geometric_mean.ZeroRule = "neutral"
+    threshold: float = Field(default=0.0, ge=0, le=1)
+    substitute: float = Field(default=geometric_mean.SUBSTITUTE, gt=0, le=1)
+    penalty_weight: float = Field(default=0.1, ge=0)
+    penalty_scale: Literal["sum", "mean"] = "sum"
+    penalty_anneal_rounds: int = Field(default=0, ge=0)
+    penalty_weight_before: float = Field(default=0.0, ge=0)
+    stale: bool = False
+    learning_rate: float = Field(default=2e-4, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=1e-3, ge=0)
+
+    @model_validator(mode="after")
+    def _is_used(self) -> FedILCConfig:
+        defaults = type(self).model_fields
+        changed = [name for name in USERS if getattr(self, name) != defaults[name].default]
+        if unused := [name for name in changed if self.variant not in USERS[name]]:
+            raise ValueError(
+                f"Expected options that the variant {self.variant!r} looks at, but got {unused}, which would "
+                "change nothing"
+            )
+        return self
+
+    @property
+    def splits_by_sign(self) -> bool:
+        """Whether sums are split by sign: a coordinate with one positive silo shows its magnitude."""
+        return self.variant in SIGN_SPLIT
+
+    @property
+    def geometric(self) -> bool:
+        """Whether a geometric mean is taken anywhere, so that one record's influence has no bound.
+
+        Record-level differential privacy must be refused then; a silo's own vector can still be
+        rescaled and noised as a whole, unless it is split by sign.
+        """
+        return self.splits_by_sign or self.variant == "intra_geo"
+
+    @property
+    def rule(self) -> geometric_mean.Rule:
+        """The geometric mean, wherever it is taken."""
+        kind: Any = "substitute" if self.variant == "geo_substitute" else "weighted"
+        return geometric_mean.Rule(kind, self.zero, self.threshold, self.substitute)
+
+    def weight_in(self, round: int) -> float:
+        """The penalty's weight lambda in a round, from 1."""
+        if self.variant not in WITH_FISHR:
+            return 0.0
+        return self.penalty_weight if round > self.penalty_anneal_rounds else self.penalty_weight_before
+
+    def uses_variances(self, round: int) -> bool:
+        """Whether silos sum their gradient variances in a round, from 1."""
+        return self.weight_in(round) > 0 or (self.stale and self.weight_in(round + 1) > 0)
+
+
+GRADIENT, PENALTY = "gradient/", "fishr/gradient/"
+VARIANCE = "fishr/variance"  # (C, d + 1): the last layer's weight, and its bias in the last column
+MEAN, SILOS = "fishr/mean", "fishr/silos"
+TERMS = ("cross_entropy", "fishr")
+ADAM, STEP = "adam/", "adam/step"
+
+# A gradient's coordinates span many orders of magnitude, and Adam divides each by its own size. In the
+# 64-bit ring with its 24 fraction bits, this factor gives a resolution of 2^-36 = 1.5e-11 and a range of
+# 2^19 = 524,288, which 250 silos cannot make wrap. Being a power of two, it changes no digit.
+SCALE = 2.0**12
+BOUND = 2.0**19
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives; Adam has not made a step."""
+    return ServerState(model_update.initial_model(setting, seed), {STEP: torch.tensor(0)})
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """Phase ``fishr`` where the penalty needs this round's vbar, then phase ``gradient``.
+
+    Raises:
+        ValueError: if the job's other values or its model do not fit this method.
+    """
+    _check(setting)
+    config: FedILCConfig = setting.config
+    template = model_update.shared_template(setting)
+    fishr = config.uses_variances(round)
+    variances: tuple[phases.Field, ...] = ()
+    if fishr:
+        classes, width = last_layer(template)[0].shape
+        variances = (phases.Field(VARIANCE, (classes, width + 1), ring=64, bound=BOUND * SCALE),)
+    models = model_update.model_fields(setting, template)
+    fields = (
+        *_gradient_fields(setting, template, fishr),
+        *(field for field in models if field.name.startswith(model_update.BUFFER)),
+        *model_update.training_fields(TERMS[: 1 + fishr]),
+    )
+    together = config.stale or not fishr
+    gradient = Phase(
+        "gradient",
+        phases.Schema((*fields, *variances) if together else fields),
+        broadcast_gradient,
+        partial(contribute_gradient, round),
+        partial(update_gradient, setting, round),
+    )
+    if together:
+        return (gradient,)
+    schema = phases.Schema(variances)
+    return (Phase("fishr", schema, broadcast_model, contribute_variance, update_variance), gradient)
+
+
+def _check(setting: Setting) -> None:
+    """Refuse what would be ignored in silence."""
+    problems = []
+    if setting.local.epochs != 1:
+        problems.append(f"training.epochs to be 1, for a round is one step, but got {setting.local.epochs}")
+    if setting.local.amp:
+        problems.append("training.amp to be false, because logarithms of gradients need their digits")
+    if setting.update_norm is not None and setting.config.splits_by_sign:
+        problems.append(f"no update_norm with {setting.config.variant}, because logarithms have no norm")
+    if problems:
+        raise ValueError("Expected " + "; ".join(problems) + ".")
+
+
+def _gradient_fields(setting: Setting, template: nn.Module, fishr: bool) -> tuple[phases.Field, ...]:
+    """Of every trained parameter its gradient, or its signs and logarithms and its part of grad L_F."""
+    config: FedILCConfig = setting.config
+    plain: dict[str, Any] = {"ring": 64, "bound": BOUND * SCALE}
+    shapes = {name: tuple(item.shape) for name, item in trained_parameters(template).items()}
+    if not config.splits_by_sign:
+        norm = None if setting.update_norm is None else setting.update_norm * SCALE
+        return tuple(
+            phases.Field(GRADIENT + name, shape, norm=norm, **plain) for name, shape in shapes.items()
+        )
+    fields = []
+    for term in config.rule.names:
+        ring, bound = geometric_mean.RANGES[term]
+        bound *= _scale(term)
+        fields += [
+            phases.Field(f"{GRADIENT}{term}/{name}", shape, ring, bound) for name, shape in shapes.items()
+        ]
+    if fishr:
+        fields += [phases.Field(PENALTY + name, shape, **plain) for name, shape in shapes.items()]
+    return tuple(fields)
+
+
+# ---------------------------------------------------------------- at a silo
+
+
+def broadcast_model(state: ServerState) -> Tensors:
+    """The global model, as ``model/<name>``."""
+    return model_update.broadcast_model(state.model)
+
+
+def broadcast_gradient(state: ServerState) -> Tensors:
+    """The global model, and vbar with the number of silos that it is the mean of, where there is one."""
+    mean = {name: state.extra[name] for name in (MEAN, SILOS) if name in state.extra}
+    return {**broadcast_model(state), **mean}
+
+
+def contribute_variance(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """v_k of the whole training fold; nothing is kept."""
+    model = silo.load(model_update.received_model(broadcast))
+    return Contribution(_variance_terms(gradients.fold_moments(silo, model)))
+
+
+def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+    """The silo's gradient and its part of grad L_F; nothing is kept.
+
+    Raises:
+        RunError: TF-505 if this round's vbar is needed and the server has sent none.
+        TrainingError, ContributionError: see ``silo_gradients.fold_gradients``.
+    """
+    config: FedILCConfig = silo.setting.config
+    received = model_update.received_model(broadcast)
+    fishr, penalty, tensors = config.uses_variances(round), None, {}
+    if fishr:
+        moments = gradients.fold_moments(silo, silo.load(received))
+        if config.stale:
+            tensors = _variance_terms(moments)
+        if MEAN in broadcast:
+            mean = broadcast[MEAN].to(silo.device)
+            penalty = SiloPenalty.of(moments, mean[:, :-1], mean[:, -1])
+        elif not config.stale:  # a stale one is missing in round 1
+            raise RunError("Expected the mean variance of phase `fishr`, but got none.", code="TF-505")
+    model = silo.load(received)
+    found = gradients.fold_gradients(
+        silo,
+        model,
+        mini_batches=config.variant in MINI_BATCHES,
+        geometric=geometric_mean.RunningMean(config.rule) if config.variant == "intra_geo" else None,
+        penalty=penalty,
+    )
+    factor = 0.0 if penalty is None else _penalty_factor(config, round, model, int(broadcast[SILOS]))
+    tensors |= _gradient_terms(config, model, found, fishr=fishr, factor=factor)
+    updates = model_update.model_terms(received, model).items()
+    tensors |= {name: item for name, item in updates if name.startswith(model_update.BUFFER)}
+    entropy, value = found.cross_entropy, 0.0 if penalty is None else float(penalty.value)
+    # The mean of the losses over silos is what the server's step is to lower.
+    terms = {"loss": entropy + factor * value, "cross_entropy": entropy, "fishr": value}
+    report = FitReport(found.batches, found.records, terms)
+    return Contribution(tensors | model_update.training_terms(report, TERMS[: 1 + fishr]))
+
+
+def _gradient_terms(
+    config: FedILCConfig,
+    model: nn.Module,
+    found: gradients.FoldGradients,
+    *,
+    fishr: bool,
+    factor: float,
+) -> dict[str, torch.Tensor]:
+    """The tensors of ``_gradient_fields``."""
+    split = partial(gradients.by_name, {n: p.shape for n, p in trained_parameters(model).items()})
+    if not config.splits_by_sign:
+        return split(GRADIENT, SCALE * (found.gradient + factor * found.penalty))
+    tensors = split(PENALTY, SCALE * found.penalty) if fishr else {}
+    for term, vector in config.rule.terms(found.gradient).items():
+        tensors |= split(f"{GRADIENT}{term}/", _scale(term) * vector)
+    return tensors
+
+
+def _scale(term: str) -> float:
+    """What is not a count or a logarithm is as small as gradients are."""
+    return SCALE if term == geometric_mean.NEGATIVE_SUM else 1.0
+
+
+def _penalty_factor(config: FedILCConfig, round: int, model: nn.Module, silos: int) -> float:
+    """What the *mean* over silos of ``grad |v_k - vbar|^2`` counts in the direction of the step.
+
+    lambda times the number of silos that vbar is the mean of, so that the mean stands for the sum over
+    them also where some did not stay for phase ``gradient``.
+    """
+    weight = config.weight_in(round)
+    if config.penalty_scale == "sum":
+        return weight * silos
+    return weight / sum(part.numel() for part in last_layer(model) if part is not None)
+
+
+def _variance_terms(moments: GradientMoments) -> dict[str, torch.Tensor]:
+    weight, bias = moments.variance()
+    return {VARIANCE: SCALE * torch.cat([weight, bias[:, None]], 1).cpu()}
+
+
+# ---------------------------------------------------------------- at the server
+
+
+def update_variance(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """Keep vbar, the mean over this phase's silos, and how many they are."""
+    mean = torch.as_tensor(totals[VARIANCE]) / (SCALE * cohort.size)
+    return state.evolve(extra={**state.extra, MEAN: mean, SILOS: torch.tensor(cohort.size)})
+
+
+def update_gradient(
+    setting: Setting, round: int, state: ServerState, totals: Totals, cohort: Cohort
+) -> ServerState:
+    """One step of Adam; buffers are averaged; a vbar that is not to be used again is dropped."""
+    config: FedILCConfig = setting.config
+    template = model_update.shared_template(setting)
+    directions = {
+        name: _direction(config, totals, name, cohort.size) for name in trained_parameters(template)
+    }
+    if config.splits_by_sign and config.uses_variances(round) and SILOS in state.extra:
+        factor = _penalty_factor(config, round, template, int(state.extra[SILOS]))
+        for name in directions:
+            bend = torch.as_tensor(totals[PENALTY + name]) / (SCALE * cohort.size)
+            directions[name] = directions[name] + factor * bend
+    step = int(state.extra[STEP]) + 1
+    stepped, moments = adam_step(
+        {name: state.model[name] for name in directions},
+        directions,
+        kept_moments(state.extra, ADAM),
+        step=step,
+        learning_rate=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+    )
+    model = model_update.apply_mean(state.model, totals, cohort) | stepped
+    extra = {name: item for name, item in state.extra.items() if name not in (MEAN, SILOS)}
+    extra |= {ADAM + name: item for name, item in moments.items()} | {STEP: torch.tensor(step)}
+    state = state.evolve(model=model, extra=extra)
+    return update_variance(state, totals, cohort) if VARIANCE in totals else state
+
+
+def _direction(config: FedILCConfig, totals: Totals, name: str, silos: int) -> torch.Tensor:
+    """The direction of the step for one parameter, but for a penalty that is a sum of its own."""
+    if not config.splits_by_sign:
+        return torch.as_tensor(totals[GRADIENT + name]) / (SCALE * silos)
+    sums = {term: totals[f"{GRADIENT}{term}/{name}"] / _scale(term) for term in config.rule.names}
+    return config.rule.mean({term: torch.as_tensor(item) for term, item in sums.items()}, silos)
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C)."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
+    """The final model after one epoch of the cross-entropy at the silo, by the job's own optimiser."""
+    personal = silo.load(model)
+    silo.fit(personal, [Stage((cross_entropy(),), OptimizerSettings.of(silo.setting.local), epochs=1)])
+    return personal
+
+
+METHOD = phases.Method(
+    name="fedilc",
+    title="FedILC",
+    paper=(
+        "Zhu et al., FedILC: Weighted Geometric Mean and Invariant Gradient Covariance for Federated "
+        "Learning on Non-IID Data, arXiv 2205.09305"
+    ),
+    config=FedILCConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    personalise=personalise,
+)

@@ -1,0 +1,403 @@
+"""FedMR: manifold reshaping against partially class-disjoint data.
+
+Source: Fan, Yao, Zhang, Lyu, Zhang and Wang, Federated Learning under Partially Class-Disjoint Data via
+Manifold Reshaping, Transactions on Machine Learning Research 2023.
+
+A silo that sees few classes lets each class collapse onto few directions and lets it spread into
+the space of the classes it never sees. FedMR adds two terms to the cross-entropy: the intra-class
+term decorrelates the features of each class (eq. (3)), the inter-class term keeps them nearer to
+their own global prototype than to the others (eq. (4))::
+
+    L = L_ce + mu_intra * L_intra + mu_inter * L_inter
+
+The file follows the paper's text only. What leaves a silo beside its update: per class the sum of
+its features and their number, from which the server gets the exact global class means.
+
+With differential privacy both terms are replaced by means of one loss a record, because as printed they
+couple the records of a batch: the inter-class term weighs records alike and looks at all valid
+prototypes, the intra-class term takes the class's statistics from the last noisy release, where they are
+constants. Features are clipped, and in release rounds their class sums are noisy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from tightframe import phases
+from tightframe.learning import model_update
+from tightframe.learning.class_sums import BatchClasses, class_sum_fields, ratio_of_sums, silo_class_sums
+from tightframe.learning.loop import (
+    BatchView,
+    OptimizerSettings,
+    Stage,
+    Term,
+    at_least_float32,
+    cross_entropy,
+)
+from tightframe.methods.fedmr.private import frozen_terms, moment_scale, summed
+from tightframe.models import feature_width
+from tightframe.options import StrictModel
+from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
+
+IntraForm = Literal["paper", "official"]
+InterSupport = Literal["observed", "all"]
+
+TERMS = ("cross_entropy", "intra", "inter")
+SUMS = "prototype/feature_sums"
+COUNTS = "prototype/counts"
+PROTOTYPES = "prototypes"
+MOMENTS = "class_moments"
+VALID = "prototype_valid"
+
+
+class InterOptions(StrictModel):
+    """The options of the inter-class term.
+
+    Attributes:
+        mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
+            more destroy training on small networks.
+        inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
+            classes only; ``all`` uses every valid prototype, so that missing classes act too.
+        lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
+    """
+
+    mu_inter: float = Field(default=1e-2, ge=0)
+    inter_support: InterSupport = "observed"
+    lite_m: int | None = Field(default=None, ge=1)
+
+
+class FedMRConfig(InterOptions):
+    """FedMR's options: those of both terms.
+
+    Attributes:
+        mu_intra: weight of the intra-class term. In the ``paper`` form the term is the mean over
+            classes of ``|R_c|_F^2``, which lies between d and d^2 for feature width d, so the
+            weight must shrink as the width grows: with m the mean squared off-diagonal
+            correlation, the term is about ``d + d (d - 1) m``. 1e-5 suits d = 64 to 128 (about
+            one hundredth of the cross-entropy at the start); 1e-3 destroys training there. In the
+            ``official`` form the term is a mean over entries, of the order of the number of records
+            of a class in a batch.
+        intra_form: ``paper`` is eq. (3) with the unbiased variance; ``official`` the scaling used in
+            the authors' experiments.
+        intra_eps: added to the variance inside the root.
+    """
+
+    mu_intra: float = Field(default=1e-5, ge=0)
+    intra_form: IntraForm = "paper"
+    intra_eps: float = Field(default=1e-8, gt=0)
+
+
+def intra_class_loss(
+    features: torch.Tensor, labels: torch.Tensor, *, form: IntraForm = "paper", eps: float = 1e-8
+) -> torch.Tensor:
+    """The intra-class term: squared correlations between features within each class, eq. (3).
+
+    For each class c with N_c >= 2 records in the batch, with its records standardised by the
+    class's own mean and unbiased variance, ``z^ = (z - mean_c) / sqrt(var_c + eps)``::
+
+        R_c = z^T z^ / (N_c - 1)                                        (d, d), unit diagonal
+        paper:    (1 / #classes) sum_c |R_c|_F^2
+        official: (1 / sum_c N_c) sum_c (N_c - 1)^2 mean_{i != j} R_c[i, j]^2
+
+    The unbiased variance makes the trace of R_c exactly d (lemma 1); the paper's printed 1/N
+    differs from it by the factor (N_c / (N_c - 1))^2 in the loss of a class. A constant feature
+    gives a zero row. All sums run over classes with at least two records; with none of them the
+    result is zero, and its gradient too.
+
+    There is no loop over classes. The correlations enter only by their norm, for which
+    ``|Z^T Z|_F = |Z Z^T|_F``: one (B, B) Gram matrix, masked by equal labels, serves all classes.
+
+    Args:
+        features: (B, d).
+        labels: (B,) integer.
+        form: see above.
+        eps: added to the variance.
+
+    Returns:
+        A scalar in float32 (or the features' own wider type), attached to ``features``.
+
+    Raises:
+        ValueError: if ``form`` is neither.
+
+    >>> records = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    >>> round(float(intra_class_loss(records, torch.tensor([0, 0, 0]))), 4)
+    4.0
+    """
+    if form not in ("paper", "official"):
+        raise ValueError(f"Expected `form` to be 'paper' or 'official', but got {form!r}.")
+    features = at_least_float32(features)
+    classes = BatchClasses.of(features, labels)
+    count = classes.sum(features.new_ones(len(labels), 1))  # N_c of each record's class, (B, 1)
+    used = count >= 2
+    freedom = (count - 1).clamp_min(1)
+    centred = features - classes.sum(features) / count
+    variance = classes.sum(centred.square()) / freedom
+    shifted = variance + eps
+    # Where a class is not used, or a feature has no spread at all, the root's slope is infinite.
+    regular = used & (shifted > 0)
+    standardised = torch.where(regular, centred * torch.where(regular, shifted, 1.0).rsqrt(), 0.0)
+    # A record's share of (N_c - 1)^2 |R_c|_F^2, so that shares of a class add up to it, (B, 1).
+    share = classes.squared_products(standardised, count)
+    if form == "paper":  # eq. (3)
+        many = (used / count).sum().round()
+        return (share / freedom.square()).sum() / many.clamp_min(1)
+    if (width := features.shape[1]) < 2:  # no off-diagonal entries
+        return (features * 0).sum()
+    # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
+    diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
+    share = share - freedom.square() * diagonal.square().sum(1, keepdim=True) / count
+    return share.sum() / (width * (width - 1)) / used.sum().clamp_min(1)
+
+
+def inter_class_loss(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    prototypes: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    support: InterSupport = "observed",
+) -> torch.Tensor:
+    """The inter-class term: a margin towards the record's own global prototype, eq. (4).
+
+    With C_b the classes of the batch that have a valid prototype, and S the supporting classes
+    (``observed``: C_b, as printed; ``all``: every class with a valid prototype)::
+
+        D_ij = mean over records z of class i of max(|z - G_i| - |z - G_j|, 0)
+        L = (1 / #pairs) sum over pairs (i in C_b, j in S, j != i) of D_ij
+
+    It is zero while there are no pairs (in round 1 no prototype exists). Distances are computed
+    from differences, not from inner products, and their gradient at ``z = G`` is taken as zero.
+
+    Args:
+        features: (B, d).
+        labels: (B,) int64 in [0, C).
+        prototypes: (C, d); rows that are not valid are never used.
+        valid: (C,) bool or uint8.
+        support: see above.
+
+    Returns:
+        A scalar in float32 (or the features' own wider type), attached to ``features``.
+
+    Raises:
+        ValueError: if ``support`` is neither.
+
+    >>> anchors = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
+    >>> float(inter_class_loss(torch.tensor([[2.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 1]), anchors,
+    ...                        torch.tensor([True, True])))
+    0.5
+    """
+    if support not in ("observed", "all"):
+        raise ValueError(f"Expected `support` to be 'observed' or 'all', but got {support!r}.")
+    features = at_least_float32(features)
+    valid = valid.to(torch.bool)
+    anchors = torch.where(valid[:, None], prototypes, 0).to(features.dtype)
+    distance = torch.cdist(features, anchors, compute_mode="donot_use_mm_for_euclid_dist")  # (B, C)
+    margin = torch.relu(distance.gather(1, labels[:, None]) - distance)
+    own = labels[:, None] == torch.arange(len(valid), device=labels.device)  # (B, C)
+    counts = own.sum(0)
+    sources = valid & (counts > 0)
+    targets = sources if support == "observed" else valid
+    pairs = sources.sum() * (targets.sum() - 1)
+    weight = (sources.to(features.dtype) / counts.clamp_min(1))[labels]  # 1 / N_i, (B,)
+    summed = (margin * (targets & ~own)).sum(1) @ weight
+    return summed / pairs.clamp_min(1)
+
+
+def update_prototypes(
+    previous: torch.Tensor, feature_sums: torch.Tensor, counts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The global prototypes: exact class means over all records of the silos that submitted.
+
+    ``G_c = sum_k n_kc g_kc / sum_k n_kc`` with g_kc the silo's class mean: the ratio of two sums. A
+    class that nobody has keeps its previous prototype.
+
+    Args:
+        previous: prototypes of the round before, (C, d).
+        feature_sums: summed features of each class, (C, d).
+        counts: summed numbers of records, (C,); below 1/2 counts as absent.
+
+    Returns:
+        Prototypes (C, d) in the type of ``previous``, and which classes are in this sum, (C,) bool.
+    """
+    return ratio_of_sums(previous, feature_sums, counts)
+
+
+def init_server(setting: Setting, seed: int) -> ServerState:
+    """The model that ``seed`` gives, and no prototypes yet."""
+    width = feature_width(model_update.shared_template(setting))
+    extra = no_prototypes(setting.num_classes, width)
+    if uses_moments(setting):
+        extra[MOMENTS] = torch.zeros(setting.num_classes, _summed_width(setting, width))
+    return ServerState(model=model_update.initial_model(setting, seed), extra=extra)
+
+
+def no_prototypes(classes: int, width: int) -> dict[str, torch.Tensor]:
+    """Prototypes (C, d) none of which is valid yet."""
+    return {PROTOTYPES: torch.zeros(classes, width), VALID: torch.zeros(classes, dtype=torch.uint8)}
+
+
+def uses_moments(setting: Setting) -> bool:
+    """Whether silos get the classes' second moments: with privacy, for the intra-class term."""
+    return setting.privacy is not None and setting.config.mu_intra > 0
+
+
+def _summed_width(setting: Setting, width: int) -> int:
+    """Numbers that are summed for each class, beside their count."""
+    return width + width * (width + 1) // 2 if uses_moments(setting) else width
+
+
+def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+    """One phase: train with both terms, then sum updates, class feature sums and class counts.
+
+    With privacy there are class sums in the release rounds only, and none of them is static: noise, not
+    the cohort, is what protects them.
+    """
+    template = model_update.shared_template(setting)
+    model_fields = (*model_update.model_fields(setting, template), *model_update.training_fields(TERMS))
+    privacy, classes = setting.privacy, setting.num_classes
+    sums: tuple[phases.Field, ...] = ()
+    if privacy is None or round in privacy.releases:
+        width = _summed_width(setting, feature_width(template))
+        sums = class_sum_fields(SUMS, COUNTS, classes, width, static=privacy is None)
+    return (Phase("train", phases.Schema((*model_fields, *sums)), broadcast, contribute, _updater(setting)),)
+
+
+def broadcast(state: ServerState) -> phases.Tensors:
+    """The global model as ``model/<name>``, the prototypes and which of them exist."""
+    return {
+        **model_update.broadcast_model(state.model),
+        **{name: state.extra[name] for name in (PROTOTYPES, VALID, MOMENTS) if name in state.extra},
+    }
+
+
+def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors) -> Contribution:
+    """Local training, then one pass over the training fold for the class sums; nothing is kept."""
+    setting, privacy = silo.setting, silo.setting.privacy
+    received = model_update.received_model(broadcast)
+    model: Any = silo.load(received)
+    terms = (cross_entropy(), *(_reshaping_terms if privacy is None else _frozen_terms)(silo, broadcast))
+    stage = Stage(terms=terms, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
+    report = silo.fit(model, [stage])
+    model.eval()
+    sums: dict[str, torch.Tensor] = {}
+    width = broadcast[PROTOTYPES].shape[1]
+    if privacy is None:
+        # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
+        sums = dict(zip((SUMS, COUNTS), silo_class_sums(silo, model, width), strict=True))
+    elif silo.round in privacy.releases:
+        bound, second = privacy.feature_clip, uses_moments(setting)
+        made = silo.private_class_sums(
+            lambda inputs: summed(model.features(inputs), bound, second=second), _summed_width(setting, width)
+        )
+        sums = dict(zip((SUMS, COUNTS), made, strict=True))
+    trained = model_update.model_terms(received, model)
+    return Contribution({**trained, **model_update.training_terms(report, TERMS), **sums})
+
+
+def _reshaping_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
+    config: FedMRConfig = silo.setting.config
+
+    def intra(view: BatchView) -> torch.Tensor:
+        return intra_class_loss(view.features, view.labels, form=config.intra_form, eps=config.intra_eps)
+
+    # Both couple the records of a batch (class statistics; class counts), so neither is per-record.
+    return Term("intra", config.mu_intra, intra, per_record=False), inter_term(silo, broadcast, config)
+
+
+def inter_term(silo: SiloView, broadcast: phases.Tensors, options: InterOptions) -> Term:
+    """The inter-class term towards the prototypes received."""
+    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device)
+    stream = silo.generator("lite")
+
+    def inter(view: BatchView) -> torch.Tensor:
+        features, labels = view.features, view.labels
+        if options.lite_m is not None and options.lite_m < len(labels):
+            chosen = torch.randperm(len(labels), generator=stream, device=stream.device)[: options.lite_m]
+            chosen = chosen.to(labels.device, non_blocking=True)
+            features, labels = features[chosen], labels[chosen]
+        return inter_class_loss(features, labels, prototypes, valid, support=options.inter_support)
+
+    return Term("inter", options.mu_inter, inter, per_record=False)
+
+
+def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
+    """Both terms of one record each: what they compare it with is constant."""
+    setting, config = silo.setting, silo.setting.config
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    return frozen_terms(
+        broadcast[PROTOTYPES].to(silo.device),
+        broadcast[VALID].to(silo.device).bool(),
+        broadcast[MOMENTS].to(silo.device) if uses_moments(setting) else None,
+        bound=setting.privacy.feature_clip,
+        intra=config.mu_intra,
+        inter=config.mu_inter,
+    )
+
+
+def _updater(setting: Setting) -> Callable[[ServerState, Totals, Cohort], ServerState]:
+    if not uses_moments(setting):
+        return update
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    scale = moment_scale(setting.privacy.feature_clip)
+
+    def with_moments(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        if SUMS not in totals:
+            return update(state, totals, cohort)
+        width = state.extra[PROTOTYPES].shape[1]
+        sums, counts = torch.as_tensor(totals[SUMS]) * scale, torch.as_tensor(totals[COUNTS])
+        kept, _ = update_prototypes(state.extra[MOMENTS], sums, counts)
+        changed = update(state, {**totals, SUMS: sums[:, :width].numpy()}, cohort)
+        return changed.evolve(extra={**changed.extra, MOMENTS: kept})
+
+    return with_moments
+
+
+def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid.
+
+    Where the class sums were not opened (a silo dropped out), all prototypes keep their values.
+    """
+    model = model_update.apply_mean(state.model, totals, cohort)
+    return state.evolve(model=model, extra=with_new_prototypes(state.extra, totals))
+
+
+def with_new_prototypes(extra: phases.Tensors, totals: Totals) -> phases.Tensors:
+    """What the server keeps, with the prototypes of this round's class sums where they were opened."""
+    if SUMS not in totals:
+        return extra
+    sums, counts = torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
+    prototypes, seen = update_prototypes(extra[PROTOTYPES], sums, counts)
+    valid = extra[VALID].to(torch.bool) | seen
+    return {**extra, PROTOTYPES: prototypes, VALID: valid.to(torch.uint8)}
+
+
+def private(config: FedMRConfig) -> str | None:
+    """What has no form of one record each."""
+    if config.lite_m is not None:
+        return "lite_m chooses among the records of a batch; leave it out"
+    if config.intra_form != "paper" and config.mu_intra > 0:
+        return "intra_form 'official' weighs classes by their counts in a batch; take 'paper'"
+    return None
+
+
+def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Class logits (B, C)."""
+    logits: torch.Tensor = model(inputs)
+    return logits
+
+
+METHOD = Method(
+    name="fedmr",
+    title="FedMR",
+    paper="Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping (TMLR)",
+    config=FedMRConfig,
+    init_server=init_server,
+    plan=plan,
+    predict=predict,
+    private=private,
+)

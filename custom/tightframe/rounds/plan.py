@@ -1,0 +1,255 @@
+"""Every exchange of a run, in order, from the job alone.
+
+Server and silos both look up what an exchange is here: which phase it has, what rides on it, and which
+sums a run can have at all. Who adds an exchange or a rider does it in this file.
+
+    statistics, before   ->   train (each round)   ->   after   ->   closing   ->   personal
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from tightframe.errors import RunError
+from tightframe.learning.model_update import BROADCAST
+from tightframe.phases import Phase, Schema, Tensors
+from tightframe.rounds.riders import (
+    class_rules,
+    closing,
+    epsilon,
+    evaluation,
+    noisy_class_sums,
+    noisy_evaluation,
+    personal,
+)
+
+if TYPE_CHECKING:
+    from tightframe.rounds.setup import JobSetup
+
+Kind = Literal["statistics", "before", "train", "after", "closing", "personal"]
+STATISTICS: Final = "statistics"
+BEFORE: Final = "before"
+TRAIN: Final = "train"
+AFTER: Final = "after"
+CLOSING: Final = "closing"
+PERSONAL: Final = "personal"
+KINDS: tuple[Kind, ...] = (STATISTICS, BEFORE, TRAIN, AFTER, CLOSING, PERSONAL)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a run, which ends in one sum.
+
+    Attributes:
+        kind: which part of the run it belongs to.
+        round: from 1 on in training; 0 before it, the last round's after it.
+        phase: with all that rides on it, but for an evaluation that not every broadcast allows.
+        evaluating: the phase with that evaluation; None where there is none.
+        index, of: its place among the phases of its kind and round.
+    """
+
+    kind: Kind
+    round: int
+    phase: Phase
+    evaluating: Phase | None = None
+    index: int = 0
+    of: int = 1
+
+    def carrying(self, evaluate: bool) -> Phase:
+        """The phase, with the evaluation on it if that is asked for and there is one."""
+        return self.evaluating if evaluate and self.evaluating is not None else self.phase
+
+    def evaluates(self, broadcast: Tensors) -> bool:
+        """Whether the evaluation rides on it: that needs a broadcast with the model, but for the closing."""
+        return self.evaluating is self.phase or (
+            self.evaluating is not None and any(name.startswith(BROADCAST) for name in broadcast)
+        )
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases that it can be, each once: with the evaluation first."""
+        both = (self.evaluating, self.phase)
+        return tuple({id(item): item for item in both if item is not None}.values())
+
+    @property
+    def before(self) -> bool:
+        """It comes before the first round, so that no work is lost if the run ends there."""
+        return self.kind in (STATISTICS, BEFORE)
+
+    @property
+    def training(self) -> bool:
+        """It belongs to a training round."""
+        return self.kind == TRAIN
+
+    @property
+    def after(self) -> bool:
+        """It is a method's own, between the last round and the closing."""
+        return self.kind == AFTER
+
+    @property
+    def closing(self) -> bool:
+        """It is the closing."""
+        return self.kind == CLOSING
+
+    @property
+    def starts(self) -> bool:
+        """It is the first of the first round: its broadcast has the model that the run begins with."""
+        return self.training and self.round == 1 and self.index == 0
+
+    @property
+    def counts(self) -> bool:
+        """Its sum is of counts alone, which are opened for the whole roster only."""
+        last = self.kind in (CLOSING, PERSONAL)
+        return last or (not self.training and bool(self.phase.schema.group("static")))
+
+    @property
+    def stream(self) -> int:
+        """The round by which a silo's random streams are keyed: personal models come after the last."""
+        return self.round + (self.kind == PERSONAL)
+
+
+class RunPlan:
+    """The exchanges of one job.
+
+    Args:
+        setup: of the job.
+    """
+
+    def __init__(self, setup: JobSetup) -> None:
+        self._setup, self._job = setup, setup.job
+
+    def __iter__(self) -> Iterator[Exchange]:
+        """Every exchange of a run that is not done by the jobs before, in order."""
+        yield from self.beginning()
+        for number in range(self._job.done + 1, self._job.rounds + 1):
+            yield from self.round(number)
+        yield from self.ending()
+
+    def beginning(self) -> Iterator[Exchange]:
+        """Before the first round; none in a job that goes on with a stopped one."""
+        if self._job.resume is None:
+            yield from self.at(STATISTICS, 0)
+            yield from self.at(BEFORE, 0)
+
+    def round(self, number: int) -> tuple[Exchange, ...]:
+        """Of one training round (1-based)."""
+        return self.at(TRAIN, number)
+
+    def ending(self) -> Iterator[Exchange]:
+        """After the last round."""
+        for kind in (AFTER, CLOSING, PERSONAL):
+            yield from self.at(kind, self._job.rounds)
+
+    def at(self, kind: str, number: int) -> tuple[Exchange, ...]:
+        """The exchanges of a kind in a round; none if the job has none there."""
+        job = self._job
+        first, last = {
+            TRAIN: (job.done + 1, job.rounds),
+            STATISTICS: (0, 0 if job.resume is None else -1),
+            BEFORE: (0, 0 if job.resume is None else -1),
+        }.get(kind, (job.rounds, job.rounds))
+        made: Callable[[int], Sequence[Exchange]] | None = {
+            STATISTICS: lambda _: self._bare(STATISTICS, self._setup.statistics_phases()),
+            BEFORE: lambda _: self._bare(BEFORE, self._setup.before_phases()),
+            TRAIN: self._round,
+            AFTER: lambda _: self._bare(AFTER, self._setup.after_phases()),
+            CLOSING: lambda _: (self._closing,),
+            PERSONAL: lambda _: (self._personal,) if job.personalise else (),
+        }.get(kind)
+        return tuple(made(number)) if made is not None and first <= number <= last else ()
+
+    def find(self, kind: str, number: int, index: int, *, evaluate: bool) -> Exchange:
+        """The exchange that a server asks a silo for: what it may ask is what the job plans.
+
+        Raises:
+            RunError: TF-505 if the job has no such exchange, or no evaluation with it.
+        """
+        planned = self.at(kind, number)
+        if not 0 <= index < len(planned):
+            raise RunError(
+                f"Expected an exchange that this job plans, but the server asks for {kind!r}, round "
+                f"{number}, phase {index}: {self._planned(kind)}.",
+                code="TF-505",
+            )
+        if evaluate and planned[index].evaluating is None:
+            raise RunError(
+                f"Expected an evaluation with a round's first phase or the closing only, and with `privacy` "
+                f"as planned, but the server asks for one in {kind!r}, round {number}, phase {index}.",
+                code="TF-505",
+            )
+        return planned[index]
+
+    def _planned(self, kind: str) -> str:
+        kinds = [item for item in KINDS if self.at(item, 0) or self.at(item, self._job.rounds)]
+        if kind not in kinds:
+            return f"it has {', '.join(kinds)}"
+        if kind == TRAIN:
+            return f"its rounds are {self._job.done + 1} to {self._job.rounds}"
+        number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
+        return f"it has {len(self.at(kind, number))} of {kind!r}, in round {number}"
+
+    def _bare(self, kind: Kind, phases: Sequence[Phase]) -> Sequence[Exchange]:
+        """Exchanges outside the rounds, under the class rules."""
+        number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
+        return [
+            Exchange(kind, number, self._ruled(phase), index=index, of=len(phases))
+            for index, phase in enumerate(phases)
+        ]
+
+    def _round(self, number: int) -> Sequence[Exchange]:
+        """A round's phases with what rides on them; the order of riders is that of the fields in a sum."""
+        setup, phases = self._setup, list(self._setup.training_phases(number))
+        if setup.privacy is not None:
+            private = setup.privacy
+            phases = [noisy_class_sums.riding(phase, private, self._job) for phase in phases]
+            # Last of all, so that what this round charges is told with it.
+            phases[-1] = epsilon.riding(phases[-1], self._job)
+        phases = [self._ruled(phase) for phase in phases]
+        return [
+            Exchange(
+                TRAIN,
+                number,
+                phase,
+                self._evaluated(phase, number) if index == 0 and setup.evaluates_in(number) else None,
+                index,
+                len(phases),
+            )
+            for index, phase in enumerate(phases)
+        ]
+
+    def _ruled(self, phase: Phase) -> Phase:
+        # Under privacy a threshold would move whole blocks; noise and a floor of noisy counts replace it.
+        if self._job.class_rules == "off" or self._job.privacy is not None:
+            return phase
+        return class_rules.riding(phase, self._setup.dataset.num_classes)
+
+    def _evaluated(self, phase: Phase, number: int) -> Phase:
+        return evaluation.riding(phase, self._evaluation, self._term(f"round {number} evaluation"))
+
+    def _term(self, purpose: str) -> evaluation.Term:
+        private = self._setup.privacy
+        if private is None or private.evaluation is None:
+            return evaluation.exact
+        return noisy_evaluation.term(private, purpose)
+
+    @functools.cached_property
+    def _evaluation(self) -> Schema:
+        """The fields of the evaluation of the model received."""
+        private, bins = self._setup.privacy, self._job.evaluation.score_bins
+        if private is not None and private.evaluation is not None:
+            return private.evaluation.schema(evaluation.FOLDS, bins)
+        return evaluation.schema(self._setup.dataset.num_classes, bins)
+
+    @functools.cached_property
+    def _closing(self) -> Exchange:
+        told = self._evaluation if self._setup.evaluates else None
+        phase = closing.phase(told, self._term("closing evaluation"))
+        return Exchange(CLOSING, self._job.rounds, phase, phase)
+
+    @functools.cached_property
+    def _personal(self) -> Exchange:
+        last = self._setup.training_phases(self._job.rounds)[-1]
+        return Exchange(PERSONAL, self._job.rounds, personal.phase(self._setup, last))

@@ -1,0 +1,244 @@
+"""What a job with differential privacy releases, and with how much noise: from the job alone.
+
+The same at server and silos, but for the noise of training, which each silo solves for its own number of
+records. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tightframe.config.job import JobConfig, Privacy
+from tightframe.phases import Field, Fold, Phase, PrivacySetting, Schema
+from tightframe.privacy import accounting
+from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
+from tightframe.privacy.releases import evaluation_totals
+from tightframe.privacy.releases import plan as release_plan
+from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
+from tightframe.report.words import plural
+from tightframe.securesum.rules import honest_sites, threshold
+
+CLASS_COUNTS = "class counts"
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What every silo of a job releases.
+
+    Attributes:
+        privacy: what the job asks for.
+        releases: rounds in which class sums are released; none if the method has no class sums.
+        prior: whether the silo's own class counts are made noisy, once.
+        spare: releases of class sums that may be repeated.
+        class_noise: noise multiplier of each of these; None if there are none.
+        evaluation: what is told of models, with noise; None where the evaluation stays at the silos.
+    """
+
+    privacy: Privacy
+    releases: tuple[int, ...]
+    prior: bool
+    spare: int
+    class_noise: float | None
+    evaluation: EvaluationPlan | None = None
+
+    @property
+    def class_sums(self) -> ClassSumsConfig:
+        """How class sums are released.
+
+        Raises:
+            ValueError: if the method has none.
+        """
+        if self.class_noise is None:
+            raise ValueError("Expected a method with class sums, but this one releases none.")
+        return ClassSumsConfig(
+            noise_multiplier=self.class_noise,
+            feature_clip=self.privacy.feature_clip,
+            releases=max(1, len(self.releases)),
+            neighbours=self.privacy.neighbours,
+        )
+
+    @property
+    def class_events(self) -> tuple[Event, ...]:
+        """What class sums and class counts are charged as, those that may be repeated with them."""
+        if self.class_noise is None:
+            return ()
+        return (Gaussian(self.class_noise),) * (len(self.releases) + self.spare + self.prior)
+
+    @property
+    def number_of_releases(self) -> int:
+        """Releases other than training, each counted once: class sums, class counts, evaluations."""
+        evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
+        return len(self.releases) + self.prior + evaluations
+
+    @property
+    def release_events(self) -> tuple[Event, ...]:
+        """What all releases but training are charged as."""
+        return (*self.class_events, *(() if self.evaluation is None else self.evaluation.events))
+
+    def training_noise(self, sampling_rate: float, steps: int) -> float:
+        """The noise multiplier of DP-SGD with which a silo's whole job keeps to its budget.
+
+        Args:
+            sampling_rate: of a record, or patient, in a step.
+            steps: of the whole job.
+
+        Raises:
+            BudgetError: TF-701 if no noise is enough.
+        """
+        if self.privacy.noise_multiplier is not None:
+            return self.privacy.noise_multiplier
+        return accounting.solve(
+            lambda noise: [SubsampledGaussian(noise, sampling_rate, steps)],
+            epsilon=self.privacy.epsilon,
+            delta=self.privacy.delta,
+            spent=self.release_events,
+        )
+
+    def describe(self) -> str:
+        """One line for people."""
+        extra = [f"class sums in {plural(len(self.releases), 'round')}"] if self.releases else []
+        extra += ["class counts once"] if self.prior else []
+        beside = f", beside it noisy {' and '.join(extra)}" if extra else ""
+        told = "evaluation stays at the silos" if self.evaluation is None else self.evaluation.describe()
+        return (
+            f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
+            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; DP-SGD, "
+            f"gradients clipped to {self.privacy.clip_norm:g}{beside}; {told}"
+        )
+
+
+def public_setting(job: JobConfig) -> PrivacySetting | None:
+    """What the methods are told; None without privacy."""
+    if job.privacy is None:
+        return None
+    rounds = release_plan.release_rounds(job.rounds, job.privacy.releases)
+    return PrivacySetting(job.privacy.feature_clip, rounds)
+
+
+def make_plan(
+    job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, prior: bool, num_classes: int
+) -> PrivacyPlan:
+    """The plan of a job whose ``privacy`` is set.
+
+    Args:
+        job: validated.
+        phases: of each training round, with its number.
+        prior: whether the method's loss uses the silo's class counts.
+        num_classes: C.
+
+    Raises:
+        BudgetError: TF-701 if no noise is enough.
+        ContributionError: TF-404 if a class sum or an evaluation could wrap around.
+    """
+    privacy = job.privacy
+    if privacy is None:
+        raise ValueError("Expected a job with `privacy`, but it has none.")
+    releases = tuple(
+        number
+        for number, found in phases
+        if any(is_class_sum(item) for phase in found for item in phase.schema.fields)
+    )
+    spare = privacy.spare_rounds if releases else 0
+    number = len(releases) + spare + prior
+    noise = None
+    if number:
+        noise = accounting.solve(
+            lambda multiplier: [Gaussian(multiplier)] * number,
+            epsilon=privacy.epsilon * privacy.class_noise_share,
+            delta=privacy.delta,
+        )
+    plan = PrivacyPlan(privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes))
+    if releases:
+        release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
+    return plan
+
+
+def is_class_sum(item: Field) -> bool:
+    """Whether a field carries noisy class sums."""
+    return item.mechanism == "class_sums"
+
+
+def honest_silos(job: JobConfig, enrolled: int) -> int:
+    """The least number of honest silos in any sum that can be opened, t - c; 1 for plain sums.
+
+    A plain server sees each silo's own term, so that each silo adds all of the noise.
+    """
+    if job.summation == "plain":
+        return 1
+    colluders = job.assumed_colluders(enrolled)
+    return honest_sites(threshold(enrolled, colluders, job.server_trust), colluders)
+
+
+MAX_RECORDS = 2**24
+"""A public limit of one silo's records: sums of so many cannot wrap around."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The noisy evaluations of a job.
+
+    Attributes:
+        config: of each of them.
+        after: the training rounds whose models are evaluated; the last round, at the closing, is one.
+        spare: evaluations that may be repeated.
+        bound: of each number in a silo's term.
+    """
+
+    config: EvaluationConfig
+    after: tuple[int, ...]
+    spare: int
+    bound: float
+
+    @property
+    def events(self) -> tuple[Gaussian, ...]:
+        """What they are charged as, those that may be repeated with them."""
+        return evaluation_totals.events(self.config, len(self.after) + self.spare)
+
+    def in_round(self, number: int) -> bool:
+        """Whether the model that a training round begins with is evaluated in it."""
+        return number - 1 in self.after
+
+    def schema(self, folds: Sequence[Fold], score_bins: int) -> Schema:
+        """The fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
+
+        None is static, and no class rule applies: noise, not the cohort, is what protects them.
+        """
+        classes = self.config.num_classes
+        shapes = {"confusion": (classes, classes), "scores": (classes, 2, score_bins)}
+        return Schema(
+            tuple(
+                Field(f"evaluation/{fold}/{name}", shape, bound=self.bound, mechanism="evaluation")
+                for fold in folds
+                for name, shape in shapes.items()
+            )
+        )
+
+    def describe(self) -> str:
+        """A part of a line for people."""
+        where = [f"after round {number}" for number in self.after[:-1]]
+        which = ", ".join([*where, "of the last model"]) if len(where) < 6 else f"of {len(self.after)} models"
+        return f"noisy totals of the evaluation {which}"
+
+
+def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
+    """The noisy evaluations that a job asks for; None where it has none.
+
+    Raises:
+        BudgetError: TF-701 if no noise is enough.
+        ContributionError: TF-404 if a total could wrap around.
+    """
+    privacy = job.privacy
+    if privacy is None or privacy.evaluation != "noisy":
+        return None
+    after = release_rounds(job.rounds, privacy.evaluations, predicts=True)
+    number = len(after) + privacy.spare_rounds
+    noise = accounting.solve(
+        lambda multiplier: [Gaussian(multiplier)] * number,
+        epsilon=privacy.epsilon * privacy.evaluation_noise_share,
+        delta=privacy.delta,
+    )
+    config = EvaluationConfig(noise, num_classes)
+    bound = evaluation_totals.term_bound(config, MAX_RECORDS, len(job.sites))
+    return EvaluationPlan(config, after, privacy.spare_rounds, bound)

@@ -1,0 +1,1 @@
+"""What travels with a phase, one file each: ``Phase -> Phase``, schema and both halves together."""

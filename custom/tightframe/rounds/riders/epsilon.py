@@ -1,0 +1,251 @@
+"""What the lead learns of the epsilon that a job has cost each silo's records, round by round.
+
+With the last phase of a round every silo adds a one to the range that its own epsilon lies in; the sum is a
+histogram over silos. Where its policy lets the number out, a silo also writes it into its own place of a
+vector that is zero for everybody else. Both are functions of what stands in the silo's ledger: of the job,
+of what was charged again, and of the number of its records as ``rounds.silo.private_view.taken_as_known``
+rounds it, which its updates show anyway; never of a single record.
+
+They belong to the update group and not to the static one: that is open for one cohort of a data set for
+ever, so that the first silo whose budget is spent would keep all others from any further job.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tightframe.config.job import JobConfig, Privacy
+from tightframe.config.profiles import EpsilonShown
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Phase,
+    Reading,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.rounding import rounded_up
+
+if TYPE_CHECKING:
+    from tightframe.rounds.silo.private_view import PrivateSilo
+
+BINS, SHOWN = "privacy/epsilon_bins", "privacy/epsilon_shown"
+EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, math.inf)
+"""The upper ends of the ranges, the same for all jobs: an epsilon on an edge lies below it."""
+UNIT = 1000
+"""Exact numbers are told in thousandths, rounded up: whole numbers, which a sum keeps exactly."""
+
+
+def fields(job: JobConfig) -> Schema:
+    """The ranges (B,) and, one for each silo of the job in roster order, the exact numbers (n,).
+
+    Raises:
+        ValueError: if the job has no privacy.
+    """
+    most = thousandths(_privacy(job).epsilon)
+    return Schema(
+        (
+            Field(BINS, (len(EDGES),), bound=1.0, mechanism="charges"),
+            Field(SHOWN, (len(job.roster),), bound=float(most), mechanism="charges"),
+        )
+    )
+
+
+NOTE = "epsilon"
+"""Name of the note: ``Spent``."""
+
+
+def riding(phase: Phase, job: JobConfig) -> Phase:
+    """A round's last phase, in which each silo tells what the job has cost up to and including it."""
+
+    def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
+        made = phase.contribute(silo, broadcast, state)
+        # After it, because it charges what it draws; so a round that is repeated is told with its repeats.
+        told = cast("PrivateSilo", silo).told_spent()
+        return replace(made, tensors={**made.tensors, **told})
+
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        own, others = split(totals)
+        reading = phase.read(state, others, cohort)
+        try:
+            return reading.noting(NOTE, read_totals(job, own, sorted(cohort.weights), cohort.round))
+        except ValueError as error:
+            return reading.warning(
+                f"round {cohort.round}: what silos tell of their epsilon is not used: {error}"
+            )
+
+    return replace(phase, schema=phase.schema + fields(job), contribute=contribute, read=read)
+
+
+def terms(spent: float, how: EpsilonShown, name: str, roster: Sequence[str]) -> dict[str, torch.Tensor]:
+    """One silo's part of the two sums.
+
+    Args:
+        spent: the epsilon that the job has cost its records.
+        how: what its policy lets out.
+        name: of the silo.
+        roster: the silos of the job, sorted.
+
+    Returns:
+        float64 tensors (B,) and (n,); zeros where the policy lets nothing out.
+    """
+    bins = torch.zeros(len(EDGES), dtype=torch.float64)
+    numbers = torch.zeros(len(roster), dtype=torch.float64)
+    if how != "nothing":
+        bins[bisect.bisect_left(EDGES, spent)] = 1.0
+    if how == "exact":
+        # Zero stands for a number that is not told.
+        numbers[list(roster).index(name)] = max(1, thousandths(spent))
+    return {BINS: bins, SHOWN: numbers}
+
+
+def thousandths(epsilon: float) -> int:
+    """Epsilon in thousandths, never less than it is.
+
+    >>> thousandths(3.2131), thousandths(8.0)
+    (3214, 8000)
+    """
+    return int(Decimal(rounded_up(epsilon)) * UNIT)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What the server read in one round.
+
+    Attributes:
+        round: up to and including which the charges count.
+        promised: the most that the job may cost each silo.
+        delta: of all epsilons here.
+        silos: in the sum.
+        bins: how many of them lie in each range of ``EDGES``.
+        shown: silo -> its own epsilon, rounded up, of those that tell it.
+    """
+
+    round: int
+    promised: float
+    delta: float
+    silos: int
+    bins: tuple[int, ...]
+    shown: Mapping[str, float]
+
+    @property
+    def untold(self) -> int:
+        """Silos in the sum whose policy tells nothing."""
+        return self.silos - sum(self.bins)
+
+    @property
+    def ranges(self) -> list[tuple[float, float, int]]:
+        """(above, up to, silos) of each range with silos in it; no silo passes the job's promise."""
+        ends = itertools.pairwise((0.0, *EDGES))
+        return [
+            (low, min(high, self.promised), count)
+            for (low, high), count in zip(ends, self.bins, strict=True)
+            if count
+        ]
+
+    @property
+    def range(self) -> tuple[float, float] | None:
+        """Above what and up to what all that is told lies; None if no silo tells anything."""
+        found = self.ranges
+        return (found[0][0], found[-1][1]) if found else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "round": self.round,
+            "promised": self.promised,
+            "delta": self.delta,
+            "range": None if self.range is None else list(self.range),
+            "histogram": [{"above": low, "up_to": high, "silos": count} for low, high, count in self.ranges],
+            "untold": self.untold,
+            "shown": dict(sorted(self.shown.items())),
+        }
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = [f"{_silos(count)} up to epsilon {high:g}" for _, high, count in self.ranges]
+        text = ", ".join(parts) or "not told"
+        # In thousandths already, and rounded up by the silo.
+        told = [f"{site} shows {value:.3f}" for site, value in sorted(self.shown.items())]
+        if self.untold and parts:
+            told.append(f"{_silos(self.untold)} told nothing")
+        return "; ".join(
+            [f"privacy spent: {text} (delta {self.delta:g}, at most {self.promised:g} promised)", *told]
+        )
+
+
+def split(totals: Totals) -> tuple[Totals, dict[str, NDArray[np.float64]]]:
+    """What a round tells of epsilon, and what its method gets."""
+    own = {name: value for name, value in totals.items() if name in (BINS, SHOWN)}
+    return own, {name: value for name, value in totals.items() if name not in own}
+
+
+def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_number: int) -> Spent | None:
+    """The server's reading of the two sums.
+
+    Args:
+        job: with privacy.
+        totals: of the two fields; none where the phase is not a round's last.
+        cohort: the silos in the sum.
+        round_number: of the round.
+
+    Returns:
+        None without the two fields.
+
+    Raises:
+        ValueError: if they cannot be sums of what silos tell: somebody did not keep to the protocol.
+    """
+    if not totals:
+        return None
+    privacy = _privacy(job)
+    bins, numbers = totals[BINS], totals[SHOWN]
+    whole = bool((np.concatenate([bins, numbers]) == np.rint(np.concatenate([bins, numbers]))).all())
+    told = {site: float(value) for site, value in zip(job.roster, numbers, strict=True) if value}
+    most = bisect.bisect_left(EDGES, privacy.epsilon)
+    ranges = Counter(bisect.bisect_left(EDGES, value / UNIT) for value in told.values())
+    if (
+        not whole
+        or bins.min() < 0
+        or bins.sum() > len(cohort)
+        or bins[most + 1 :].any()
+        or not set(told) <= set(cohort)
+        or any(not 0 < value <= thousandths(privacy.epsilon) for value in told.values())
+        or any(count > bins[place] for place, count in ranges.items())
+    ):
+        raise ValueError(
+            f"Expected a histogram of {_silos(len(cohort))} within epsilon {privacy.epsilon:g}, and exact "
+            f"numbers of some of them, but got {bins.tolist()} and {numbers.tolist()}."
+        )
+    return Spent(
+        round=round_number,
+        promised=privacy.epsilon,
+        delta=privacy.delta,
+        silos=len(cohort),
+        bins=tuple(int(value) for value in bins),
+        shown={site: value / UNIT for site, value in told.items()},
+    )
+
+
+def _privacy(job: JobConfig) -> Privacy:
+    if job.privacy is None:
+        raise ValueError("Expected a job with `privacy`, but it has none.")
+    return job.privacy
+
+
+def _silos(count: int) -> str:
+    return f"{count} silo" if count == 1 else f"{count} silos"

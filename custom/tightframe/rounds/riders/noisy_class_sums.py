@@ -1,0 +1,82 @@
+"""The server's reading of noisy class sums: averaged over releases, shortened, and only above a floor.
+
+A method's ``update`` gets sums and numbers of records, as without privacy; here they come from all releases
+so far. It is post-processing of what was opened, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tightframe.config.job import JobConfig
+from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
+from tightframe.privacy.releases.class_sums import as_units
+from tightframe.privacy.releases.reading import ReleaseAverage
+from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_class_sum
+
+STATE = "privacy/releases/"
+
+
+def riding(phase: Phase, plan: PrivacyPlan, job: JobConfig) -> Phase:
+    """A phase whose method gets noisy class sums as averages over the releases so far.
+
+    Silos need nothing here: their view of the records (``PrivateSilo``) adds the noise.
+    """
+
+    def read_sums(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        honest = honest_silos(job, cohort.enrolled)
+        state, averaged = read(plan, phase, state, totals, silos=cohort.size, honest=honest)
+        return phase.read(state, averaged, cohort)
+
+    return replace(phase, read=read_sums)
+
+
+def read(
+    plan: PrivacyPlan, phase: Phase, state: ServerState, totals: Totals, *, silos: int, honest: int
+) -> tuple[ServerState, Totals]:
+    """Totals with class sums as a method expects them, and the state with the releases so far.
+
+    Classes whose noisy count is below the floor have zero records, so that a method keeps what it has.
+
+    Args:
+        plan: of the job.
+        phase: whose totals they are.
+        state: of the server.
+        totals: as they were opened.
+        silos: in the sum.
+        honest: t - c of the enrolled silos.
+    """
+    found = [item for item in phase.schema.fields if is_class_sum(item) and item.name in totals]
+    if not found:
+        return state, totals
+    sums, counts = _pair(found)
+    config = plan.class_sums
+    numbers = np.concatenate([totals[sums.name], totals[counts.name][:, None]], 1)
+    units = as_units(torch.from_numpy(numbers), config)
+    kept = {name.removeprefix(STATE): item for name, item in state.extra.items() if name.startswith(STATE)}
+    average = ReleaseAverage.of(kept) if kept else ReleaseAverage.empty(*units.shape)
+    average = average.add(units, silos=silos, honest=honest)
+    reading = average.read(config)
+    records = torch.where(reading.usable, reading.counts, 0.0)
+    changed = {
+        **totals,
+        sums.name: (reading.means * records[:, None]).numpy(),
+        counts.name: records.numpy(),
+    }
+    extra = {**state.extra, **{STATE + name: item for name, item in average.state().items()}}
+    return state.evolve(extra=extra), changed
+
+
+def _pair(fields: list[Field]) -> tuple[Field, Field]:
+    """The sums (C, w) and the numbers of records (C,) among a phase's class sums."""
+    wide = [item for item in fields if len(item.shape) == 2]
+    flat = [item for item in fields if len(item.shape) == 1]
+    if len(wide) != 1 or len(flat) != 1:
+        raise ValueError(
+            "Expected a phase to have one field (C, w) and one (C,) of class sums, but got "
+            f"{[item.name for item in fields]}."
+        )
+    return wide[0], flat[0]

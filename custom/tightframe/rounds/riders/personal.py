@@ -1,0 +1,207 @@
+"""Personal models as sums: how well the silos' own models do, told as means over silos only.
+
+A personal model and its results stay at its silo. What travels are its three accuracies, each silo
+counting once whatever its size, and the number of silos that have them. From a mean over n silos the
+other n - 1 together would know the last one's number, and a sum of one silo is its own result.
+
+An accuracy is k right of n records, and fractions with other denominators add up in one way only: a fine sum
+would tell each silo's k. So they are summed in steps of 1/32, the same for all: whatever adds up to a total
+in these steps could have been. A silo's step is off by 1/64 at most, a mean over four by half of a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tightframe import metrics
+from tightframe.learning.model_update import BUFFER, UPDATE, broadcast_model, received_model
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Method,
+    Phase,
+    Reading,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+from tightframe.rounds.riders.evaluation import one_answer
+
+if TYPE_CHECKING:
+    from tightframe.rounds.setup import JobSetup
+    from tightframe.rounds.silo.view import LocalSilo
+
+Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+
+NOTE = "personal"
+"""Name of the note: ``summarise``."""
+KEPT = "personal_model.safetensors"
+"""The silo's own model, in its run folder."""
+
+ACCURACY = "personal/accuracy"
+VALID_CLASSES = "personal/valid_classes"
+LABEL_SHARE = "personal/label_share"
+SILOS = "personal/silos"
+JUDGED = "personal/judged"
+FRACTION_BITS = 5
+
+
+def schema() -> Schema:
+    """The fields, all scalars in [0, 1], summed in steps of ``2**-FRACTION_BITS``.
+
+    ``personal/accuracy``, and ``personal/silos``, which is 1 for a silo that has it;
+    ``personal/valid_classes`` (PM(V)) and ``personal/label_share`` (PM(L)), and ``personal/judged``,
+    which is 1 for a silo that has both.
+    """
+    names = (ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED)
+    return Schema(
+        tuple(Field(name, (), ring=64, bound=1.0, static=True, bits=FRACTION_BITS) for name in names)
+    )
+
+
+def phase(setup: JobSetup, last: Phase) -> Phase:
+    """The exchange in which every silo makes its personal model and keeps it.
+
+    Args:
+        setup: of the job.
+        last: the last phase of the last round, by which a model is trained once more.
+    """
+
+    def broadcast(state: ServerState) -> Tensors:
+        return {**last.broadcast(state), **broadcast_model(state.model)}
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        view = cast("LocalSilo", silo)
+        tensors = _made(view, last, received, state)
+        # Its accuracy is an exact count of the very records that are not to be told of.
+        return Contribution(untold(tensors) if "test" in view.left_out else tensors, None)
+
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        reading = Reading(state, {})
+        return reading.noting(NOTE, summarise(totals)) if totals else reading
+
+    return Phase("personal", schema(), broadcast, contribute, lambda state, totals, cohort: state, read)
+
+
+def _made(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
+    """Make the personal model, keep it and its results at the silo; how good it is."""
+    setup, context = silo.setup, silo.context
+    context.log.info("%s: making the personal model", silo.name)
+    model = build(silo, setup.method, last, received, state)
+    tensors, confusion = count(
+        setup.method.predict,
+        model,
+        silo.batches("test", augment=False, shuffle=False),
+        silo.class_counts("train"),
+        setup.dataset.num_classes,
+    )
+    sha256 = save_tensors(context.run_dir / KEPT, model.state_dict(), mode=0o600)
+    results = {name.removeprefix("personal/"): float(value) for name, value in tensors.items()}
+    answer = one_answer(confusion, setup.dataset.class_names)
+    kept = {"model_sha256": sha256, "confusion": confusion.tolist(), "one_answer": answer}
+    silo.add_to_report("personal", kept | results)
+    context.log.info("%s: personal model (this silo's own): %s", silo.name, context.run_dir / KEPT)
+    return tensors
+
+
+def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state: Tensors) -> torch.nn.Module:
+    """A silo's personal model: as the method makes it, or the model after one more round of training.
+
+    The latter is how FedNH's comparison defines it for every method (Dai et al., AAAI 2023). Where a
+    method sends no update of a model (it shares gradients), it is the global model itself.
+
+    Args:
+        silo: whose it is.
+        method: of the job.
+        phase: the last phase of the last round.
+        received: what that phase broadcasts, and the final model.
+        state: the silo's own committed state.
+    """
+    model = received_model(received)
+    if method.personalise is not None:
+        return method.personalise(silo, model, state)
+    trained = phase.contribute(silo, received, state).tensors
+    tensors = {
+        name: trained[BUFFER + name] if BUFFER + name in trained else value + trained.get(UPDATE + name, 0)
+        for name, value in model.items()
+    }
+    return silo.load(tensors)
+
+
+@torch.no_grad()
+def count(
+    predict: Predict,
+    module: torch.nn.Module,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    label_counts: torch.Tensor,
+    num_classes: int,
+) -> tuple[dict[str, torch.Tensor], NDArray[np.int64]]:
+    """Evaluate a silo's personal model.
+
+    Args:
+        predict: class logits (B, C) of a batch.
+        module: the personal model, evaluated as it is, in evaluation mode.
+        batches: mini-batches (inputs, labels) of the records to judge by; for FedNH's PM(V) and PM(L)
+            those of a test set that all silos share.
+        label_counts: the silo's training records of each class, int64 (C,).
+        num_classes: C.
+
+    Returns:
+        The tensors of ``schema``, float64, and the confusion matrix (C, C), rows true classes, which is
+        for the silo's own report and never leaves it. What a silo lacks (it has no records here, or
+        none of a class that it trained on) is zero, and so is its counter.
+
+    Raises:
+        ValueError: if ``label_counts`` has another shape, or a label is not in [0, C).
+    """
+    module.eval()
+    confusion = np.zeros((num_classes, num_classes), np.int64)
+    for inputs, labels in batches:
+        # As in the evaluation of the global model: a diverged model is undecided, which is class 0.
+        probabilities = torch.nan_to_num(torch.softmax(predict(module, inputs).float().double(), 1), nan=0.0)
+        confusion += metrics.confusion_matrix(
+            labels.cpu().numpy(), probabilities.argmax(1).cpu().numpy(), num_classes
+        )
+    counts = label_counts.cpu().numpy()
+    values = dict.fromkeys((ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED), 0.0)
+    if np.isfinite(accuracy := metrics.accuracy(confusion)):
+        values |= {ACCURACY: float(accuracy), SILOS: 1.0}
+    judged = {
+        VALID_CLASSES: metrics.valid_class_accuracy(confusion, counts),
+        LABEL_SHARE: metrics.label_share_accuracy(confusion, counts),
+    }
+    if np.isfinite(list(judged.values())).all():
+        values |= judged | {JUDGED: 1.0}
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, confusion
+
+
+def untold(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """What ``count`` gives as if the silo had no record: zeros, and in no mean."""
+    return {name: torch.zeros_like(value) for name, value in tensors.items()}
+
+
+def summarise(totals: Totals) -> dict[str, Any] | None:
+    """Means over silos from the totals, as plain JSON values; None without three silos.
+
+    ``accuracy`` is the mean over ``silos`` silos; ``valid_classes`` and ``label_share`` are means over
+    those that have both, None where fewer than three do. Of fewer, a mean is close to one's own.
+    """
+    silos = round(float(totals.get(SILOS, 0.0)))
+    judged = round(float(totals.get(JUDGED, 0.0)))
+    if silos < MIN_HOLDERS:
+        return None
+    named = {"valid_classes": VALID_CLASSES, "label_share": LABEL_SHARE}
+    shares = {
+        key: float(totals[name]) / judged if judged >= MIN_HOLDERS else None for key, name in named.items()
+    }
+    return {"accuracy": float(totals[ACCURACY]) / silos, "silos": silos} | shares

@@ -1,0 +1,433 @@
+"""What a server notes during a run, and the files that it leaves: metrics, model card, outcome, report."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tightframe import __version__, models
+from tightframe.files import write_json
+from tightframe.phases import Tensors, Totals
+from tightframe.report import writing
+from tightframe.rounds import dropouts
+from tightframe.rounds.checkpoint import BEST, save_tensors
+from tightframe.rounds.outcome import Outcome, final_row
+from tightframe.rounds.privacy_plan import honest_silos
+from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation, personal
+from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
+from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
+from tightframe.rounds.status import Status
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
+from tightframe.rounds.sums.plain import Enrolled
+
+
+class RunRecord:
+    """What a run leaves behind, kept on disk and up to date while it runs.
+
+    Args:
+        folder: where the files go.
+        setup: the job, and what it names.
+        log: for the line a round and the last screen.
+    """
+
+    def __init__(self, folder: Path, setup: JobSetup, log: logging.Logger) -> None:
+        job = setup.job
+        self.folder = folder
+        self.job = job
+        self.rows: list[Row] = []
+        self.weights: dict[str, float] = {}
+        self.synthetic = False
+        self.initial_model: dict[str, Any] | None = None
+        self.rounds_done = 0
+        self.absent: dict[str, str] = {}
+        self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
+        self.lost: dict[str, dropouts.Lost] = {}  # of the enrolled ones, those that are missing now
+        self.closing_failed: str | None = None  # why the last model could not be evaluated, if it was asked
+        self.trained = False
+        self.sums: str = job.summation
+        self.declared: dict[str, Declaration] = {}
+        self.privacy = setup.privacy
+        self.personal: dict[str, Any] | None = None  # means over silos of their personal models
+        promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
+        self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
+        self.status = Status(job.job_name, job.rounds, promised)
+        self.temporary = False  # whether the caller removes the folder with the outcome
+        self.best: tuple[float, int] | None = None
+        self.judges: frozenset[str] = frozenset()  # who counted the best model
+        self.others: frozenset[str] | None = None  # who counted the latest model, where that differs
+        self._setup = setup
+        self._method = setup.method
+        self._dataset = setup.dataset
+        self._log = log
+        self._started = time.monotonic()
+
+    @property
+    def status(self) -> Status:
+        """Where the run stands."""
+        return self._status
+
+    @status.setter
+    def status(self, now: Status) -> None:
+        self._status = now
+        if self.watcher is not None:
+            self.watcher()
+
+    @property
+    def data_line(self) -> str:
+        """One line about the records."""
+        title = self._dataset.title
+        if not self.weights:
+            return f"{title}; no silo was enrolled"
+        if self.synthetic:
+            return f"SYNTHETIC TWIN of {title}, generated records; no claim about a method is made on it"
+        divided = getattr(self._asked, "described", None)
+        return f"{title}, real records ({divided})" if divided else f"{title}, the sites' own records"
+
+    @property
+    def _asked(self) -> Any:
+        """What the job asks of the data set."""
+        return self._dataset.options.model_validate(self.job.dataset_options)
+
+    def enrolled(self, enrolled: Enrolled) -> None:
+        """Put on record who takes part, and what each says of itself."""
+        self.declared, self.absent = dict(enrolled.declared), dict(enrolled.absent)
+        self.weights = applied_weights(self.declared, self.job.max_weight_share)
+        self.synthetic = any(item.synthetic for item in enrolled.declared.values())
+        self.status = self.status.enrolled(self.weights, self.absent)
+
+    def failed(self, site: str, code: str, rules: Sequence[str]) -> None:
+        """A silo gave no answer that is of use; told as soon as it is known, by whatever carries messages."""
+        if rules:
+            self.refused_rules[site] = list(rules)
+        if self.status.state == "enrolling":
+            self.status = self.status.heard(site, code)
+        elif self.status.state == "summing" and self._miss(site, code):
+            self._tell_lost()
+
+    def answered(self, site: str) -> None:
+        """A silo's term has come."""
+        self.status = self.status.answer(site)
+        if self.lost.pop(site, None) is not None:
+            self._tell_lost()
+
+    def _miss(self, site: str, code: str) -> bool:
+        """Note since when a silo is missing; whether that is news."""
+        if site in self.lost or site not in self.declared:
+            return False
+        place = self.status
+        self.lost[site] = dropouts.Lost(place.kind or "train", place.round, dropouts.now(), code)
+        return True
+
+    def _tell_lost(self) -> None:
+        self.status = self.status.without(self.lost, self.notes(), self._unmeasured())
+
+    def notes(self) -> list[str]:
+        """Who is missing, and what cannot be measured for it, in sentences."""
+        closing = next((row for row in reversed(self.rows) if row.kind == "closing"), None)
+        evaluated = [row for row in self.rows if row.evaluation is not None]
+        final = self._final()
+        asked = closing is not None and closing.shut and self._setup.evaluates
+        said = dropouts.notes(
+            self.lost,
+            enrolled=len(self.declared),
+            since=self._unmeasured(),
+            closing_shut=asked and final is None and self.closing_failed is None,
+            measured=None if final is None else final.evaluated_by,
+            last_measured=evaluated[-1].round if evaluated else None,
+        )
+        if self.closing_failed is not None:
+            said.append(f"The final model was not measured: {self.closing_failed}")
+        return said
+
+    def _unmeasured(self) -> int | None:
+        return dropouts.unmeasured_since((row.kind, row.round, row.shut) for row in self.rows)
+
+    def _final(self) -> Row | None:
+        """The row of the last round's model, if that was evaluated."""
+        return final_row(self.rows, self.rounds_done) if self.trained else None
+
+    def not_enrolled(self, absent: Mapping[str, str]) -> None:
+        """Put on record whom an enrolment that ended the run has left out."""
+        self.absent |= absent
+        self.status = self.status.enrolled((), self.absent)
+
+    def lowered(self) -> str | None:
+        """Which silos weigh less than they declare, in words; None if all weigh what they declare."""
+        lowered = {site: self.declared[site].weight for site, weight in self.weights.items()}
+        lowered = {site: value for site, value in lowered.items() if value != self.weights[site]}
+        if not lowered:
+            return None
+        said = ", ".join(f"{site} {value:g} as {self.weights[site]:g}" for site, value in lowered.items())
+        return f"a weight is at most {self.job.max_weight_share:g} of their sum (`max_weight_share`): {said}"
+
+    @property
+    def left_out_by(self) -> dict[str, list[str]]:
+        """Silos that are not in the run for their policy's sake, and the rules that they tell."""
+        return {site: rules for site, rules in sorted(self.refused_rules.items()) if site in self.absent}
+
+    def rules(self) -> list[str]:
+        """Which privacy rules held, and which were off; one line each."""
+        lines = []
+        if self.job.class_rules == "off":
+            lines.append("CLASS RULES OFF, as the job asks: a class sum may be one silo's")
+        profiles = sorted({item.profile for item in self.declared.values()})
+        counts = sorted({item.min_class_count for item in self.declared.values()})
+        if self.declared:
+            of_records = (
+                f"; a class counts from {counts[0]} local records on"
+                if len(counts) == 1
+                else (f"; a class counts from {counts[0]} to {counts[-1]} local records on")
+            )
+            off = self.job.class_rules == "off" or self.privacy is not None
+            shown = "" if off else f"{of_records} and with {MIN_HOLDERS} holders"
+            lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
+        if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
+            lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
+        if self.declared and self.job.summation == "secure" and self.job.privacy is None:
+            lines.append(
+                "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
+            )
+        for fold in ("test", "validation"):
+            if fold in self._told_by_few():
+                lines.append(f"{fold} records of fewer than {MIN_HOLDERS} silos could be counted: none are")
+            if few := sorted(site for site in self.declared if fold in self.declared[site].untold):
+                lines.append(f"too few {fold} records to be counted (min_test_count): {', '.join(few)}")
+        if self.privacy is None:
+            lines.append("no differential privacy: a total itself is exact")
+        else:
+            lines.append(self.privacy.describe())
+        return lines
+
+    def add(self, row: Row, notes: Mapping[str, Any], received: Tensors) -> None:
+        """Put an exchange on record, and its evaluation to the model that it is of.
+
+        Args:
+            row: of the exchange.
+            notes: of the riders of the exchange, by name.
+            received: the model that was evaluated: the one before this exchange.
+        """
+        before: Row | None = None
+        row.spent = notes.get(epsilon.NOTE)
+        self.personal = notes.get(personal.NOTE, self.personal)
+        if (counted := notes.get(evaluation.NOTE)) is not None:
+            if not any(item.kind in ("start", "train") for item in self.rows):
+                self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
+            before = next(item for item in reversed(self.rows) if item.makes_model)
+            before.evaluation = self._summarised(counted, row)
+            before.evaluated_by = [site for site in row.silos if not self._untold(site, "test")]
+            self._remember_best(before, received)
+            self.status = self.status.evaluated(before)
+        self._append(row)
+        write_rows(self.folder, self.rows)
+        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+
+    def _summarised(self, counted: Totals, row: Row) -> dict[str, Any]:
+        """Metrics of an exchange's totals, which may be noisy."""
+        names = self._dataset.class_names
+        if self.privacy is None or self.privacy.evaluation is None:
+            return evaluation.summarise(counted, names)
+        honest = honest_silos(self.job, len(self.weights))
+        config = self.privacy.evaluation.config
+        return noisy_evaluation.summarise(counted, config, names, silos=len(row.silos), honest=honest)
+
+    def _untold(self, site: str, fold: str) -> bool:
+        """Whether a silo leaves a fold out of exact evaluations, as it has said or as the others do."""
+        left_out = site in self.declared and fold in self.declared[site].untold
+        return left_out or fold in self._told_by_few()
+
+    def _told_by_few(self) -> tuple[str, ...]:
+        """The folds that no silo tells of, because only one or two would."""
+        told = tellers(self.declared.values()) if self.declared and self.job.summation == "secure" else None
+        return evaluation.told_by_few(self.job, told)
+
+    def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
+        """Put on record an exchange that had too few silos and was not opened."""
+        self._append(Row(number, kind, silos, dict(failed), 0.0, 0, 0))
+        write_rows(self.folder, self.rows)
+
+    def _append(self, row: Row) -> None:
+        """A sum is over: who is in it, and who is missing."""
+        self.rows.append(row)
+        self.status = self.status.summed(row)
+        back = [self.lost.pop(site, None) for site in row.silos]
+        news = [self._miss(site, code) for site, code in row.dropped.items()]
+        if self.lost or any(back) or any(news):
+            self._tell_lost()
+
+    def write_card(self, sha256: str | None) -> None:
+        """``model.json``: what the model is, from what, its metrics, and the versions used.
+
+        Args:
+            sha256: of the model's file; None where each silo has a model of its own and the server none.
+        """
+        last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
+        spent = last_spent(self.rows)
+        card = {
+            "format": 1,
+            "job": self.job.model_dump(mode="json"),
+            "job_sha256": self.job.sha256(),
+            "method": {"name": self._method.name, "paper": self._method.paper},
+            "classes": list(self._dataset.class_names),
+            "data": self.data_line,
+            "synthetic": self.synthetic,
+            "public_weights": dict(sorted(self.weights.items())),
+            "model_sha256": sha256,
+            "initial_model": self.initial_model,
+            "best_round_by_validation": self.best[1] if self.best else None,
+            "privacy_spent": None if spent is None else spent.as_json(),
+            "evaluation": last[-1].evaluation if last else None,
+            "evaluated_by": last[-1].evaluated_by if last else [],
+            "versions": _versions(),
+        }
+        write_json(self.folder / "model.json", card)
+
+    def finish(self, reason: str | None) -> Outcome:
+        """Write ``outcome.json``, show the last screen, return both as a value."""
+        job = self.job
+        self.status = self.status.ended(trained=self.trained, reason=reason)
+        result = Outcome(
+            job_name=job.job_name,
+            method=self._method.title,
+            trained=self.trained,
+            rounds_done=self.rounds_done,
+            rounds=job.rounds,
+            roster=list(job.roster),
+            rows=self.rows,
+            data=self.data_line,
+            summation=self.sums,
+            rules=self.rules(),
+            folder=self.folder,
+            best_round=self.best[1] if self.best else None,
+            reason=reason,
+            absent=self.absent,
+            absent_rules=self.left_out_by,
+            personal=self.personal,
+            seconds=time.monotonic() - self._started,
+            test_shared=getattr(self._asked, "test", None) == "global",
+            own_models=self._method.own_model is not None,
+            private=self.privacy is not None,
+            temporary=self.temporary,
+            evaluates=self._setup.evaluates,
+            lost=dict(sorted(self.lost.items())),
+            notes=self.notes(),
+        )
+        write_json(self.folder / "outcome.json", self._written(result))
+        writing.leave(self.folder, self._log)
+        (self._log.error if reason else self._log.info)("%s", result.screen())
+        return result
+
+    def _written(self, result: Outcome) -> dict[str, Any]:
+        """The content of ``outcome.json``."""
+        job = self.job
+        dropped = [
+            {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
+        ]
+        final, spent = result.final(), result.spent()
+        return {
+            "status": result.status,
+            "trained": result.trained,
+            "measured": result.measured,
+            "reason": result.reason,
+            "not_enrolled": self.absent,
+            "not_enrolled_rules": self.left_out_by,
+            "job_name": job.job_name,
+            "method": self._method.name,
+            "data": result.data,
+            "rounds_done": result.rounds_done,
+            "rounds": job.rounds,
+            "roster": result.roster,
+            "synthetic": self.synthetic,
+            "resumed": None if job.resume is None else job.resume.model_dump(mode="json"),
+            "summation": job.summation,
+            "sums": self.sums,
+            "rules": result.rules,
+            "privacy": None if self.job.privacy is None else self.job.privacy.model_dump(mode="json"),
+            "privacy_spent": None if spent is None else spent.as_json(),
+            "best_round_by_validation": result.best_round,
+            "dropped": dropped,
+            "lost": {site: item.as_json() for site, item in result.lost.items()},
+            "notes": result.notes,
+            "evaluation": final.evaluation if final else None,
+            "evaluated_by": final.evaluated_by if final else [],
+            "test_shared": result.test_shared,
+            "own_models": result.own_models,
+            "personal": self.personal,
+            "seconds": round(result.seconds, 1),
+            # Also in the model's card, which a run that failed has not.
+            "job": job.model_dump(mode="json"),
+            "job_sha256": job.sha256(),
+            "effective": values(self._setup),
+            "versions": _versions(),
+        }
+
+    def _remember_best(self, row: Row, received: Tensors) -> None:
+        """Keep the model with the best balanced accuracy on the validation folds.
+
+        Only models counted by the same silos are compared: without a hard silo's records any model
+        looks better. After two models in a row counted by other silos (one is gone for good, or is
+        back) the comparison starts anew with those.
+        """
+        if not received:
+            return  # each silo has a model of its own
+        if row.round == 0 or row.evaluation is None or noisy_evaluation.is_noisy(row.evaluation):
+            return  # of a few noisy models the best one is the luckiest
+        judges = frozenset(row.evaluated_by)
+        value = row.evaluation["validation"].get("balanced_accuracy")
+        if value is None:
+            return
+        if judges == self.judges:
+            self.others = None
+            better = self.best is None or value > self.best[0]
+        else:
+            better = self.best is None or len(judges) > len(self.judges) or judges == self.others
+            self.others = judges
+        if better:
+            self.best, self.judges, self.others = (value, row.round), judges, None
+            save_tensors(self.folder / BEST, received)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "numpy", "nvflare", "monai", "safetensors")
+    own = {"tightframe": __version__, "python": platform.python_version()}
+    return own | {package: _version(package) for package in packages}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def values(setup: JobSetup) -> dict[str, Any]:
+    """The job's plain values with every option of its method, data set and models, defaults among them.
+
+    For people to read: hashes are of what the job says itself. Options of a backbone's head are left out
+    where the method replaces that.
+    """
+    job = setup.job
+    whole = job.model_dump(mode="json")
+    whole["method_options"] = _plain(setup.method.config, job.method_options)
+    whole["dataset_options"] = _plain(setup.dataset.options, job.dataset_options)
+    whole["model_options"] = _of_model(setup, job.model, job.model_options)
+    for site, own in job.site_models.items():
+        whole["site_models"][site]["model_options"] = _of_model(setup, own.model, own.model_options)
+    return whole
+
+
+def _of_model(setup: JobSetup, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    found = _plain(models.get(name).options, asked)
+    unused = HEAD_OPTIONS if brings_head(setup.method, setup.setting) else ()
+    return {key: value for key, value in found.items() if key not in unused}
+
+
+def _plain(options: type[BaseModel], asked: dict[str, Any]) -> dict[str, Any]:
+    return options.model_validate(asked).model_dump(mode="json")

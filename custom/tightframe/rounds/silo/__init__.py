@@ -1,0 +1,1 @@
+"""The silo's half of a run."""

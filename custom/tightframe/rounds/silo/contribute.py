@@ -1,0 +1,269 @@
+"""What a silo does with a broadcast: evaluate it, train, encode, propose; and the closing.
+
+Only processes that train import this module, because it imports torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from tightframe.errors import ContributionError, RunError, TrainingError
+from tightframe.learning import loop
+from tightframe.learning.model_update import BROADCAST, UPDATE, broadcast_model, received_model
+from tightframe.phases import Group, Phase, Schema, ServerState, Tensors
+from tightframe.rounds import codec, dropouts
+from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
+from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.plan import Exchange
+from tightframe.rounds.riders import evaluation
+from tightframe.rounds.riders.evaluation import told_by_few
+from tightframe.rounds.setup import prepare, set_threads
+from tightframe.rounds.silo import report
+from tightframe.rounds.silo.view import LocalSilo, guarded
+from tightframe.rounds.sums.plain import Encoded
+from tightframe.securesum.messages import SumId
+
+__all__ = ["Contributor", "LocalSilo", "choose_device", "guarded"]
+
+START = "start.safetensors"
+OVER_BOUND = "TF-402"
+
+
+class Contributor:
+    """The tasks of a silo that need torch.
+
+    Raises:
+        PolicyError: TF-614 if the model is larger than the site's policy allows, or the method does what it
+            does not accept.
+    """
+
+    def __init__(self, context: SiloContext) -> None:
+        self._context = context
+        with context.policy.holding_size():
+            self.setup = self._setup = prepare(context.job, context.policy.ceilings)
+        context.policy.check_method(self._setup.setting.config, context.job)
+        set_threads(context.job.threads)
+        self._device = choose_device(context.site.device)
+        self._store = SiloStateStore(context.state_folder, context.name)
+
+    def contribute(
+        self,
+        message: Message,
+        weights: Mapping[str, float],
+        *,
+        honest: int = 1,
+        told: Mapping[str, int] | None = None,
+    ) -> Encoded:
+        """Answer one broadcast with a term of its sum.
+
+        Args:
+            message: of the task ``contribute``.
+            weights: the public weights of all silos enrolled.
+            honest: honest silos in the smallest sum that can be opened: they share noise among them.
+            told: silos that tell of each fold, in a secure sum; None where the server sees each term anyway.
+        """
+        evaluate = message["evaluate"]
+        exchange = self._setup.plan.find(
+            message["kind"], message["round"], message["phase"], evaluate=evaluate
+        )
+        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
+        phase = exchange.carrying(evaluate)
+        received = self._received(exchange.kind, phase, message["broadcast"])
+        self._store.settle(message["opened"])
+        silo = self._silo(exchange, message, sorted(weights), honest, told)
+        if self._context.job.local_baseline_epochs and exchange.starts:
+            save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
+        batch_size = self._context.job.training.batch_size
+        with (
+            seeded(silo.stream("torch"), self._device),
+            # `fit` names what would fit by itself; this is for passes of a method beside it.
+            memory_named("training.batch_size", batch_size, self._device),
+        ):
+            contribution = phase.contribute(silo, received, self._store.committed())
+        if contribution.proposed_state is not None:
+            self._store.propose(sum_id, contribution.proposed_state)
+        specs = codec.specs(phase.schema, parties=len(weights))
+        return Encoded(sum_id, specs, _term(silo, phase.schema, contribution.tensors, weights))
+
+    def _silo(
+        self,
+        exchange: Exchange,
+        message: Message,
+        cohort: Sequence[str],
+        honest: int,
+        told: Mapping[str, int] | None,
+    ) -> LocalSilo:
+        """This silo's view in an exchange; what is released under privacy goes by one that charges it."""
+        context, job = self._context, self._context.job
+        view = (context, self._setup, self._device, exchange.stream)
+        left_out = (*context.untold_folds(), *told_by_few(job, told))
+        lost = dropouts.read(message.get("lost"), cohort, job.rounds)
+        if self._setup.privacy is None or not exchange.training:
+            return LocalSilo(*view, cohort=cohort, honest=honest, left_out=left_out, lost=lost)
+        from tightframe.rounds.silo.private_view import PrivateSilo
+
+        return PrivateSilo(*view, cohort=cohort, honest=honest, left_out=left_out)
+
+    def check_budget(self) -> None:
+        """Refuse a job with privacy whose planned charges this site's budget does not hold.
+
+        Raises:
+            BudgetError: TF-701, saying what is left and what would fit.
+        """
+        from tightframe.rounds.silo.private_view import PrivateSilo
+
+        view = (self._context, self._setup, self._device, 0)
+        PrivateSilo(*view, cohort=(self._context.name,), honest=1).check_budget()
+
+    def _received(self, kind: str, phase: Phase, broadcast: bytes) -> dict[str, torch.Tensor]:
+        """The tensors of a broadcast, if they are those that the job's server sends in this phase.
+
+        Raises:
+            RunError: TF-604, naming the tensors that are missing or of another shape or type.
+        """
+        try:
+            received = safetensors.torch.load(broadcast)
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise RunError(
+                f"Expected the broadcast as safetensors, but got {type(error).__name__}: {error}.",
+                code="TF-604",
+            ) from None
+        expected = self._expected(phase)
+        # A model may come with a phase that cannot be planned from the first state alone.
+        expected = {name: item for name, item in self._model.items() if name in received} | expected
+        problems = [
+            f"{name} {'missing' if name not in received else form(received[name])} for {form(item)}"
+            for name, item in expected.items()
+            if name not in received or form(received[name]) != form(item)
+        ]
+        if strange := sorted(
+            name for name in received if name.startswith(BROADCAST) and name not in self._model
+        ):
+            problems += [f"{strange[:3]} that the model has not"]
+        if problems:
+            raise RunError(
+                f"Expected the tensors that a {kind!r} sum of this job begins with, but got: "
+                f"{', '.join(problems[:5])}: the server runs another job or version.",
+                code="TF-604",
+            )
+        return received
+
+    def _expected(self, phase: Phase) -> dict[str, torch.Tensor]:
+        """Tensors that a broadcast must have, with any values; a method may send more once it has them."""
+        try:
+            return dict(phase.broadcast(self._initial))
+        except KeyError:  # of what only a later state has
+            return {}
+
+    @functools.cached_property
+    def _initial(self) -> ServerState:
+        return self._setup.initial_state()
+
+    @functools.cached_property
+    def _model(self) -> Tensors:
+        return broadcast_model(self._initial.model)
+
+    def baseline(self) -> Message:
+        """Train from the run's start on this silo's records alone, by plain cross-entropy.
+
+        The result goes into the silo's own report and nowhere else.
+
+        Raises:
+            RunError: TF-508 if this silo has no report or missed round 1, so that it has no start.
+        """
+        setup, epochs = self._setup, self._context.job.local_baseline_epochs
+        if not ((self._context.state_folder / START).is_file() and report.begun(self._context)):
+            raise RunError(
+                "this silo missed round 1 or the closing phase, so it has nothing to compare.", code="TF-508"
+            )
+        self._context.log.info("%s: training the local-only baseline, %d epochs", self._context.name, epochs)
+        silo = LocalSilo(self._context, setup, self._device, 0)
+        model = silo.load(safetensors.torch.load_file(self._context.state_folder / START))
+        stage = loop.Stage(
+            terms=(loop.cross_entropy(),),
+            optimizer=loop.OptimizerSettings.of(setup.setting.local),
+            epochs=epochs,
+        )
+        with seeded(silo.stream("torch"), self._device):
+            silo.fit(model, [stage])
+            counted = evaluation.count_at(silo, model)
+        metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
+        report.add(self._context, "local_only", {"epochs": epochs} | metrics)
+        return {}
+
+
+def form(tensor: torch.Tensor) -> str:
+    """A tensor's type and shape.
+
+    >>> form(torch.zeros(2, 3))
+    'float32 (2, 3)'
+    """
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _term(
+    silo: LocalSilo, schema: Schema, tensors: Tensors, weights: Mapping[str, float]
+) -> dict[Group, bytes]:
+    """A silo's term; an update that is over its bound is refused with what to do about it."""
+    share = weights[silo.name] / max(weights.values())
+    try:
+        return codec.encode(schema, tensors, share=share, parties=len(weights))
+    except ContributionError as error:
+        if error.code != OVER_BOUND or not (error.field or "").startswith(UPDATE):
+            raise
+        advice = silo.against_large_updates()
+        raise ContributionError(f"{error.args[0]} {advice}", code=error.code, field=error.field) from None
+
+
+def choose_device(wanted: str) -> torch.device:
+    """The site's device: ``auto`` takes a GPU where there is one.
+
+    Raises:
+        TrainingError: TF-303 if the site asks for a GPU that is not there.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wanted)
+    if device.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= found:
+            raise TrainingError(
+                f"Expected the device {wanted} of the site's configuration, but torch finds {found} GPUs: "
+                'set "device" to "cpu" or "auto", or install a CUDA build of torch.',
+                code="TF-303",
+            )
+    return device
+
+
+@contextmanager
+def memory_named(key: str, size: int, device: torch.device) -> Iterator[None]:
+    """Turn running out of memory into an error that names the job's value to lower.
+
+    Raises:
+        TrainingError: TF-302.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not loop.is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"Expected {size} records at a time to fit into the memory of {device}, but they did not: "
+            f"try a `{key}` of {max(1, size // 2)}.",
+            code="TF-302",
+        ) from None
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Run with torch's global streams (dropout) seeded, and leave them as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

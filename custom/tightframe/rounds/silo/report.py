@@ -1,0 +1,130 @@
+"""A silo's own report, ``local_report.json``: exact results on its own records, which stay with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tightframe.files import write_json
+from tightframe.phases import Tensors
+from tightframe.report import writing
+from tightframe.report.reading import LOCAL
+from tightframe.rounding import rounded_up
+from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.dropouts import Lost, rule
+from tightframe.rounds.privacy_plan import PrivacyPlan
+from tightframe.rounds.riders import evaluation
+from tightframe.rounds.silo.view import LocalSilo
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Which silos are missing at the end of a run, as the server told this one: it cannot check that.
+
+    Attributes:
+        lost: silo -> since when.
+        enrolled: silos that the run began with.
+        shut: whether counts stay shut for it, by this silo's own policy.
+    """
+
+    lost: Mapping[str, Lost]
+    enrolled: int
+    shut: bool
+
+    def notes(self) -> list[str]:
+        """Say in sentences who is missing and what that means for the final model's metrics."""
+        said = [item.words(silo) for silo, item in sorted(self.lost.items())]
+        if said and self.shut:
+            said.append(
+                f"So the final model is not measured over all silos: {rule(self.enrolled)}. What this report "
+                "has are its results on this silo's own records."
+            )
+        return said
+
+
+def close(
+    silo: LocalSilo,
+    final: Tensors,
+    counted: Tensors,
+) -> None:
+    """Keep the final model and begin the report.
+
+    Args:
+        silo: this silo's view.
+        final: the last model: the global one, or the silo's own where there is none.
+        counted: its evaluation on this silo's records, as ``evaluation.count`` has it.
+    """
+    context, setup, missing = silo.context, silo.setup, missing_at(silo)
+    run_dir, names = context.run_dir, setup.dataset.class_names
+    sha256 = save_tensors(run_dir / "model.safetensors", final, mode=0o600)
+    _keep(
+        context,
+        {
+            "silo": silo.name,
+            "data": context.data.source,
+            "synthetic": context.data.synthetic,
+            "records": {
+                fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
+                for fold in ("train", "validation", "test")
+            },
+            "model_sha256": sha256,
+            "global": evaluation.local_metrics(counted, names),
+            "own_model": setup.method.own_model is not None,
+            "model": context.job.model_at(silo.name).model_dump(mode="json"),
+            "lost": {name: item.as_json() for name, item in missing.lost.items()},
+            "notes": missing.notes(),
+            "local_only": None,
+            "personal": None,
+            "privacy": None if setup.privacy is None else _spent(context, setup.privacy),
+        },
+    )
+    context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)
+
+
+def missing_at(silo: LocalSilo) -> Missing:
+    """Who is missing at the end, and whether the final model can be measured without them."""
+    job = silo.setup.job
+    shut = job.summation == "secure" and job.privacy is None and silo.context.policy.static_cohort != "any"
+    return Missing(silo.lost, len(silo.cohort), shut)
+
+
+def begun(context: SiloContext) -> bool:
+    """Whether there is a report; a silo that missed the closing has none."""
+    return (context.run_dir / LOCAL).is_file()
+
+
+def add(context: SiloContext, part: str, values: dict[str, Any]) -> None:
+    """Put another part into the report that ``close`` began."""
+    report = json.loads((context.run_dir / LOCAL).read_text(encoding="utf-8"))
+    _keep(context, report | {part: values})
+
+
+def _keep(context: SiloContext, report: dict[str, Any]) -> None:
+    """Write the report, for programs and for people."""
+    write_json(context.run_dir / LOCAL, report, mode=0o600)
+    writing.leave(context.run_dir, context.log)
+
+
+def _spent(context: SiloContext, plan: PrivacyPlan) -> dict[str, Any]:
+    """What this job has cost the silo's records, exactly."""
+    from tightframe.rounds.silo.budget import Budget
+
+    spent = Budget(context, plan, (context.name,)).spent_by_job()
+    context.log.info(
+        "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number)",
+        context.name,
+        rounded_up(spent.guaranteed),
+        plan.privacy.epsilon,
+        plan.privacy.delta,
+    )
+    return {
+        "epsilon": spent.guaranteed,
+        "rdp": spent.rdp,
+        "prv": spent.prv,
+        "exact": spent.exact,
+        "delta": plan.privacy.delta,
+        "promised": plan.privacy.epsilon,
+    }

@@ -1,0 +1,78 @@
+"""The outer form of what a server sends to a silo: checked before anything is done with it.
+
+A silo that trips over a message would tell TF-503, an error of its own, for what is the server's. Keys that
+are not named here are left alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tightframe.errors import RunError
+
+Place = Annotated[int, Field(ge=0, lt=2**31)]
+SumName = Annotated[str, Field(pattern=r"^\d{1,10}/[a-z]+-\d{1,10}/\d{1,10}$")]
+Silo = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
+
+
+class _Enrol(_Request):
+    job_sha256: str
+    version: str
+
+
+class _Contribute(_Request):
+    kind: Annotated[str, Field(max_length=64)]
+    round: Place
+    phase: Place
+    attempt: Place
+    evaluate: bool
+    broadcast: bytes
+    opened: dict[SumName, list[Silo]]
+
+
+class _PlainContribute(_Contribute):
+    declared: Annotated[dict[Silo, bytes], Field(min_length=1, max_length=1000)]
+
+
+def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
+    """Refuse a message that has not the form of its task.
+
+    Args:
+        task: which the server asks for.
+        message: what it sends.
+        silo: who is asked.
+        secure: whether sums are; a protocol message has readers of its own.
+
+    Raises:
+        RunError: TF-604, naming each key that is missing or wrong, and never its value.
+    """
+    if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
+        raise _malformed(task, [f"Expected keys and values, but got {type(message).__name__}"])
+    contribution = _Contribute if secure else _PlainContribute
+    model = {"enroll": _Enrol, "contribute": contribution}.get(task, _Request)
+    try:
+        model.model_validate(message)
+    except ValidationError as error:
+        raise _malformed(task, [f"{_place(item['loc'])}: {item['msg']}" for item in error.errors()]) from None
+    if not secure and task == "contribute" and silo not in message["declared"]:
+        raise _malformed(task, [f"declared: Expected this silo, {silo}, among them, but got others only"])
+
+
+def _place(parts: tuple[int | str, ...]) -> str:
+    """A key's place: the names of our own keys, no text of the server's."""
+    return str(parts[0]) if parts else "message"
+
+
+def _malformed(task: str, problems: list[str]) -> RunError:
+    more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    return RunError(
+        f"Expected a message of the task {task} as this version of tightframe sends it, but got: "
+        f"{'; '.join(problems[:5])}{more}. Nothing was done with it: compare the server's version.",
+        code="TF-604",
+    )

@@ -1,0 +1,197 @@
+"""The silo's half of a run: enrol, contribute, close; whatever carries the messages.
+
+Messages are plain values and bytes. Everything that fails has a code, which may leave the silo;
+the details stay in the silo's own log. Torch is imported by the tasks that train, not before.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tightframe import __version__
+from tightframe.config.site import check_record_options, dataset_of
+from tightframe.data.base import check_form, class_counts, count_table, own_labels
+from tightframe.errors import JobError, RunError, TightframeError, outside_code
+from tightframe.files import write_atomically
+from tightframe.rounds.context import DECLARATION, Message, SiloContext
+from tightframe.rounds.silo import requests, state
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
+from tightframe.rounds.sums.secure_silo import SECURE, SecureSite
+
+if TYPE_CHECKING:
+    from tightframe.rounds.silo.contribute import Contributor
+
+TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
+
+
+class SiloSession:
+    """One silo in one run: answers the server's tasks.
+
+    Args:
+        context: name, job, configuration, folders, records.
+
+    Raises:
+        JobError: if the job is not for this silo.
+    """
+
+    def __init__(self, context: SiloContext) -> None:
+        if context.name not in context.job.sites:
+            raise JobError([f"this silo is {context.name}, but the job is for {list(context.job.roster)}"])
+        self.context = context
+        self._contributor: Contributor | None = None
+        self._secure = SecureSite(context) if context.job.summation == "secure" else None
+
+    def handle(self, task: str, message: Message) -> Message:
+        """Answer one task.
+
+        Raises:
+            TightframeError: named; its code is what the server may learn.
+        """
+        # Before every task, not at enrolment only: a server might leave that out.
+        self.context.policy.check(self.context.job, submitter=self.context.submitter)
+        check_record_options(self.context.job, self.context.site, self.context.policy)
+        if task in TASKS:
+            requests.check(task, message, self.context.name, secure=self._secure is not None)
+        if task == "enroll":
+            return self._enroll(message)
+        if task == "contribute":
+            return self._contribute(message)
+        if task == "baseline":
+            return self._training().baseline()
+        if self._secure is not None and task in ("confirm", "agree", "reveal"):
+            return {SECURE: getattr(self._secure, task)(message.get(SECURE))}
+        raise RunError(f"Expected a task of {list(TASKS)}, but got {task!r}.", code="TF-505")
+
+    def _enroll(self, message: Message) -> Message:
+        """Check job, policy, configuration and every record; declare the public weight."""
+        self._check_job(message)
+        if self.context.policy.asks_of_method(self.context.job):
+            self._training()  # looks at what the method sums; costs torch's import, once
+        if self._secure is None:
+            return {"declaration": self._declare(again=False).to_bytes()}
+        # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.
+        # Where one process does all tasks it will import torch anyway, and can plan the sums now.
+        setup = (lambda: self._training().setup) if self.context.memory_only else None
+        return {SECURE: self._secure.enroll(message.get(SECURE), self._declare, setup)}
+
+    def _declare(self, *, again: bool) -> Declaration:
+        """What this silo makes public of itself; the records are read through once a run."""
+        context = self.context
+        kept = context.state_folder / DECLARATION
+        if again and kept.is_file():
+            return Declaration.from_bytes(kept.read_bytes(), context.name)
+        state.begin(context)
+        declared = self._read_records()
+        if context.job.privacy is not None:
+            self._training().check_budget()
+        write_atomically(kept, declared.to_bytes(), mode=0o600)
+        return declared
+
+    def _read_records(self) -> Declaration:
+        context = self.context
+        if context.site.device not in ("auto", "cpu"):
+            # Only a site that asks for a certain GPU pays for importing torch at enrolment.
+            from tightframe.rounds.silo.contribute import choose_device
+
+            choose_device(context.site.device)
+        data, log, name = context.data, context.log, context.name
+        log.info("%s: checking every record: %s", name, data.source)
+        data.check(lambda text: log.info("%s: %s", name, text))
+        spec, options = dataset_of(context.job)
+        check_form(data, spec, options)
+        labels = data.labels("train")
+        counts = class_counts(labels, spec.num_classes)
+        policy = context.policy
+        log.info(
+            "%s: %d training, %d validation and %d test records of %s (training: %s)",
+            name,
+            len(labels),
+            len(data.labels("validation")),
+            len(data.labels("test")),
+            data.source,
+            count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
+        )
+        log.info("%s: policy %s", name, policy.describe())
+        return Declaration(
+            # Of repeated records each counts once: twice the larger class would tell the class counts.
+            weight=public_weight(len(own_labels(data)), context.job.weights),
+            synthetic=data.synthetic,
+            profile=policy.profile,
+            min_class_count=policy.class_count(synthetic=data.synthetic),
+            any_static_cohort=policy.static_cohort == "any",
+            untold=context.untold_folds(),
+        )
+
+    def _contribute(self, message: Message) -> Message:
+        if self._secure is None:
+            weights = self._plain_weights(message.get("declared"))
+            return {"term": dict(self._training().contribute(message, weights).term)}
+        return {
+            SECURE: self._secure.contribute(
+                message.get(SECURE),
+                message["broadcast"],
+                lambda weights, honest, told: self._training().contribute(
+                    message, weights, honest=honest, told=told
+                ),
+                lambda: self._training().setup,
+            )
+        }
+
+    def _plain_weights(self, raw: object) -> Mapping[str, float]:
+        """The weights of a plain sum, from the declarations that the server passes on.
+
+        Raises:
+            RunError: TF-505 if they are not those of the job's silos, with this silo's own as it declared it.
+            ContributionError: TF-403, TF-631; see ``Declaration``.
+        """
+        context = self.context
+        mine = self._declare(again=True)
+        if not isinstance(raw, dict) or raw.get(context.name) != mine.to_bytes():
+            raise RunError(
+                "Expected the declarations of all silos enrolled, with this silo's own, but got others.",
+                code="TF-505",
+            )
+        if strangers := sorted(set(raw) - set(context.job.sites)):
+            raise RunError(
+                f"Expected declarations of the job's silos, but got {strangers[:3]}.", code="TF-505"
+            )
+        declared = {site: Declaration.from_bytes(data, site) for site, data in raw.items()}
+        for site, item in sorted(declared.items()):
+            item.hold(site, context.job.weights, context.policy.max_records)
+        return applied_weights(declared, context.job.max_weight_share)
+
+    def _training(self) -> Contributor:
+        if self._contributor is None:
+            # Imports torch, which costs seconds: only tasks that train pay for it.
+            from tightframe.rounds.silo.contribute import Contributor
+
+            self._contributor = Contributor(self.context)
+        return self._contributor
+
+    def _check_job(self, message: Message) -> None:
+        mine, theirs = self.context.job.sha256(), message.get("job_sha256")
+        if mine != theirs:
+            raise RunError(
+                f"Expected the server to run this silo's job (SHA-256 {mine}), but it runs {theirs}: "
+                "every site must get the same exported job folder.",
+                code="TF-505",
+            )
+        if message.get("version") != __version__:
+            raise RunError(
+                f"Expected tightframe {__version__} at the server, but it has {message.get('version')}: "
+                "install the same version everywhere.",
+                code="TF-505",
+            )
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""How the system says that a file cannot grow: no room, quotas, limits, or a disk that went read-only."""
+
+
+def failure_code(error: BaseException) -> str:
+    """What may be said outside of an error: its documented code; TF-503 for anything else."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return "TF-512"
+    return outside_code(error.code if isinstance(error, TightframeError) else None)

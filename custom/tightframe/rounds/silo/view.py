@@ -1,0 +1,222 @@
+"""A silo as a method sees it: its records, its random streams, its local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from tightframe.data.base import class_counts, own_labels
+from tightframe.errors import RunError, TrainingError
+from tightframe.learning import loop
+from tightframe.learning.model_update import build_template
+from tightframe.phases import Fold, Setting, Tensors, stream_seed
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.dropouts import Lost
+
+if TYPE_CHECKING:
+    from tightframe.privacy.events import Event
+    from tightframe.rounds.setup import JobSetup
+
+
+NONE_LOST: Mapping[str, Lost] = MappingProxyType({})
+
+
+class LocalSilo:
+    """A silo as a method sees it (``phases.SiloView``) in one exchange, with what its riders need.
+
+    Args:
+        context: of the silo.
+        setup: of the job.
+        device: on which it trains.
+        round_number: that keys its random streams.
+        cohort: the silos enrolled, in order.
+        honest: t - c, the least number of honest silos in a sum that can be opened.
+        left_out: folds that its evaluation does not tell of.
+        lost: silos that the server has lost, as it says.
+    """
+
+    def __init__(
+        self,
+        context: SiloContext,
+        setup: JobSetup,
+        device: torch.device,
+        round_number: int,
+        *,
+        cohort: Sequence[str] = (),
+        honest: int = 1,
+        left_out: Sequence[str] = (),
+        lost: Mapping[str, Lost] = NONE_LOST,
+    ) -> None:
+        self.name = context.name
+        self.round = round_number
+        self.setting: Setting = setup.setting_at(context.name)
+        self.device = device
+        self.context = context
+        self.cohort, self.honest, self.left_out, self.lost = cohort, honest, left_out, lost
+        self.setup = setup
+        # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
+        self._images = len(self.setting.input_shape) == 3
+
+    @property
+    def offers_prototypes(self) -> bool:
+        """False where the job's list or the site itself keeps the prototypes at home."""
+        chosen = self.setup.job.prototype_sites
+        return self.context.site.offer_prototypes and (chosen is None or self.name in chosen)
+
+    def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
+        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once."""
+        data = self.context.data
+        labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
+        return torch.from_numpy(class_counts(labels, self.setting.num_classes))
+
+    def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
+        """Charge a release to the site's ledger, before its noise is drawn.
+
+        Raises:
+            BudgetError: TF-701; nothing may be drawn then.
+        """
+        from tightframe.rounds.silo.budget import Budget
+
+        if self.setup.privacy is None:
+            raise ValueError("Expected a job with `privacy`, but it has none.")
+        Budget(self.context, self.setup.privacy, self.cohort).charge(purpose, events, alone=alone)
+
+    def keep_model(self, final: Tensors, counted: Tensors) -> None:
+        """Keep the last model here, and begin this silo's own report."""
+        from tightframe.rounds.silo import report
+
+        report.close(self, final, counted)
+
+    def add_to_report(self, part: str, values: dict[str, Any]) -> None:
+        """Add a part to this silo's own report; nothing if it missed the closing and has none."""
+        from tightframe.rounds.silo import report
+
+        if report.begun(self.context):
+            report.add(self.context, part, values)
+
+    @property
+    def min_class_count(self) -> int:
+        """Training records of a class from which on this silo has a say in it."""
+        return self.context.policy.class_count(synthetic=self.context.data.synthetic)
+
+    def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
+        """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""
+        return memory_named(key, size, self.device)
+
+    def against_large_updates(self) -> str:
+        """What to do about an update that is over its bound."""
+        return (
+            "Lower `training.learning_rate`, raise `update_bound`, or set `update_norm`, to which updates "
+            "are rescaled."
+        )
+
+    def load(self, tensors: Tensors) -> torch.nn.Module:
+        """A model on this silo's device with these parameters and buffers."""
+        model = build_template(self.setting)
+        model.load_state_dict(dict(tensors))
+        if self._images:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model.to(self.device)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A random stream on the CPU keyed by (seed, silo, round, purpose)."""
+        return torch.Generator().manual_seed(self.stream(purpose))
+
+    def batches(
+        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
+        count = len(self.context.data.labels(fold))
+        if shuffle:
+            order = torch.randperm(
+                count, generator=torch.Generator().manual_seed(self.stream("order", epoch))
+            )
+            indices = order.tolist()
+        else:
+            indices = list(range(count))
+        what = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
+        yield from self._batches_in(indices, fold, self.stream("augment", epoch) if augment else None, what)
+
+    def _batches_in(
+        self, indices: list[int], fold: Fold, augment_seed: int | None, what: str = "training"
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Mini-batches of these records in this order; ``what`` they are for is told to who watches."""
+        job = self.setup.job
+        records = self.context.data.records(fold, augment_seed=augment_seed)
+        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
+        loader: DataLoader[Any] = DataLoader(
+            records,
+            batch_sampler=loop.merge_single_tail(indices, size),
+            num_workers=self.context.site.loader_workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
+        )
+        for done, (inputs, labels) in enumerate(guarded(iter(loader), self.context.stopped)):
+            self.context.at_work(f"round {self.round}, {what}", done, len(loader))
+            if self._images:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+
+    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+        """Run the stages of local training on the training fold."""
+        local = self.setting.local
+        return loop.fit(
+            model,
+            lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
+            stages,
+            device=self.device,
+            amp=local.amp,
+            progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
+        )
+
+    def stream(self, *purpose: str | int) -> int:
+        """The seed of a random stream keyed by (seed, silo, round, purpose), in production also by a salt.
+
+        Without it a second job with the same seed would repeat this silo's updates bit for bit, and the
+        totals of both over different silos, or with other weights, would tell them.
+        """
+        return stream_seed(self.setup.job.seed, *self.context.salt(), self.name, self.round, *purpose)
+
+    def private_class_sums(
+        self, features: Callable[[torch.Tensor], torch.Tensor], width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Only under differential privacy (``rounds.private``): without noise there is nothing to give.
+
+        Raises:
+            RunError: TF-505, always.
+        """
+        raise RunError(
+            "Expected a job with `privacy`, but noisy class sums were asked for without it.", code="TF-505"
+        )
+
+
+def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
+    """The same batches, ended by TF-504 as soon as the run is aborted."""
+    for batch in batches:
+        if stopped():
+            raise RunError("the run was aborted during local training.", code="TF-504")
+        yield batch
+
+
+@contextmanager
+def memory_named(key: str, size: int, device: torch.device) -> Iterator[None]:
+    """Turn running out of memory into an error that names the job's value to lower.
+
+    Raises:
+        TrainingError: TF-302.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not loop.is_out_of_memory(error):
+            raise
+        raise TrainingError(
+            f"Expected {size} records at a time to fit into the memory of {device}, but they did not: "
+            f"try a `{key}` of {max(1, size // 2)}.",
+            code="TF-302",
+        ) from None

@@ -1,0 +1,1 @@
+"""How the terms of one exchange become a sum: plain or secure."""

@@ -1,0 +1,143 @@
+"""What a silo makes public of itself at enrolment: its weight, and which rules it keeps.
+
+In a secure sum the declaration is part of the signed advertisement, so that every silo sees the
+same one of every other and a server cannot give silos different weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from tightframe.errors import ContributionError
+from tightframe.options import StrictModel
+
+MOST = 2.0**30
+"""No declaration has a larger weight; a site's policy (``max_records``) sets a lower ceiling."""
+
+
+class Declaration(StrictModel):
+    """One silo's public facts.
+
+    Attributes:
+        weight: its public weight, by the job's rule.
+        synthetic: whether its records are the synthetic twin.
+        profile: of its policy.
+        min_class_count: records of a class that it asks of itself before the class counts.
+        any_static_cohort: whether it opens counts for any cohort.
+        untold: the folds that it leaves out of exact evaluations, because they have too few records.
+    """
+
+    weight: float = Field(gt=0, le=MOST)
+    synthetic: bool
+    profile: str = Field(max_length=32, pattern=r"^[a-z_]+$")
+    min_class_count: int = Field(ge=1, lt=2**31)
+    any_static_cohort: bool
+    untold: tuple[Literal["validation", "test"], ...] = Field(max_length=2)
+
+    def to_bytes(self) -> bytes:
+        """JSON."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def from_bytes(cls, raw: object, site: str) -> Declaration:
+        """Read and check.
+
+        Raises:
+            ContributionError: TF-403, naming the silo.
+        """
+        try:
+            if not isinstance(raw, bytes):
+                raise TypeError
+            return cls.model_validate_json(raw)
+        except (ValidationError, TypeError):
+            raise ContributionError(
+                f"Expected {site} to declare its weight and rules, but got something else: it runs another "
+                "package version."
+            ) from None
+
+    def hold(self, site: str, how: str, most: int | None = None) -> None:
+        """Refuse a weight that no number of records gives by the job's rule, or that is too large.
+
+        Args:
+            site: whose declaration it is.
+            how: the job's rule, a key of ``WEIGHTS``.
+            most: the largest number of records that is believed; None for no limit below ``MOST``.
+
+        Raises:
+            ContributionError: TF-631, naming the silo.
+        """
+        if public_weight(int(self.weight), how) != self.weight:
+            raise ContributionError(
+                f"Expected {site} to declare a weight by the job's rule ({WEIGHTS[how]}), but got "
+                f"{self.weight:g}: it does not keep to the job, so run without it.",
+                code="TF-631",
+            )
+        if most is not None and self.weight > most:
+            raise ContributionError(
+                f"Expected {site} to declare at most {most} records (`max_records`), but got "
+                f"{self.weight:g}: if it really has as many, raise the rule in this site's policy.",
+                code="TF-631",
+            )
+
+
+def applied_weights(declared: Mapping[str, Declaration], share: float) -> dict[str, float]:
+    """The weights that a sum applies: as declared, none with more than a share of their sum.
+
+    Larger ones are lowered to the one level at which they have just that share, so that a large honest
+    centre takes part and a silo that lies about its size cannot replace the model. Server and silos
+    compute the same from the same declarations, bit for bit.
+
+    Args:
+        declared: of the silos enrolled.
+        share: the job's ``max_weight_share``; at 1/n or less of n silos all weigh the same.
+
+    >>> some = {"synthetic": True, "profile": "research", "min_class_count": 1, "untold": ()}
+    >>> of = lambda weight: Declaration(weight=weight, any_static_cohort=False, **some)
+    >>> applied_weights({"a": of(100.0), "b": of(200.0), "c": of(9e8)}, 0.5)
+    {'a': 100.0, 'b': 200.0, 'c': 300.0}
+    """
+    weights = {site: item.weight for site, item in sorted(declared.items())}
+    level = _level(sorted(weights.values(), reverse=True), share)
+    return {site: min(weight, level) for site, weight in weights.items()}
+
+
+def _level(falling: list[float], share: float) -> float:
+    """The weight L of which each min(weight, L) is at most a share of their sum."""
+    if len(falling) * share > 1:
+        for lowered, weight in enumerate(falling):
+            # With so many lowered to L: L = share * (lowered * L + the others' sum).
+            level = share * math.fsum(falling[lowered:]) / (1 - lowered * share)
+            if weight <= level:
+                return falling[0] if lowered == 0 else level
+    return falling[-1]
+
+
+def tellers(declared: Iterable[Declaration]) -> dict[str, int]:
+    """Of how many silos each fold is in an exact evaluation."""
+    found = list(declared)
+    return {fold: sum(fold not in item.untold for item in found) for fold in ("validation", "test")}
+
+
+WEIGHTS: Mapping[str, str] = {
+    "exact": "training records",
+    "power_of_two": "training records, rounded down to a power of two",
+    "uniform": "one each",
+}
+"""What each kind of public weight is, in words."""
+
+
+def public_weight(records: int, how: str) -> float:
+    """The weight that the silo makes public: exact count, power-of-two bucket, or uniform.
+
+    >>> public_weight(300, "exact"), public_weight(300, "power_of_two"), public_weight(300, "uniform")
+    (300.0, 256.0, 1.0)
+    """
+    if how == "uniform":
+        return 1.0
+    if how == "power_of_two":
+        return float(2 ** (max(records, 1).bit_length() - 1))
+    return float(records)

@@ -1,0 +1,60 @@
+"""What a server proposes to the silos of a job: the protocol's parameters, from the job alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightframe import __version__
+from tightframe.rounds import codec
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import minimum
+from tightframe.securesum import messages, rules
+from tightframe.securesum.primitives import digest
+
+RETRIES = 2
+"""Slots beyond those that a run needs when nothing fails."""
+
+
+def epoch_params(
+    setup: JobSetup, job_id: str, roster: Sequence[str], *, epoch: int, static_open: bool
+) -> messages.Params:
+    """The parameters of one epoch.
+
+    Args:
+        setup: the validated job.
+        job_id: the run's id.
+        roster: the silos, in order.
+        epoch: how many setups of this run came before.
+        static_open: whether counts, class sums and evaluation may be opened for this roster.
+    """
+    job = setup.job
+    sites, colluders = len(roster), job.assumed_colluders(len(roster))
+    schemas: dict[str, tuple[messages.FieldSpec, ...]] = {}
+    needed = RETRIES
+    for exchange in setup.plan:
+        needed += 1
+        for phase in exchange.phases:
+            fields = codec.specs(phase.schema, sites)
+            schemas[schema_name(f"{exchange.kind}-{exchange.index}", fields)] = fields
+    return messages.Params(
+        job=job_id,
+        lineage=job.lineage(job_id),
+        epoch=epoch,
+        roster=tuple(roster),
+        threshold=rules.threshold(sites, colluders, job.server_trust),
+        colluders=colluders,
+        slots=min(needed, rules.MAX_SLOTS),
+        schemas=schemas,
+        weights=job.weights,
+        trust=job.server_trust,
+        min_sites=minimum(job, sites),
+        static_open=static_open,
+        config_sha256=bytes.fromhex(job.sha256()),
+        version=__version__,
+    )
+
+
+def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
+    """A schema's name in the parameters: its phase and the start of its hash."""
+    found = digest("schema", [item.as_value() for item in fields])
+    return f"{phase}/{found.hex()[:16]}"

@@ -1,0 +1,128 @@
+"""The release profile: every setting that acts on one silo's term before the sum.
+
+Two totals over one cohort that differ in such a setting are two equations in the same silos' terms. A few of
+them tell one silo's term apart: its update, or the mean and the number of its records of a class. So without
+noise a data set has one profile, until a person at the site accepts another.
+
+Not in the profile is what is the same function of every silo's records: model, learning rate, epochs,
+batches. A method's own loss is not either; how its terms are weighted is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tightframe.config.site import SiteEntry
+from tightframe.learning.model_update import UPDATE
+from tightframe.phases import Phase
+from tightframe.rounds.setup import JobSetup
+from tightframe.securesum.journal import Profile
+
+FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
+"""Options of data sets that say how a record looks, or of which generated ones there are: not which count."""
+
+_UPDATE = UPDATE.rstrip("/")
+_EQUATIONS = (
+    "Each total is one equation in the silos' own updates. With as many such jobs as there are silos every "
+    "silo's own update follows, exactly where nothing random is in it: with 3 silos, 3 jobs."
+)
+_KINKS = (
+    "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
+    "silo's update is as long as the limit. A series of such jobs tells each silo's update, its length and "
+    "its direction."
+)
+_CLASS_APART = (
+    "A class counts at a silo under one rule and not under the other: the difference of both totals is that "
+    "silo's own class mean and number of records."
+)
+GIVEN_AWAY: Mapping[str, str] = {
+    "weights": _EQUATIONS,
+    "updates": _EQUATIONS,
+    "update_norm": _KINKS,
+    "update_bound": _KINKS,
+    "class_rules": _CLASS_APART,
+    "prototype_sites": _CLASS_APART,
+    "class_sums": (
+        "Class means are added with other weights: each total is one more equation in the silos' own class "
+        "means. They hardly change, so that with as many such jobs as silos each silo's own follow, exactly."
+    ),
+    "site_models": (
+        "A silo trains another model in one of the jobs: the difference of both totals of class sums is what "
+        "that silo's two models make of its records."
+    ),
+    "records": (
+        "Some silos leave out or repeat records under one rule and not under the other: the difference of "
+        "both totals is about these records alone."
+    ),
+    "own min_class_count": _CLASS_APART,
+    "own offer_prototypes": _CLASS_APART,
+    "own min_test_count": (
+        "This site's result on its records is in one total and not in the other: the difference is its own."
+    ),
+}
+"""What two totals tell that differ in a setting, for the person who decides."""
+
+
+def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
+    """The settings under which a silo's terms of a job are formed; None with differential privacy.
+
+    Args:
+        setup: of the job.
+        entry: of the site; its policy is taken as in production.
+    """
+    job, policy = setup.job, entry.policy.resolve(production=True)
+    if job.privacy is not None:
+        return None
+    phases = tuple(_phases(setup))
+    values: dict[str, Any] = {
+        "weights": job.weights,
+        "update_norm": "none" if job.update_norm is None else f"{job.update_norm:g}",
+        "update_bound": f"{job.update_bound:g}" if job.update_norm is None else "as the norm",
+        "class_rules": job.class_rules,
+        "prototype_sites": "all" if job.prototype_sites is None else ", ".join(sorted(job.prototype_sites)),
+        "records": _canonical(_record_options(setup)),
+        "own min_class_count": str(policy.class_count(synthetic=False)),
+        "own offer_prototypes": "yes" if entry.offer_prototypes else "no",
+        "own min_test_count": str(policy.min_test_count),
+    }
+    if updates := _updates(phases):
+        values["updates"] = updates
+    if any(item.per_class and len(item.shape) > 1 for phase in phases for item in phase.schema.fields):
+        values["class_sums"] = f"{job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
+        values["site_models"] = _canonical(
+            {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
+        )
+    return tuple(sorted(values.items()))
+
+
+def _phases(setup: JobSetup) -> Iterable[Phase]:
+    """All of a run that begins anew, so that a resumed job has the profile of the one it goes on with."""
+    yield from setup.statistics_phases()
+    yield from setup.before_phases()
+    for number in range(1, setup.job.rounds + 1):
+        yield from setup.training_phases(number)
+    yield from setup.after_phases()
+
+
+def _updates(phases: Iterable[Phase]) -> str:
+    """Say how what training changes enters the sum: as an update or in another form, and its weight."""
+    entered = {
+        item.name.partition("/")[0]: "weighted" if item.weighted else "as it is"
+        for phase in phases
+        for item in phase.schema.fields
+        if not item.static
+    }
+    kinds = [_UPDATE] if _UPDATE in entered else sorted(entered)
+    return ", ".join(f"{kind} {entered[kind]}" for kind in kinds)
+
+
+def _record_options(setup: JobSetup) -> dict[str, Any]:
+    """Options of the data set that say which records of a silo count, and how often."""
+    given = setup.dataset.options.model_validate(dict(setup.job.dataset_options)).model_dump(mode="json")
+    return {name: value for name, value in given.items() if name not in FORM_ONLY}
+
+
+def _canonical(values: Any) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))

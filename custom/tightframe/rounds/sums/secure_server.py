@@ -1,0 +1,300 @@
+"""The server's half of secure sums: it relays, adds and opens, and never sees a single silo's term."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from tightframe.errors import RunError, SecureSumError, TightframeError
+from tightframe.phases import Schema
+from tightframe.rounds import codec
+from tightframe.rounds.context import Message
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import SECURE, minimum, named
+from tightframe.rounds.sums.declaration import Declaration, applied_weights
+from tightframe.rounds.sums.parameters import epoch_params, schema_name
+from tightframe.rounds.sums.plain import (
+    Collected,
+    Enrolled,
+    IntegerTotals,
+    TooFewError,
+    Transport,
+    split_refusals,
+    unpack,
+    where,
+)
+from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
+from tightframe.securesum import messages, rules, server
+from tightframe.securesum.errors import RecoveryError, SurvivorsError
+from tightframe.securesum.identity import Verifier
+
+__all__ = ["SecureSums", "ServerIdentity"]
+
+
+class SecureSums:
+    """Secure sums at the server.
+
+    Args:
+        setup: the validated job.
+        identity: of this run.
+        record: the transcript.
+        log: for who is left out or to blame.
+    """
+
+    def __init__(
+        self, setup: JobSetup, identity: ServerIdentity, record: ServerRecord, log: logging.Logger
+    ) -> None:
+        self._setup = setup
+        self._identity = identity
+        self._record = record
+        self._log = log
+        self._epoch = 0
+        self._slot = 0
+        self.static_cohort: tuple[str, ...] | None = None  # for whom counts were asked for
+        self._session: server.Session | None = None
+        self._informed: set[str] = set()  # silos that have had this epoch's setup
+        self._request: Message = {}
+        self._weights: dict[str, float] = {}
+        self._any_cohort = False  # whether every silo opens counts for any cohort (research)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The public weights of the silos enrolled, from what they signed, as sums apply them."""
+        return self._weights
+
+    @property
+    def params(self) -> messages.Params:
+        """Of the epoch that is set up."""
+        return self._ready().params
+
+    def describe(self) -> str:
+        """What the sums protect, for people."""
+        if self._session is None:
+            return "secure"
+        params = self.params
+        text = (
+            f"secure (the server sees totals of at least {rules.minimum_survivors(params)} of "
+            f"{len(params.roster)} silos; threshold {params.threshold}, {params.colluders} colluding assumed"
+        )
+        if params.trust == "semi_honest":
+            text += ", a semi-honest server assumed"
+        return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
+
+    def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
+        """Two exchanges; again with a smaller roster while silos are silent."""
+        self._request = dict(request)
+        return self._set_up(transport, sites)
+
+    def collect(
+        self,
+        transport: Transport,
+        sum_id: messages.SumId,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """Two exchanges where nobody drops out: terms, then shares; three after a drop-out."""
+        if self._slot >= self.params.slots:
+            self._epoch += 1
+            self._log.info("all %d slots are used: setting up the next epoch", self.params.slots)
+            self._set_up(transport, self.params.roster)
+        total = self._sum(sum_id, schema, requests)
+        asked, up = 0, 0
+
+        def add(site: str, answer: Message) -> None:
+            nonlocal up
+            with named():
+                total.add(site, _message(answer, site))
+            up += len(answer[SECURE])
+            self._informed.add(site)
+            accepted(site)
+
+        to_all = {}
+        for site in self.params.roster:
+            if site not in requests:
+                continue
+            shown = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
+            term = messages.TermRequest(total.slot, sum_id, total.schema, shown)
+            to_all[site] = {**requests[site], SECURE: term.to_bytes()}
+            asked += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
+        if self.params.static_open and schema.group("static"):
+            # Silos remember the cohort when they mask, whether or not the sum is opened.
+            self.static_cohort = self.params.roster
+        failed = dict(transport.exchange("contribute", to_all, add))
+        try:
+            return self._open(transport, total, sum_id, schema, failed, asked, up)
+        except RunError as error:
+            self._record.failed(total, error.code)
+            raise
+
+    def _sum(self, sum_id: messages.SumId, schema: Schema, requests: Mapping[str, Message]) -> server.Sum:
+        broadcast = next(iter(requests.values()))["broadcast"]
+        slot, self._slot = self._slot, self._slot + 1
+        return server.Sum(
+            self._ready(),
+            slot=slot,
+            sum_id=sum_id,
+            schema=schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster))),
+            broadcast=hashlib.sha256(broadcast).digest(),
+        )
+
+    def _open(
+        self,
+        transport: Transport,
+        total: server.Sum,
+        sum_id: messages.SumId,
+        schema: Schema,
+        failed: dict[str, str],
+        down: int,
+        up: int,
+    ) -> Collected:
+        least, place = rules.minimum_survivors(self.params), where(sum_id)
+        try:
+            cohort = list(total.close())
+        except SurvivorsError:
+            raise TooFewError(place, least, [item.name for item in total.receipts], failed) from None
+        counts = self._any_cohort or (total.full and self.params.static_open)
+        if not counts and not schema.group("update"):
+            # Only counts, and those stay shut for another cohort: there is nothing to reveal.
+            self._record.failed(total, "TF-612")
+            return Collected(cohort, failed, {}, True, down, up)
+        lost: dict[str, str] = {}
+        if not total.full:
+            request = total.agreement_request().to_bytes()
+            lost |= self._ask(transport, "agree", request, cohort, total.add_agreement)
+            if len(total.agreements) < self.params.threshold:
+                raise TooFewError(
+                    place, self.params.threshold, list(total.agreements), lost, " that agreed on who is left"
+                )
+        request = total.reveal_request().to_bytes()
+        lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
+        try:
+            opened = total.open()
+        except RecoveryError as error:
+            self._log.error("%s: nothing was opened: %s", place, error)
+            if error.blamed:
+                raise RunError(
+                    f"nothing was opened in {place}: {error} {error.blamed} is to blame: look into its "
+                    "installation, or export the job without it.",
+                    code=error.code,
+                ) from None
+            raise TooFewError(
+                place,
+                self.params.threshold,
+                total.revealers,
+                lost,
+                " with valid shares; nothing was opened",
+            ) from None
+        for site, why in opened.blamed.items():
+            self._log.error("%s is to blame: %s", site, why)
+        for site, code in lost.items():
+            self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
+        self._record.opened(total, opened)
+        shut = "static" not in opened.groups and bool(schema.group("static"))
+        return Collected(cohort, failed, _totals(schema, opened), shut, down, up)
+
+    def _ask(
+        self,
+        transport: Transport,
+        task: str,
+        request: bytes,
+        cohort: Sequence[str],
+        take: Callable[[str, bytes], None],
+    ) -> dict[str, str]:
+        def accept(site: str, answer: Message) -> None:
+            with named():
+                take(site, _message(answer, site))
+
+        return dict(transport.exchange(task, {site: {SECURE: request} for site in cohort}, accept))
+
+    def _set_up(self, transport: Transport, sites: Sequence[str]) -> Enrolled:
+        absent: dict[str, str] = {}
+        roster = sorted(sites)
+        while True:
+            least = minimum(self._setup.job, len(roster))
+            if len(roster) < least:
+                raise TooFewError("enrolment", least, roster, absent)
+            session, lost = self._try(transport, roster)
+            if session is not None:
+                break
+            absent |= lost
+            roster = [site for site in roster if site not in lost]
+            self._epoch += 1
+        self._session, self._slot, self._informed = session, 0, set()
+        self._record.session(session)
+        declared = {
+            name: Declaration.from_bytes(item.application, name) for name, item in session.peers.items()
+        }
+        self._weights = applied_weights(declared, self._setup.job.max_weight_share)
+        self._any_cohort = all(item.any_static_cohort for item in declared.values())
+        return Enrolled(declared, absent)
+
+    def _try(
+        self, transport: Transport, roster: Sequence[str]
+    ) -> tuple[server.Session | None, dict[str, str]]:
+        """Both exchanges of a setup: the session, or who was silent."""
+        params = self._params(roster)
+        verifier = Verifier(self._identity.anchor, {}, False, datetime.now(UTC))
+        enrolment = server.Enrolment(params, verifier=verifier)
+
+        def advertised(site: str, answer: Message) -> None:
+            raw = _message(answer, site)
+            with named():
+                enrolment.add(site, raw)
+            declared = Declaration.from_bytes(enrolment.applications[site], site)
+            declared.hold(site, self._setup.job.weights)
+
+        request = {**self._request, "roster": list(roster), SECURE: params.to_bytes()}
+        failed = transport.exchange("enroll", {site: dict(request) for site in roster}, advertised)
+        if failed:
+            return None, self._lost(failed)
+        relay = enrolment.relay()
+        session = server.Session(params, relay)
+
+        def confirmed(site: str, answer: Message) -> None:
+            raw = _message(answer, site)
+            with named():
+                session.add(site, raw)
+
+        shown = relay.to_bytes()
+        failed = transport.exchange("confirm", {site: {SECURE: shown} for site in roster}, confirmed)
+        return (None, self._lost(failed)) if failed else (session, {})
+
+    def _lost(self, failed: Mapping[str, str]) -> dict[str, str]:
+        """Who is not in the next roster: before any training, silence only; later, also who refuses."""
+        return split_refusals(failed) if self._session is None else dict(failed)
+
+    def _params(self, roster: Sequence[str]) -> messages.Params:
+        return epoch_params(
+            self._setup,
+            self._identity.job_id,
+            roster,
+            epoch=self._epoch,
+            # Once counts were asked for, they stay shut for any other roster.
+            static_open=self._any_cohort or self.static_cohort in (None, tuple(roster)),
+        )
+
+    def _ready(self) -> server.Session:
+        if self._session is None:
+            raise TightframeError("secure sums were asked for before enrolment.")
+        return self._session
+
+
+def _totals(schema: Schema, opened: server.Opened) -> IntegerTotals:
+    shapes = {item.name: item.shape for item in schema.fields}
+    return {
+        name: total.reshape(shapes[name])
+        for group, data in opened.groups.items()
+        for name, total in unpack(schema, group, data).items()
+    }
+
+
+def _message(answer: Message, site: str) -> bytes:
+    raw = answer.get(SECURE)
+    if not isinstance(raw, bytes):
+        raise SecureSumError(
+            f"Expected a protocol message from {site}, but got {sorted(answer)}.", code="TF-604"
+        )
+    return raw

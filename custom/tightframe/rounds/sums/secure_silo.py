@@ -1,0 +1,335 @@
+"""The silo's half of secure sums: answers protocol messages from a journal and a state of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tightframe import __version__
+from tightframe.errors import PolicyError, SecureSumError, TightframeError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.sums.common import SECURE, minimum, named
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
+from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
+from tightframe.rounds.sums.transcripts import SiteRecord
+from tightframe.rounds.sums.vault import Vault
+from tightframe.securesum import journal, messages, rules, site
+from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
+from tightframe.securesum.identity import Verifier
+from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Established, Masked
+
+if TYPE_CHECKING:
+    from tightframe.rounds.setup import JobSetup
+
+__all__ = ["SECURE", "SecureSite"]
+
+CHARGED = (OUT_OF_BUDGET, "TF-705")
+"""What the ledger answers to a process whose charge another one has made. By code: a task that charges
+nothing need not import the ledger."""
+
+
+class _Declare(Protocol):
+    def __call__(self, *, again: bool) -> Declaration: ...
+
+
+class SecureSite:
+    """One silo's side of a run's secure sums.
+
+    Args:
+        context: of the silo.
+    """
+
+    def __init__(self, context: SiloContext) -> None:
+        self._context = context
+        self._vault = Vault(context.secure_folder, context.lasting, on_disk=not context.memory_only)
+        self._record = SiteRecord(context)
+        self._profiled: tuple[journal.Profile | None] | None = None
+        self._unrecorded = False  # a session was checked, and could not be put on record
+
+    def enroll(self, raw: Any, declare: _Declare, setup: Callable[[], JobSetup] | None = None) -> bytes:
+        """Hold the server's parameters against this site's rules and job; advertise keys.
+
+        Args:
+            raw: ``Params``.
+            declare: gives what this silo makes public, from the records, or again without them.
+            setup: plans the job's sums, to compare them with the server's plan; None where this process
+                does not train, so that only the sums that are asked for are compared, each when it is.
+        """
+
+        def make(key: bytes) -> bytes:
+            params = messages.Params.from_bytes(raw)
+            # All is checked again in `advertise`; here, before records are read and state is begun anew.
+            rules.check(params, self._rules, self._expected(params))
+            expected = self._expected(params, None if setup is None else setup())
+            rules.check(params, self._rules, expected)
+            with self._vault.locked() as history:
+                history.check_epoch(params)
+            application = declare(again=params.epoch > 0).to_bytes()
+            signer, _ = self._identity()
+            with self._vault.locked() as history:
+                step = site.advertise(
+                    params,
+                    rules=self._rules,
+                    expected=expected,
+                    signer=signer,
+                    history=history,
+                    dataset=self._context.site.records_id(self._context.job.dataset),
+                    application=application,
+                    profile=self._profile(setup),
+                )
+                return self._commit("enroll", key, step)
+
+        return self._once("enroll", raw, b"", make)
+
+    def foresee(self, params: messages.Params, setup: JobSetup, entries: Sequence[journal.Entry]) -> None:
+        """Refuse parameters that ``enroll`` would refuse; nothing is kept, signed or sent.
+
+        Args:
+            params: as a server would propose them.
+            setup: of the job.
+            entries: all that this site's journal has, of jobs in production.
+
+        Raises:
+            SecureSumError: TF-601 if they are below this site's rules; TF-612 if counts would be opened for
+                another cohort than before; TF-617 if terms would be formed in another way.
+        """
+        from tightframe.rounds.sums.release import release_profile
+
+        with named():
+            site.advertise(
+                params,
+                rules=self._rules,
+                expected=self._expected(params, setup),
+                signer=_Nobody(),
+                history=journal.History(entries),
+                dataset=self._context.site.records_id(self._context.job.dataset),
+                application=b"",
+                profile=release_profile(setup, self._context.site),
+            )
+
+    def confirm(self, raw: Any) -> bytes:
+        """Verify every silo's advertisement; deal shares; say that this silo is ready."""
+
+        def make(key: bytes) -> bytes:
+            with self._vault.locked():
+                _, anchor = self._identity()
+                verifier = Verifier(anchor, self._rules.pins, self._rules.pinned_only, datetime.now(UTC))
+                state = self._vault.state()
+                if not isinstance(state, Advertised):
+                    raise _out_of_order("advertised")
+                step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
+                self._check_peers(step.state)
+                return self._commit("confirm", key, step)
+
+        return self._once("confirm", raw, b"", make)
+
+    def contribute(
+        self,
+        raw: Any,
+        broadcast: bytes,
+        train: Callable[[Mapping[str, float], int, Mapping[str, int]], Encoded],
+        setup: Callable[[], JobSetup],
+    ) -> bytes:
+        """Train, mask, sign.
+
+        Args:
+            raw: ``TermRequest``.
+            broadcast: the canonical tensor bytes that were received.
+            train: makes the term from the public weights of all silos, from t - c, the least number of
+                honest silos in a sum that can be opened, and from how many silos tell of each fold.
+            setup: plans the job's sums.
+        """
+        received = hashlib.sha256(broadcast).digest()
+
+        def make(key: bytes) -> bytes:
+            request = messages.TermRequest.from_bytes(raw)
+            with self._vault.locked() as history:  # as `mask` does, but before the training
+                params = self._ready().epoch.params
+                history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
+            declared = {
+                name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
+            }
+            weights = applied_weights(declared, self._context.job.max_weight_share)
+            honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
+            encoded = train(weights, honest, tellers(declared.values()))
+            if encoded.sum_id != request.sum_id:
+                raise InconsistencyError(
+                    "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
+                )
+            with self._vault.locked() as history:
+                before = self._ready()
+                step = site.mask(
+                    before,
+                    request,
+                    fields=encoded.fields,
+                    broadcast=received,
+                    term=encoded.term,
+                    history=history,
+                    profile=self._profile(setup),
+                )
+                reply = self._commit("contribute", key, step)
+            self._unrecorded |= isinstance(before, Confirmed)
+            if self._unrecorded and request.setup:
+                self._record.session(step.state, request)
+                self._unrecorded = False
+            return reply
+
+        return self._once("contribute", raw, received, make)
+
+    def agree(self, raw: Any) -> bytes:
+        """Sign the survivors of a sum, once for ever."""
+
+        def make(key: bytes) -> bytes:
+            request = messages.AgreementRequest.from_bytes(raw)
+            with self._vault.locked() as history:
+                step = site.agree(self._established(), request, history=history)
+                return self._commit("agree", key, step)
+
+        return self._once("agree", raw, b"", make)
+
+    def reveal(self, raw: Any) -> bytes:
+        """Reveal shares of what masks the survivors' sum, and forget the slot."""
+
+        def make(key: bytes) -> bytes:
+            request = messages.RevealRequest.from_bytes(raw)
+            with self._vault.locked() as history:
+                state = self._established()
+                step = site.reveal(state, request, history=history)
+                reply = self._commit("reveal", key, step)
+            slot = state.slots[request.slot]
+            assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
+            self._record.sum(state.epoch.params, slot, request, step.reply)
+            return reply
+
+        return self._once("reveal", raw, b"", make)
+
+    def _check_peers(self, state: Confirmed) -> None:
+        """Hold what every silo declares against the job and this site's policy, before anything is masked.
+
+        Silos that open counts for any cohort are refused: enough of them could open this silo's as well.
+        """
+        declared = {name: Declaration.from_bytes(data, name) for name, data in state.applications.items()}
+        for name, item in sorted(declared.items()):
+            item.hold(name, self._context.job.weights, self._context.policy.max_records)
+        lax = sorted(
+            name for name, item in declared.items() if name != self._context.name and item.any_static_cohort
+        )
+        if lax and not self._rules.any_static_cohort:
+            raise PolicyError(
+                f"static_cohort: {', '.join(lax)} would open counts for any cohort, and with enough of them "
+                "this site's; this site's policy is `enrolled`, so theirs must be, too."
+            )
+
+    def _ready(self) -> Confirmed | Established:
+        state = self._vault.state()
+        if isinstance(state, Advertised):
+            raise _out_of_order("confirmed")
+        return state
+
+    def _established(self) -> Established:
+        state = self._vault.state()
+        if not isinstance(state, Established):
+            raise _out_of_order("established by a first term")
+        return state
+
+    @property
+    def _rules(self) -> rules.SiteRules:
+        return self._context.policy.site_rules()
+
+    def _expected(self, proposed: messages.Params, setup: JobSetup | None = None) -> rules.Expected:
+        """What this silo's own copy of the job says of a roster of the proposed size.
+
+        Args:
+            proposed: by the server; its roster and epoch alone are taken from it.
+            setup: of the job, to compare the plan of its sums as well.
+        """
+        job, sites = self._context.job, len(proposed.roster)
+        colluders = job.assumed_colluders(sites)
+        planned = None
+        if setup is not None and not set(proposed.roster) - set(job.sites):
+            from tightframe.rounds.sums.parameters import epoch_params
+
+            planned = epoch_params(
+                setup, self._context.job_id, proposed.roster, epoch=proposed.epoch, static_open=True
+            )
+        return rules.Expected(
+            name=self._context.name,
+            job=self._context.job_id,
+            lineage=job.lineage(self._context.job_id),
+            sites=frozenset(job.sites),
+            colluders=colluders,
+            trust=job.server_trust,
+            threshold=rules.threshold(sites, colluders, job.server_trust),
+            min_sites=minimum(job, sites),
+            weights=job.weights,
+            config_sha256=bytes.fromhex(job.sha256()),
+            version=__version__,
+            slots=None if planned is None else planned.slots,
+            schemas=None if planned is None else planned.schemas,
+        )
+
+    def _profile(self, setup: Callable[[], JobSetup] | None) -> journal.Profile | None:
+        """How this silo's terms are formed; None with noise, and in the simulator, which forgets a run."""
+        if setup is None or not self._context.production:
+            return None
+        if self._profiled is None:
+            from tightframe.rounds.sums.release import release_profile
+
+            self._profiled = (release_profile(setup(), self._context.site),)
+        return self._profiled[0]
+
+    def _identity(self) -> Any:
+        if self._context.identity is None:
+            raise SecureSumError("this silo was given no identity to sign with.", code="TF-615")
+        return self._context.identity()
+
+    def _once(self, task: str, raw: Any, also: bytes, make: Callable[[bytes], bytes]) -> bytes:
+        """Answer a request that was answered before with the identical bytes."""
+        if not isinstance(raw, bytes):
+            raise SecureSumError(
+                f"Expected a protocol message with the task {task}, but got none.", code="TF-604"
+            )
+        key = hashlib.sha256(raw + also).digest()
+        with named():
+            kept = self._recall(task, key)
+            if kept is not None:
+                return kept
+            try:
+                return make(key)
+            except (ReplayError, TightframeError) as error:
+                # The engine may run one task in two processes at once; the other one was first.
+                first = isinstance(error, ReplayError) or error.code in CHARGED
+                kept = self._recall(task, key) if first else None
+                if kept is None:
+                    raise
+                return kept
+
+    def _recall(self, task: str, key: bytes) -> bytes | None:
+        """What the request of this key was answered with, if it was the last one of its task."""
+        kept = self._vault.recall(f"reply-{task}")
+        if kept is None or kept[: len(key)] != key:
+            return None
+        self._context.log.info(
+            "%s: %s was asked again; answered with the same bytes", self._context.name, task
+        )
+        return kept[len(key) :]
+
+    def _commit(self, task: str, key: bytes, step: Any) -> bytes:
+        reply: bytes = step.reply.to_bytes()
+        self._vault.commit(step.entries, step.state, {f"reply-{task}": key + reply})
+        return reply
+
+
+class _Nobody:
+    """A signer for keys that are thrown away."""
+
+    certificate = b""
+
+    def sign(self, message: bytes) -> bytes:
+        return b""
+
+
+def _out_of_order(expected: str) -> StateError:
+    return StateError("this site's session", expected=expected, found="in another state")

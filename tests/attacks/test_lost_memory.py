@@ -1,0 +1,248 @@
+"""A site loses what it remembers, by a restored disk or by a person: nothing is forgotten silently.
+
+The ledger holds for which silos counts were opened and in which way sums were formed, beside what privacy
+budget was spent. Every loss that leaves a trace stops the site until a person has decided.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from tests.attacks.kits import configuration
+from tests.attacks.malicious_server import ROOT, Federation, Records, hearts, identity, model_broadcast
+from typer.testing import CliRunner
+
+from tightframe.errors import TightframeError
+from tightframe.rounds.lasting import Places
+from tightframe.rounds.sums.vault import look_at_journal
+from tightframe.securesum.journal import StaticMasked
+from tightframe_app.cli import app
+
+SITE = "hospital-1"
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> dict[str, Records]:
+    return hearts(4)
+
+
+def opened(data: dict[str, Records], state: Path, job_id: str = "job-a") -> Federation:
+    """A job in which counts are opened."""
+    federation = federated(data, state, job_id).enroll()
+    broadcast, schema = model_broadcast(federation.model()), federation.train_schema(1, evaluated=True)
+    federation.sum("train", 1, broadcast=broadcast, schema=schema, evaluate=True)
+    return federation
+
+
+def federated(data: dict[str, Records], state: Path, job_id: str) -> Federation:
+    """As the executor gives it: each hospital's kit is a folder of its own."""
+    kits = state.parent / "kits"
+    for name in data:
+        (kits / name).mkdir(parents=True, exist_ok=True)
+    return Federation({}, data, state=state, job_id=job_id, kits=kits)
+
+
+def places(state: Path) -> Places:
+    return Places.of_site(state / SITE, SITE, state.parent / "kits" / SITE)
+
+
+def another_cohort(data: dict[str, Records], state: Path) -> str:
+    """The code with which a job over three of the four is refused."""
+    three = {name: data[name] for name in sorted(data)[:3]}
+    federation = federated(three, state, "job-b")
+    with pytest.raises(TightframeError) as caught:
+        federation.ask_to_enroll(SITE, federation.params())
+    return str(caught.value.code)
+
+
+def no_ledger(kept: Places) -> None:
+    shutil.rmtree(kept.ledger.parent)
+
+
+def only_the_head(kept: Places) -> None:
+    kept.ledger.unlink()
+
+
+def no_state(kept: Places) -> None:
+    assert kept.jobs is not None
+    shutil.rmtree(kept.jobs)
+
+
+def no_state_but_transcripts(kept: Places) -> None:
+    assert kept.witness is not None
+    kept.witness.unlink()
+    shutil.rmtree(kept.ledger.parent)
+    shutil.rmtree(kept.journal)
+
+
+def no_head(kept: Places) -> None:
+    kept.ledger.with_name("ledger.sqlite.head").unlink()
+
+
+def last_entry_cut(kept: Places) -> None:
+    with sqlite3.connect(kept.ledger) as database:
+        database.execute("DELETE FROM entries WHERE sequence = (SELECT max(sequence) FROM entries)")
+    database.close()
+
+
+def altered(kept: Places) -> None:
+    with sqlite3.connect(kept.ledger) as database:
+        database.execute("UPDATE entries SET content = replace(content, 'hospital-4', 'hospital-5')")
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("lose", "code"),
+    [
+        (no_ledger, "TF-620"),
+        (only_the_head, "TF-620"),
+        (no_state, "TF-620"),
+        (no_state_but_transcripts, "TF-620"),
+        (no_head, "TF-702"),
+        (last_entry_cut, "TF-702"),
+        (altered, "TF-702"),
+    ],
+)
+def test_what_is_lost_is_told_at_the_next_use_and_by_both_checks(
+    hospitals: dict[str, Records], tmp_path: Path, lose: Callable[[Places], None], code: str
+) -> None:
+    state = tmp_path / "state"
+    opened(hospitals, state)
+    assert another_cohort(hospitals, state) == "TF-612"
+    lose(places(state))
+    assert another_cohort(hospitals, state) == code
+    assert another_cohort(hospitals, state) == code, "asking twice makes nothing anew"
+    checked, verified = commands(tmp_path, state)
+    assert checked.exit_code == 1 and code in checked.output
+    if lose is not no_state:  # which leaves nothing to verify
+        assert verified.exit_code == 1 or code in str(verified.exception)
+
+
+def commands(folder: Path, state: Path) -> tuple[Any, Any]:
+    """``site check`` and ``ledger verify`` at the hospital."""
+    (state / SITE).mkdir(parents=True, exist_ok=True)
+    config = configuration(folder / "kits", SITE, state / SITE, identity)
+    root = folder / "root.pem"
+    root.write_bytes(ROOT.x509.public_bytes(Encoding.PEM))
+    check = ["site", "check", "-c", str(config), "--site", SITE]
+    verify = ["ledger", "verify", "--state-dir", str(state / SITE), "--root", str(root)]
+    verify += ["--kit", str(config.parent.parent / "startup")]
+    wide = {"COLUMNS": "400"}
+    return CliRunner().invoke(app, check, env=wide), CliRunner().invoke(app, verify, env=wide)
+
+
+def test_an_older_copy_of_everything_is_told_by_the_kits_head(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    """Ledger and head file set back together, as a restored backup does; the whole state folder."""
+    state = tmp_path / "state"
+    opened(hospitals, state)
+    shutil.copytree(state, tmp_path / "backup")
+    opened(hospitals, state, "job-b")
+    shutil.rmtree(state)
+    shutil.copytree(tmp_path / "backup", state)
+    assert another_cohort(hospitals, state) == "TF-702"
+    checked, verified = commands(tmp_path, state)
+    assert checked.exit_code == verified.exit_code == 1 and "TF-702" in checked.output
+
+
+def test_the_ledger_of_another_site_is_not_this_ones(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    opened(hospitals, state)
+    mine, others = (
+        places(state).ledger.parent,
+        Places.of_site(state / "hospital-2", "hospital-2", None).ledger,
+    )
+    shutil.rmtree(mine)
+    shutil.copytree(others.parent, mine)
+    assert another_cohort(hospitals, state) == "TF-702"
+
+
+def test_a_fresh_site_begins_without_ceremony(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """Nothing tells of an earlier run: no kit's head, no lock, no transcript."""
+    opened(hospitals, tmp_path / "state")
+    checked, verified = commands(tmp_path, tmp_path / "state")
+    assert "TF-6" not in checked.output and verified.exit_code == 0
+
+
+def test_only_a_person_begins_a_lost_ledger_anew(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    opened(hospitals, state)
+    no_ledger(places(state))
+    config = configuration(tmp_path / "kits", SITE, state / SITE, identity)
+    begin = ["ledger", "begin", "-c", str(config), "-s", SITE]
+    done = CliRunner().invoke(app, begin, input="n\n")
+    assert done.exit_code == 1 and "this site forgets" in done.output and "TF-620" in done.output
+    assert another_cohort(hospitals, state) == "TF-620"
+    assert CliRunner().invoke(app, [*begin, "--yes"]).exit_code == 0
+    three = {name: hospitals[name] for name in sorted(hospitals)[:3]}
+    federation = federated(three, state, "job-c")
+    federation.ask_to_enroll(SITE, federation.params())
+    assert "nothing was begun anew" in CliRunner().invoke(app, [*begin, "--yes"]).output
+
+
+def old_journal(state: Path, entries: bytes) -> Path:
+    """A site as an earlier version left it: a file of lines, and no ledger."""
+    path = places(state).old_journal
+    path.parent.mkdir(parents=True)
+    path.write_bytes(entries)
+    return path
+
+
+OPENED = (
+    b'{"entry": "static_opened", "dataset": "hearts", "roster": ["hospital-1", "hospital-2", "hospital-3", '
+    b'"hospital-4"], "lineage": "job-0"}\n'
+)
+ACCEPTED = (
+    b'{"entry": "cohort_accepted", "dataset": "hearts", '
+    + b'"roster": ["hospital-1", "hospital-2", "hospital-3"]}\n'
+)
+
+
+def test_an_earlier_versions_journal_is_taken_over_once(
+    hospitals: dict[str, Records], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "state"
+    path = old_journal(state, OPENED + b'{"entry": "cut off by a cra')
+    with caplog.at_level(logging.WARNING):
+        assert another_cohort(hospitals, state) == "TF-612"
+    assert [record.getMessage() for record in caplog.records if "took over 1 entries" in record.getMessage()]
+    assert not path.exists() and path.with_name("journal.jsonl.taken-over").read_bytes() == OPENED
+    # Put back, or another one put there: it allows nothing that the ledger forbids.
+    path.write_bytes(OPENED)
+    assert another_cohort(hospitals, state) == "TF-612"
+    path.write_bytes(OPENED + ACCEPTED)
+    assert another_cohort(hospitals, state) == "TF-621"
+    path.unlink()
+    assert another_cohort(hospitals, state) == "TF-612"
+    no_ledger(places(state))
+    path.write_bytes(ACCEPTED)
+    assert another_cohort(hospitals, state) == "TF-620"
+
+
+def test_an_earlier_versions_journal_that_cannot_be_read_is_no_empty_one(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    path = old_journal(state, b"no line of ours\n" + OPENED)
+    assert another_cohort(hospitals, state) == "TF-604"
+    assert path.exists()
+
+
+def test_a_crash_in_the_take_over_loses_and_doubles_nothing(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    path = old_journal(state, OPENED)
+    assert another_cohort(hospitals, state) == "TF-612"
+    path.with_name("journal.jsonl.taken-over").rename(path)  # in the ledger, and not moved yet
+    assert another_cohort(hospitals, state) == "TF-612"
+    entries = look_at_journal(places(state), check=None)
+    assert len(entries) == 1 and not any(isinstance(entry, StaticMasked) for entry in entries)

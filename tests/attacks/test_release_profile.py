@@ -1,0 +1,145 @@
+"""Ordinary jobs over one cohort that differ in a setting which acts on one silo's term before the sum.
+
+Nobody drops out, an honest server will do: each total is one more equation in the same few unknowns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.attacks.kits import accept_release
+from tests.attacks.malicious_server import Federation, Records, hearts, identity
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.errors import JobError, SecureSumError
+from tightframe.rounds.setup import prepare
+
+WHOLE = {"training": {"batch_size": 65_536, "momentum": 0.0, "learning_rate": 1e-3}}
+ETF = {"method": "fedavg_etf", "rounds": 4}
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> dict[str, Records]:
+    return hearts(3)
+
+
+def train(federation: Federation) -> dict[str, Any]:
+    phase = federation.setup.plan.round(1)[0].phase
+    broadcast = dict(phase.broadcast(federation.setup.initial_state()))
+    return federation.sum("train", 1, broadcast=broadcast, schema=federation.train_schema(1))
+
+
+def enrolment_refused(federation: Federation) -> str:
+    with pytest.raises(SecureSumError) as caught:
+        federation.ask_to_enroll("hospital-1", federation.params())
+    assert caught.value.code == "TF-617"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({"weights": "uniform"}, {"weights": "exact"}, "weights"),
+        ({"weights": "exact"}, {"weights": "power_of_two"}, "weights"),
+        ({}, {"update_norm": 1.0}, "update_norm"),
+        ({"update_norm": 1.0}, {"update_norm": 1.0002}, "update_norm"),
+        ({}, {"update_bound": 4.0}, "update_bound"),
+        # The same two rules, by names of a method: weighted or not, or by the steps that a silo took.
+        ({}, {"method": "fednova", "training": {**WHOLE["training"], "weight_decay": 0.0}}, "updates"),
+        ({}, {"method": "scaffold"}, "updates"),
+        ({**ETF}, {**ETF, "method_options": {"average": "weighted"}}, "updates"),
+        ({**ETF}, {**ETF, "method_options": {"mu_divisor": "count_weighted"}}, "class_sums"),
+        (
+            {"method": "fedproto"},
+            {"method": "fedproto", "method_options": {"weighting": "records"}},
+            "class_sums",
+        ),
+    ],
+    ids=str,
+)
+def test_sums_over_the_same_records_are_formed_in_one_way(
+    hospitals: dict[str, Records],
+    tmp_path: Path,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    named: str,
+) -> None:
+    train(Federation({**WHOLE, **first}, hospitals, state=tmp_path).enroll())
+    said = enrolment_refused(Federation({**WHOLE, **second}, hospitals, state=tmp_path, job_id="job-b"))
+    assert f"{named} " in said
+    train(Federation({**WHOLE, **first}, hospitals, state=tmp_path, job_id="job-c").enroll())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"offer_prototypes": False}, {"policy": PolicyBlock(profile="standard", min_class_count=9)}],
+    ids=["offer_prototypes", "min_class_count"],
+)
+def test_nor_does_a_site_change_its_own_rules_between_two_jobs_unawares(
+    hospitals: dict[str, Records], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    train(Federation({}, hospitals, state=tmp_path).enroll())
+    said = enrolment_refused(Federation({}, hospitals, state=tmp_path, job_id="job-b", **changes))
+    assert f"own {next(iter(changes)).replace('policy', 'min_class_count')}" in said
+
+
+def test_two_jobs_set_up_at_once_are_one_too_many(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """Both enrolled before either summed anything: what is masked first is what holds."""
+    one = Federation({"weights": "uniform"}, hospitals, state=tmp_path).enroll()
+    other = Federation({"weights": "exact"}, hospitals, state=tmp_path, job_id="job-b").enroll()
+    train(one)
+    with pytest.raises(SecureSumError) as caught:
+        train(other)
+    assert caught.value.code == "TF-617"
+
+
+def test_what_changes_every_silos_term_alike_is_no_other_way(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    """Learning rate, model, rounds, another loss: a hospital is not asked about every job."""
+    train(Federation({}, hospitals, state=tmp_path).enroll())
+    others: tuple[dict[str, Any], ...] = (
+        {"training": {"learning_rate": 0.1}},
+        {"model_options": {"widths": [4]}},
+        {"rounds": 3, "seed": 5},
+        {"method": "fedprox"},
+        {"method": "fedmr"},
+    )
+    for number, other in enumerate(others):
+        federation = Federation(other, hospitals, state=tmp_path, job_id=f"job-{number}")
+        federation.ask_to_enroll("hospital-1", federation.params())
+
+
+def test_a_job_that_goes_on_is_not_hindered(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    values = {"rounds": 3, "weights": "uniform"}
+    train(Federation(values, hospitals, state=tmp_path, job_id="job-a").enroll())
+    resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    Federation({**values, "resume": resume}, hospitals, state=tmp_path, job_id="job-b").enroll()
+
+
+@pytest.mark.parametrize("method", ["fedproc", "fedavg_etf", "fedavg"])
+@pytest.mark.parametrize("least", [0, 6, 200])
+def test_no_job_says_how_few_records_of_a_class_are_too_few(method: str, least: int) -> None:
+    """By bisection it would be one hospital's class count, and the next total less its class mean."""
+    job = Federation.job_of({"method": method, "method_options": {"min_class_count": least}}, ["a", "b", "c"])
+    with pytest.raises(JobError, match=r"method_options\.min_class_count.*each site's own rule"):
+        prepare(job)
+
+
+def test_a_persons_consent_lets_both_ways_be_used(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """By the command that the refusal names, at each site, with the site's own kit."""
+    train(Federation({"weights": "uniform"}, hospitals, state=tmp_path).enroll())
+    other = Federation({"weights": "exact"}, hospitals, state=tmp_path, job_id="job-b")
+    assert "release accept" in enrolment_refused(other)
+    for name in hospitals:
+        done = accept_release(other, name, tmp_path, identity)
+        assert done.exit_code == 0, done.output
+        assert "weights: uniform" in done.output and "weights: exact" in done.output
+        assert "with 3 silos, 3 jobs" in done.output
+    train(other.enroll())
+    train(Federation({"weights": "uniform"}, hospitals, state=tmp_path, job_id="job-c").enroll())
+    third = Federation({"weights": "power_of_two"}, hospitals, state=tmp_path, job_id="job-d")
+    assert "weights power_of_two" in enrolment_refused(third)

@@ -1,0 +1,168 @@
+"""A hospital that lies about its number of records is refused, or counts for the job's share and no more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.attacks.malicious_server import Federation, hearts, model_broadcast
+from tests.rounds.secure.runs import Wire, contexts, coordinator, job, run
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.errors import ContributionError, PolicyError, RunError
+from tightframe.rounds import codec
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.declaration import Declaration, applied_weights
+from tightframe.rounds.sums.plain import RefusedError
+
+LIAR = "hospital-4"
+
+
+def lie(session: SiloSession, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a hospital declare another weight than its records give."""
+    honest = session._declare
+
+    def declare(*, again: bool) -> Declaration:
+        return honest(again=again).model_copy(update={"weight": weight})
+
+    monkeypatch.setattr(session, "_declare", declare)
+
+
+def declared(*weights: float) -> dict[str, Declaration]:
+    plain: dict[str, Any] = {"synthetic": False, "profile": "standard", "min_class_count": 5, "untold": ()}
+    return {
+        f"s{i:02}": Declaration(weight=weight, any_static_cohort=False, **plain)
+        for i, weight in enumerate(weights)
+    }
+
+
+@given(
+    st.lists(st.integers(1, 2**30).map(float), min_size=1, max_size=12),
+    st.floats(0.01, 1.0),
+)
+def test_no_declared_weight_gets_more_than_the_jobs_share(weights: list[float], share: float) -> None:
+    applied = list(applied_weights(declared(*weights), share).values())
+    most = max(share, 1 / len(weights))
+    assert max(applied) <= most * sum(applied) * (1 + 1e-9)
+    level = max(applied)
+    for before, after in zip(weights, applied, strict=True):
+        assert after == min(before, level)  # only what is over the level is lowered, and none is raised
+    if max(weights) <= share * sum(weights) * (1 - 1e-9):
+        assert applied == weights
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight", "code"),
+    [
+        ("exact", 5e11, "TF-403"),
+        ("exact", 2.0**29, "TF-631"),
+        ("exact", 100.5, "TF-631"),
+        ("exact", 0.25, "TF-631"),
+        ("power_of_two", 96.0, "TF-631"),
+        ("uniform", 1000.0, "TF-631"),
+    ],
+)
+def test_silos_refuse_a_weight_that_no_records_give(
+    rule: str, weight: float, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation({"weights": rule}, hearts(4), state=tmp_path)
+    lie(federation.sessions[LIAR], weight, monkeypatch)
+    with pytest.raises(ContributionError, match=LIAR) as refused:
+        federation.enroll()  # in `confirm`: nothing is trained or masked yet
+    assert refused.value.code == code
+
+
+def test_a_believable_lie_counts_for_its_share_at_every_silo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = Federation({}, hearts(4), state=tmp_path)
+    lie(federation.sessions[LIAR], 9e6, monkeypatch)
+    shares = []
+    honest = codec.encode
+
+    def encode(*args: Any, share: float, **more: Any) -> Any:
+        shares.append(share)
+        return honest(*args, share=share, **more)
+
+    monkeypatch.setattr(codec, "encode", encode)
+    federation.enroll()
+    federation.sum(
+        "train", 1, broadcast=model_broadcast(federation.model()), schema=federation.train_schema()
+    )
+    assert len(shares) == 4 and max(shares) == 1.0
+    assert 1 / sum(shares) == pytest.approx(0.6)  # with 9e6 of 9,000,387 it would be 0.99996
+
+
+@pytest.mark.parametrize("summation", ["secure", "plain"])
+def test_the_server_refuses_it_too_and_names_the_silo(
+    summation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = job(summation=summation, weights="uniform", rounds=1)
+    sessions = {site: SiloSession(context) for site, context in contexts(asked, tmp_path).items()}
+    lie(sessions["site-2"], 64.0, monkeypatch)
+    with pytest.raises(RefusedError, match="site-2 refused: TF-631"):
+        coordinator(asked, tmp_path).run(Wire(sessions))
+
+
+def test_all_who_use_a_lowered_weight_use_the_same(tmp_path: Path) -> None:
+    lowered = {
+        name: run(job(rounds=1, max_weight_share=0.3, summation=name), tmp_path / name)
+        for name in ("secure", "plain")
+    }
+    (secure, _), (plain, _) = lowered["secure"], lowered["plain"]
+    whole, _ = run(job(rounds=1), tmp_path / "whole")
+    assert all(torch.equal(secure.state.model[name], item) for name, item in plain.state.model.items())
+    assert not all(torch.equal(secure.state.model[name], item) for name, item in whole.state.model.items())
+    card = json.loads((tmp_path / "secure" / "server" / "model.json").read_text())
+    weights = card["public_weights"]
+    assert max(weights.values()) == pytest.approx(0.3 * sum(weights.values()))
+
+
+def plain_request(session: SiloSession, **declared: bytes) -> dict[str, Any]:
+    return {
+        "kind": "train",
+        "round": 1,
+        "phase": 0,
+        "attempt": 0,
+        "evaluate": False,
+        "opened": {},
+        "broadcast": b"",
+        "declared": declared,
+    }
+
+
+def test_a_silo_in_a_plain_sum_believes_no_more(tmp_path: Path) -> None:
+    asked = job(rounds=1, summation="plain")
+    sessions = {site: SiloSession(context) for site, context in contexts(asked, tmp_path).items()}
+    own = {site: session._declare(again=False) for site, session in sessions.items()}
+    honest = {site: item.to_bytes() for site, item in own.items()}
+    session = sessions["site-1"]
+    mine = own["site-1"]
+    lies: list[tuple[dict[str, bytes], str]] = [
+        ({**honest, "site-1": mine.model_copy(update={"weight": 1.0}).to_bytes()}, "TF-505"),
+        ({site: item for site, item in honest.items() if site != "site-1"}, "TF-604"),
+        ({**honest, "site-5": mine.to_bytes()}, "TF-505"),
+        ({**honest, "site-2": mine.model_copy(update={"weight": 2.0**29}).to_bytes()}, "TF-631"),
+        ({**honest, "site-2": mine.model_copy(update={"weight": 7.5}).to_bytes()}, "TF-631"),
+        ({**honest, "site-2": b"nonsense"}, "TF-403"),
+    ]
+    for shown, code in lies:
+        with pytest.raises((RunError, ContributionError)) as refused:
+            session.handle("contribute", plain_request(session, **shown))
+        assert refused.value.code == code
+
+
+def test_a_job_may_not_let_one_silo_weigh_more_than_the_policy(tmp_path: Path) -> None:
+    policy = PolicyBlock(profile="standard").resolve(production=True)
+    for share, weights, refused in ((1.0, "exact", True), (0.6, "exact", False), (1.0, "uniform", False)):
+        federation = Federation({"max_weight_share": share, "weights": weights}, hearts(4), state=tmp_path)
+        if refused:
+            with pytest.raises(PolicyError, match=r"max_weight_share: the job asks for 1, at most 0\.6"):
+                policy.check(federation.job)
+        else:
+            policy.check(federation.job)

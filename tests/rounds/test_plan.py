@@ -1,0 +1,177 @@
+"""The plan of a run, and that a rider needs no more than its own file and a place in the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.conftest import SMALL
+
+from tightframe import federation
+from tightframe.errors import RunError
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Phase,
+    Reading,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+    advance,
+)
+from tightframe.rounds import codec
+from tightframe.rounds.plan import KINDS, RunPlan
+from tightframe.rounds.riders import class_rules, epsilon, evaluation
+from tightframe.rounds.server.record import RunRecord
+from tightframe.rounds.setup import prepare
+
+FOUR = ["site-1", "site-2", "site-3", "site-4"]
+PRIVATE = {"weights": "uniform", "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5, "evaluation": "noisy"}}
+
+
+def setup_of(method: str = "fedmr", **changes: Any) -> Any:
+    return prepare({**SMALL, "method": method, "sites": FOUR, "min_sites": 3, "rounds": 2, **changes})
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "expected"),
+    [
+        ("fedmr", {}, ["train 1/0", "train 2/0", "closing 2/0"]),
+        ("ccvr", {}, ["train 1/0", "train 2/0", "after 2/0", "closing 2/0"]),
+        (
+            "fedavg",
+            {"method_options": {"loss": "focal"}, "personalise": True},
+            ["statistics 0/0", "statistics 0/1", "train 1/0", "train 2/0", "closing 2/0", "personal 2/0"],
+        ),
+        ("fedmr", PRIVATE, ["train 1/0", "train 2/0", "closing 2/0"]),
+    ],
+)
+def test_a_plan_lists_every_exchange_in_order(
+    method: str, changes: dict[str, Any], expected: list[str]
+) -> None:
+    plan = setup_of(method, **changes).plan
+    listed = [f"{item.kind} {item.round}/{item.index}" for item in plan]
+    if method == "ccvr":  # holders of classes first, where a method asks for class sums after the rounds
+        listed = list(dict.fromkeys(item.rpartition("/")[0] + "/0" for item in listed))
+    assert listed == expected
+    assert [item.kind for item in plan] == sorted((item.kind for item in plan), key=KINDS.index)
+
+
+def test_fields_stand_in_the_order_method_epsilon_classes_evaluation() -> None:
+    (exchange,) = setup_of().plan.round(1)
+    names = [item.name for item in exchange.carrying(True).schema.fields]
+    first = names.index(class_rules.HOLDERS)
+    assert names[first + 1].startswith("evaluation/")
+    assert not any(name.startswith(("classes/", "evaluation/")) for name in names[:first])
+    (exchange,) = setup_of(**PRIVATE, rounds=2).plan.round(2)
+    names = [item.name for item in exchange.carrying(True).schema.fields]
+    told = names.index(epsilon.BINS)
+    assert names[told : told + 2] == [epsilon.BINS, epsilon.SHOWN] and class_rules.HOLDERS not in names
+    assert not any(name.startswith("evaluation/") for name in names[:told])
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "index", "evaluate"),
+    [
+        ("train", 0, 0, False),
+        ("train", 3, 0, False),
+        ("train", 1, 1, False),
+        ("train", 1, -1, False),
+        ("statistics", 0, 0, False),
+        ("personal", 2, 0, False),
+        ("closing", 1, 0, True),
+        ("closing", 2, 1, True),
+        ("sums", 1, 0, False),
+    ],
+)
+def test_what_is_not_planned_is_not_found(kind: str, number: int, index: int, evaluate: bool) -> None:
+    with pytest.raises(RunError) as caught:
+        setup_of().plan.find(kind, number, index, evaluate=evaluate)
+    assert caught.value.code == "TF-505"
+
+
+def test_an_evaluation_is_found_only_where_one_is_planned() -> None:
+    plan = setup_of("ccvr").plan
+    assert plan.find("train", 1, 0, evaluate=True).evaluating is not None
+    with pytest.raises(RunError) as caught:
+        plan.find("after", 2, 0, evaluate=True)
+    assert caught.value.code == "TF-505"
+
+
+AUGMENTED = "augmented/records"
+
+
+def counting(phase: Phase) -> Phase:
+    """A rider as somebody would add it: silos count, the server notes and remembers."""
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        made = phase.contribute(silo, received, state)
+        return replace(made, tensors={**made.tensors, AUGMENTED: torch.tensor(3.0, dtype=torch.float64)})
+
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        own = totals.get(AUGMENTED)
+        reading = phase.read(state, {k: v for k, v in totals.items() if k != AUGMENTED}, cohort)
+        return reading if own is None else reading.noting("augmented", float(own))
+
+    return replace(
+        phase, schema=phase.schema + Schema((Field(AUGMENTED, ()),)), contribute=contribute, read=read
+    )
+
+
+def test_a_rider_needs_its_own_file_and_the_plan_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[Any] = []
+    ruled, add = RunPlan._ruled, RunRecord.add
+    monkeypatch.setattr(RunPlan, "_ruled", lambda self, phase: counting(ruled(self, phase)))
+
+    def adding(self: RunRecord, row: Any, notes: Any, received: Any) -> None:
+        noted.append(notes.get("augmented"))
+        add(self, row, notes, received)
+
+    monkeypatch.setattr(RunRecord, "add", adding)
+    shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
+    result = federation.run("fedmr", FOUR, 2, dataset=SMALL["dataset"], folder=tmp_path, **shared)
+    assert noted == [12.0, 12.0, None], "four silos say three each in a round, and nothing at the closing"
+    assert result.outcome.rows[-2].evaluation
+
+
+def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second party, with the setup of its own, follows a run from what was opened alone."""
+    opened: list[tuple[dict[str, Any], list[str]]] = []
+    decode = codec.decode
+
+    def seen(schema: Schema, totals: Any, *, parties: int) -> Any:
+        made = decode(schema, totals, parties=parties)
+        opened.append((dict(made), [item.name for item in schema.fields]))
+        return made
+
+    monkeypatch.setattr(codec, "decode", seen)
+    shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
+    values = {"dataset": SMALL["dataset"], "weights": "uniform", "seed": 3, **shared}
+    result = federation.run("fedmr", FOUR, 3, folder=tmp_path, **values)
+
+    setup = setup_of(rounds=3, **values, job_name="fedmr-in-process", summation="secure")
+    state = setup.initial_state()
+    cohort = dict.fromkeys(FOUR, 1.0)
+    exchanges = [item for item in setup.plan if item.training]
+    for exchange, (totals, names) in zip(exchanges, opened[:3], strict=True):
+        phase = exchange.carrying(any(name.startswith("evaluation/") for name in names))
+        reading = advance(phase, state, totals, Cohort(exchange.round, cohort, 1.0))
+        assert evaluation.NOTE in reading.notes
+        state = reading.state
+    assert class_rules.remembered(state) is not None
+    for name, value in result.state.model.items():
+        assert torch.equal(state.model[name], value), name
+    assert set(state.extra) == set(result.state.extra)
+    for name, value in result.state.extra.items():
+        np.testing.assert_array_equal(state.extra[name].numpy(), value.numpy())
