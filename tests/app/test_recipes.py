@@ -148,7 +148,7 @@ def test_the_rehearsal_needs_no_monai() -> None:
     import sys
 
     code = (
-        "import sys\nfrom tightframe_app import recipes\nfrom tightframe.rounds.setup import prepare\n"
+        "import sys\nfrom tightframe_app.jobs import recipes\nfrom tightframe.rounds.setup import prepare\n"
         "prepare(recipes.get('fedmr_isic').job()).setting.build_model()\n"
         "sys.exit('monai' in sys.modules or 'nvflare' in sys.modules)"
     )
@@ -170,7 +170,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import SecureSumError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.silo import SiloSession
+from tightframe.rounds.silo.session import SiloSession
 
 job = parse_job(json.loads(sys.argv[1]))
 session = SiloSession(SiloContext('site-5', job, None, run_dir=Path(sys.argv[2])))

@@ -294,7 +294,7 @@ def test_a_signal_ends_the_whole_group(
         "checked = types.SimpleNamespace(job=types.SimpleNamespace(roster=('site-1',), job_name='j'))\n"
         "setup = types.SimpleNamespace(prepare=lambda values: checked)\n"
         "sys.modules['tightframe.rounds.setup'] = setup\n"
-        "from tightframe.flare import simulator\nfrom tightframe_app import cli, simulation\n"
+        "from tightframe.flare import simulator\nfrom tightframe_app import cli\nfrom tightframe_app.jobs import simulation\n"
         "simulation.records = lambda *given: ''\n"
         "simulator._GRACE = 1.0\nreal, group = simulator.run_apart, sys.argv[1:4]\n"
         "simulator.run_apart = lambda command: real([sys.executable, '-c', *group])\n"

@@ -442,7 +442,7 @@ def test_a_process_that_dies_is_named_and_loses_nothing(again: Callable[..., Rep
 RUN = """
 import sys
 from pathlib import Path
-from tightframe.data.isic_prepare import prepare
+from tightframe.data.isic.prepare import prepare
 if __name__ == "__main__":
     download = Path(sys.argv[1])
     prepare(download, download / "train_test_split", Path(sys.argv[2]), workers=2)

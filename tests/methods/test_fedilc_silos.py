@@ -147,7 +147,7 @@ def test_encoded_sums_are_as_exact_as_is_said(variant: Any, make_setting: Any) -
     phase = METHOD.plan(setting, 1, 1)[-1]
     schema = type(phase.schema)(tuple(f for f in phase.schema.fields if f.name.startswith("gradient/")))
     config: FedILCConfig = setting.config
-    zero = fedilc.silo_gradients.FoldGradients(gradients[0], torch.zeros(size), 0.0, 1, 1)
+    zero = fedilc.gradients.FoldGradients(gradients[0], torch.zeros(size), 0.0, 1, 1)
     totals: dict[str, Any] = {}
     for gradient in gradients:
         terms = fedilc._gradient_terms(

@@ -271,7 +271,7 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
 
     Raises:
         RunError: TF-505 if this round's vbar is needed and the server has sent none.
-        TrainingError, ContributionError: see ``silo_gradients.fold_gradients``.
+        TrainingError, ContributionError: see ``gradients.fold_gradients``.
     """
     config: FedILCConfig = silo.setting.config
     received = model_update.received_model(broadcast)
