@@ -31,6 +31,8 @@ SMALL: dict[str, Any] = {
 }
 
 ROOT = Path(__file__).resolve().parent.parent
+WHOLE = [ROOT / "tests" / name for name in ("engine", "production", "faults")]
+"""Folders of tests that run NVFlare: its simulator, or a production federation on this machine."""
 
 
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
@@ -124,7 +126,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave fault tests out unless asked for; spread files that run the engine among the others."""
+    """Mark tests of whole federations; leave fault tests out unless asked for; spread files that wait."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in WHOLE):
+            item.add_marker("whole")
     if not config.getoption("--faults", False):
         left_out = [item for item in items if item.get_closest_marker("faults")]
         config.hook.pytest_deselected(items=left_out)

@@ -172,8 +172,7 @@ def test_the_pages_listing_shows_what_is_installed(site: Path, tmp_path: Path) -
     assert [f"tightframe_vitals:{item}" in said for item in ("DATASET", "BACKBONE", "METHOD")] == [True] * 3
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_engines_allow_list_need_not_know_of_it(site: Path, records: Path, tmp_path: Path) -> None:
     """The page's commands, in the engine's simulator with the list as it is."""
     shutil.copy(records / "vitals.json", tmp_path)

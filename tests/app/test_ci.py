@@ -40,5 +40,39 @@ def test_a_run_must_have_learned(
         assert "model after round 2: balanced accuracy" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "wrong"),
+    [
+        ("metrics.jsonl", '"seconds": 3', '"seconds": 9', None),
+        ("metrics.jsonl", '"loss": 0.5', '"loss": 0.6', "the same metrics"),
+        ("model.safetensors", "weights", "others", "the same model.safetensors"),
+        ("best_model.safetensors", "weights", "others", "the same best_model.safetensors"),
+    ],
+)
+def test_a_run_must_equal_the_one_in_one_process(
+    root: Path, tmp_path: Path, name: str, old: str, new: str, wrong: str | None
+) -> None:
+    rows = [
+        {"round": number, "kind": "train", "balanced_accuracy": number / 4, "loss": 0.5, "seconds": 3}
+        for number in (1, 2, 3)
+    ]
+    places = [tmp_path / "engine", tmp_path / "alone"]
+    for place in places:
+        place.mkdir()
+        (place / "outcome.json").write_text(json.dumps({"trained": True, "rounds": 3}))
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for model in ("model.safetensors", "best_model.safetensors"):
+            (place / model).write_text("weights")
+    changed = places[1] / name
+    changed.write_text(changed.read_text().replace(old, new, 1))
+    command = [sys.executable, str(root / ".ci" / "check_job"), *map(str, places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (wrong is None), done.stderr
+    assert (wrong or "") in done.stderr and "Traceback" not in done.stderr
+
+
 def test_ci_asks(root: Path) -> None:
-    assert ".venv/bin/python .ci/check_job\n" in (root / ".ci" / "run").read_text()
+    text = (root / ".ci" / "run").read_text()
+    assert ".venv/bin/python .ci/check_job\n" in text
+    assert '.ci/job_alone jobs/fedmr_isic "$meanwhile/alone"\n' in text
+    assert '.ci/check_job $results "$meanwhile/alone/server"\n' in text

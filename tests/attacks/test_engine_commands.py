@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.whole
 JOB = "0f8fad5b-d9cb-469f-a165-70867728950e"
 Case = dict[str, Any]
 

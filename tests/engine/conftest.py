@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tightframe.flare.simulator import ALLOW_LIST
+from tightframe_app.cli import app
 
 HERE = Path(__file__).resolve().parent
 SMALL: Mapping[str, Any] = {
@@ -111,6 +113,12 @@ def run_alone(job: Path, folder: Path) -> Path:
 
     federation.run_job(parse_job(job_folders.read_job(job)), folder=folder)
     return folder / "server"
+
+
+def verify(transcript: Path, root: Path) -> tuple[int, str]:
+    """``tightframe transcript verify``: exit code and output without line breaks."""
+    done = CliRunner().invoke(app, ["transcript", "verify", str(transcript), "--root", str(root)])
+    return done.exit_code, " ".join(done.output.split())
 
 
 MODELS = ("model.safetensors", "best_model.safetensors", "checkpoint.safetensors")

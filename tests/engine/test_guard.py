@@ -16,13 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.conftest import ROOT
 
 from tightframe.errors import REASONS
 from tightframe.flare.simulator import ALLOW_LIST
 
-pytestmark = pytest.mark.engine
 HERE = Path(__file__).resolve().parent
 SITES = 4
 

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.federation import FULL, PAUSED, RELAYED, SITES, Done, Six, assert_whole, over
 from tests.production.federation import LEAD
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 Undo = Callable[[], object]
 

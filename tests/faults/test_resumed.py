@@ -28,7 +28,7 @@ from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.server import resume
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 ROUNDS = 3
 YEARS = 4 * 366 * 24 * 3600

@@ -251,7 +251,7 @@ def _ran(version: str, doors: str, asked: str, cell: str, parent: bool = True) -
     return done.stdout.splitlines()
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
     version = nvflare.__version__
     assert _ran(version, "site", "site", f"hospital-1.{J}") == ["fine", "fine", "fine"]

@@ -20,11 +20,9 @@ from tests.production.two_accounts import SERVICE, SITE, TwoAccounts, running
 
 from tightframe_app.site.stop import running as processes_of
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes two system accounts and removes them"),
-]
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: makes two system accounts and removes them"
+)
 
 # What an account can do to each path of a list, by trying.
 TRY = """

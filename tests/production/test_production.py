@@ -63,7 +63,6 @@ from tightframe.flare.identity import person_identity
 from tightframe.flare.monitor import COMMAND, GROUP
 from tightframe_app.jobs import folders
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
 HERE = "-c kits/consortium/prod_00/hospital-1/local/tightframe.json --site hospital-1"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 

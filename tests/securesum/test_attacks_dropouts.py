@@ -131,7 +131,7 @@ def closed_without(world: World, victim: str) -> Any:
 # Any strategy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.DataObject) -> None:

@@ -99,7 +99,7 @@ def test_the_search_finds_a_secret_in_every_writing() -> None:
         assert list(found.leaks()), shown
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 def test_no_state_message_or_error_of_a_run_shows_a_secret() -> None:
     """Every state after every step, every message, and every refusal of the vectors with its traceback."""
     found = Collected()

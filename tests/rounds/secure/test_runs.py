@@ -106,9 +106,21 @@ def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nothing was opened.*site-1: TF-502") as caught:
         run(job(), tmp_path, silent=silent)
     assert caught.value.code == "TF-501"
-    assert not (tmp_path / "server" / "checkpoint.safetensors").exists()
+    assert not list((tmp_path / "server").glob("*.safetensors"))
     assert '"failure"' in _read(tmp_path, "transcript.jsonl")
-    assert json.loads(_read(tmp_path, "outcome.json"))["trained"] is False
+    report = _verified(tmp_path / "server", tmp_path / "server")
+    assert (len(report.opened), len(report.failed)) == (0, 1) and report.reason is not None
+    outcome = json.loads(_read(tmp_path, "outcome.json"))
+    assert outcome["trained"] is False and outcome["rounds_done"] == 0
+    assert "TF-501: too few silos in round 1: expected at least 3, but got 2" in outcome["reason"]
+    assert all(f"{site}: TF-502" in outcome["reason"] for site in ("site-1", "site-4"))
+
+
+def _verified(folder: Path, server: Path) -> transcript.Report:
+    """A transcript, held against the root that the server's folder has."""
+    root = x509.load_pem_x509_certificate((server / "simulated_root.pem").read_bytes())
+    lines = (folder / "transcript.jsonl").read_bytes().splitlines(keepends=True)
+    return transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
 
 
 def test_a_dealer_of_false_secrets_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,10 +365,8 @@ def test_a_silo_whose_first_term_is_lost_has_one_session_in_its_transcript(tmp_p
     of = job()
     sessions = {site: SiloSession(context) for site, context in contexts(of, tmp_path).items()}
     coordinator(of, tmp_path).run(Losing(sessions))
-    root = x509.load_pem_x509_certificate((tmp_path / "server" / "simulated_root.pem").read_bytes())
     for view in ("site-1", "server"):
-        lines = (tmp_path / view / "transcript.jsonl").read_bytes().splitlines(keepends=True)
-        report = transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
+        report = _verified(tmp_path / view, tmp_path / "server")
         assert len(report.opened) == (2 if view == "site-1" else 3)
 
 
