@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.attacks.malicious_server import Federation, Records, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
 
 UNITS = 1024
 # Public knowledge of the thirteen columns: typical values and spreads, of nobody's records.

@@ -22,11 +22,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
-from tests.attacks.malicious_server import HEART
 from tests.attacks.test_engine_commands import JOB, Case, heard
 from tests.attacks.test_manifest import DATES, NOW, PROJECT, exported, job
 from tests.conftest import ROOT
-from tests.securesum.certificates import issue, make_root
+from tests.support.attacks.malicious_server import HEART
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig, parse_job

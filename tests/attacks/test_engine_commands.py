@@ -35,7 +35,13 @@ def heard(hospital: Path, cases: list[Case], *, shut: bool = True) -> dict[str, 
     """Let a hospital's engine hear messages, in a process of its own; what came of it."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "custom")])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attacks.engine_site", str(hospital), *([] if shut else ["--open"])],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.attacks.engine_site",
+            str(hospital),
+            *([] if shut else ["--open"]),
+        ],
         input=json.dumps(cases),
         env={**os.environ, "PYTHONPATH": path},
         cwd=hospital,

@@ -15,8 +15,15 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
-from tests.attacks.kits import configuration
-from tests.attacks.malicious_server import ROOT, Federation, Records, hearts, identity, model_broadcast
+from tests.support.attacks.kits import configuration
+from tests.support.attacks.malicious_server import (
+    ROOT,
+    Federation,
+    Records,
+    hearts,
+    identity,
+    model_broadcast,
+)
 from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError

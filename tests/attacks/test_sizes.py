@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.attacks.malicious_server import HEART, Federation, hearts
+from tests.support.attacks.malicious_server import HEART, Federation, hearts
 
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from tightframe.flare.simulator import ALLOW_LIST
 from tightframe_app.cli import app
 
-HERE = Path(__file__).resolve().parent
+EXECUTORS = Path(__file__).resolve().parents[1] / "support" / "engine"
+"""Executors and components that jobs of the tests name."""
 SMALL: Mapping[str, Any] = {
     "dataset_options.image_size": 16,
     "model_options.widths": [8, 8, 8],
@@ -98,7 +99,9 @@ def simulate_job(
     else:
         command = [sys.executable, "-m", "tightframe.flare.simulator"]
     command += [str(job), "-w", str(workspace), *([] if threads is None else ["-t", str(threads)])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(EXECUTORS), os.environ.get("PYTHONPATH", "")])
+    }
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=folder, check=False
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.conftest import MODELS, Run, assert_equal, export_job, run_alone
-from tests.flare.boards import Daemon, expected_points, listening, read_events
+from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 
 from tightframe.flare.simulator import allow_list_text
 

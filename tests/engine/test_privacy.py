@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.engine.asking import FILE
 from tests.engine.conftest import SMALL, simulate_job
+from tests.support.engine.asking import FILE
 
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe_app.jobs import folders, recipes

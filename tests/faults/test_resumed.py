@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from tests.faults.federation import (
+from tests.support.faults.federation import (
     KILLED,
     ORPHANED,
     SITES,
@@ -22,7 +22,7 @@ from tests.faults.federation import (
     over,
     wait,
 )
-from tests.production.federation import FAULTS, LEAD, SERVER
+from tests.support.production.federation import FAULTS, LEAD, SERVER
 
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.ledger import ledger_path

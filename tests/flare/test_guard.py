@@ -21,7 +21,7 @@ from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from tests.conftest import ROOT, SMALL
-from tests.flare.client import JOB_ID, Site, Wire
+from tests.support.flare.client import JOB_ID, Site, Wire
 
 from tightframe.config.policy import Policy, Refusal
 from tightframe.config.refusals import REFUSALS

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
-from tests.securesum.certificates import AT, Issued, issue, make_root
+from tests.support.securesum.certificates import AT, Issued, issue, make_root
 
 from tightframe.errors import SiteConfigError
 from tightframe.flare.identity import server_anchor, site_identity

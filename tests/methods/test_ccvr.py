@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.in_memory import Records, in_turn
-from tests.rounds.secure.runs import FOUR, job, run
+from tests.support.methods.in_memory import Records, in_turn
+from tests.support.runs import FOUR, job, run
 
 from tightframe import federation
 from tightframe.errors import TrainingError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
 from tests.methods.test_combine import ALONE
 from tests.methods.test_feddc import FedDC
 from tests.methods.test_feddyn import FedDyn
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods

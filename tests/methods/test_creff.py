@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods.in_memory import Records, in_turn
+from tests.support.methods.in_memory import Records, in_turn
 from torch import nn
 
 from tightframe import federation

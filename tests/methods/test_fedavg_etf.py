@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation

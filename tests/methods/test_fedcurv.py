@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand, lossy
+from tests.support.methods import by_hand, lossy
 from torch import nn
 
 from tightframe import methods

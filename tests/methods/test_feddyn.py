@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.methods import by_hand, lossy, quadratic
+from tests.support.methods import by_hand, lossy, quadratic
 from torch import nn
 
 from tightframe import methods

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation

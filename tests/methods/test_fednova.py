@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.config.job import parse_job

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.methods import fedavg

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods

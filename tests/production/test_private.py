@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from tests.production.private import Search
+from tests.support.production.private import Search
 
 DRAW = np.random.default_rng(7)
 NOISE = DRAW.bytes(1001)

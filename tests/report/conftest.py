@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from tests.rounds.secure import runs
+from tests.support import runs
 
 from tightframe.errors import RunError
 

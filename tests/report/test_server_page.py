@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.report.conftest import SVG, Loads, Page, lines, said, values
-from tests.rounds.secure import runs
+from tests.support import runs
 
 from tightframe.errors import RunError
 from tightframe.report.writing import write

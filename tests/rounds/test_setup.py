@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.conftest import SMALL
-from tests.rounds.secure.runs import FOUR, in_round, job, run
+from tests.support.runs import FOUR, in_round, job, run
 
 from tightframe import data, federation
 from tightframe.errors import JobError

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from tests.conftest import SMALL
-from tests.methods import lossy
-from tests.rounds import test_resume
-from tests.rounds.secure.runs import FOUR, twin
+from tests.rounds.server import test_resume
 from tests.rounds.test_setup import HEART
+from tests.support.methods import lossy
+from tests.support.runs import FOUR, twin
 from torch.nn import functional
 
 from tightframe import federation

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.securesum.hostile import (
+from tests.support.securesum.hostile import (
     closed,
     from_shares,
     names,
@@ -19,7 +19,7 @@ from tests.securesum.hostile import (
     session_key,
     without_pair_masks,
 )
-from tests.securesum.protocol import MIXED, World, add_integers
+from tests.support.securesum.protocol import MIXED, World, add_integers
 
 from tightframe.securesum import journal, rules
 from tightframe.securesum.errors import (

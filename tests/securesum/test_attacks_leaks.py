@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_der_private_key
-from tests.securesum.hostile import custom, names, own_secrets, verifier
-from tests.securesum.protocol import FixedSigner, World
-from tests.securesum.replay import load, play
+from tests.support.securesum.hostile import custom, names, own_secrets, verifier
+from tests.support.securesum.protocol import FixedSigner, World
+from tests.support.securesum.replay import load, play
 
 from tightframe.securesum import masks
 from tightframe.securesum.errors import ProtocolError

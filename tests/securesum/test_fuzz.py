@@ -12,7 +12,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.securesum.replay import Player, load, order, play
+from tests.support.securesum.replay import Player, load, order, play
 
 from tightframe.securesum import journal
 from tightframe.securesum.errors import MessageError, ProtocolError, StateError

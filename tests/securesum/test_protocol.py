@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.securesum.protocol import JOB, MIXED, World, names
+from tests.support.securesum.protocol import JOB, MIXED, World, names
 
 from tightframe.securesum import rules, server_setup, site_setup
 from tightframe.securesum.errors import ProtocolError, RecoveryError, StateError, SurvivorsError
