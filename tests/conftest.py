@@ -14,23 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
+from tests.support import ROOT
+from tests.support.jobs import SMALL
 
-# A job small enough to train in a fraction of a second.
-SMALL: dict[str, Any] = {
-    "job_name": "small",
-    "method": "fedavg",
-    "dataset": "fed_isic2019",
-    "dataset_options": {"image_size": 16},
-    "model": "small_cnn",
-    "model_options": {"widths": [8, 8, 8]},
-    "sites": ["site-1", "site-2", "site-3"],
-    "min_sites": 2,
-    "rounds": 1,
-    "seed": 3,
-    "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
-}
-
-ROOT = Path(__file__).resolve().parent.parent
 WHOLE = [ROOT / "tests" / name for name in ("engine", "production", "faults")]
 """Folders of tests that run NVFlare: its simulator, or a production federation on this machine."""
 

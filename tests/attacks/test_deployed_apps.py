@@ -24,7 +24,7 @@ from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from tests.attacks.test_engine_commands import JOB, Case, heard
 from tests.attacks.test_manifest import DATES, NOW, PROJECT, exported, job
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.attacks.malicious_server import HEART
 from tests.support.securesum.certificates import issue, make_root
 

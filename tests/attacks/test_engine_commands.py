@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 pytestmark = pytest.mark.whole
 JOB = "0f8fad5b-d9cb-469f-a165-70867728950e"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.production.guides import Guide
 
 DIGEST, OTHER = "ab" * 32, "cd" * 32

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import Run, export_job, simulate_job, verify
+from tests.support.engine.simulation import Run, export_job, simulate_job, verify
 
 # The rounds with a fault; site-4 is to be back in those between.
 FAULTS = {"raise": (1, "TF-503"), "nan": (3, "TF-301"), "late": (5, "TF-502")}

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT
-from tests.engine.conftest import EXECUTORS
+from tests.support import ROOT
+from tests.support.engine.simulation import EXECUTORS
 
 from tightframe.errors import REASONS
 from tightframe.flare.simulator import ALLOW_LIST

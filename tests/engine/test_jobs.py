@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import SMALL, assert_equal, run_alone, simulate_job
+from tests.support.engine.simulation import REDUCED, assert_equal, run_alone, simulate_job
 
 from tightframe.config.job import JobConfig
 from tightframe_app.jobs import folders, recipes
@@ -21,7 +21,7 @@ from tightframe_app.jobs import folders, recipes
 SITES = ["site-1", "site-2", "site-3"]
 JOBS: dict[str, dict[str, Any]] = {
     # The memory of FedAvg_ETF acts from the third round on under the class rules.
-    "fedavg_etf_isic": {**SMALL, "rounds": 3},
+    "fedavg_etf_isic": {**REDUCED, "rounds": 3},
     "fedilc_eicu": {
         "dataset_options.twin_scale": 0.02,
         "dataset_options.drugs": 40,
@@ -62,7 +62,7 @@ ALONE = [
 @pytest.mark.parametrize("name", ALONE)
 def test_another_job_trains_in_one_process_and_its_sums_may_be_plain(name: str, tmp_path: Path) -> None:
     for summation in ("plain", "secure"):
-        changes = (JOBS["fedilc_eicu"] if name.endswith("eicu") else SMALL) | {"summation": summation}
+        changes = (JOBS["fedilc_eicu"] if name.endswith("eicu") else REDUCED) | {"summation": summation}
         job = recipes.get(name).job(sites=SITES, changes=changes)
         run_alone(_exported(job, tmp_path / f"{summation}_job"), tmp_path / summation)
     plain, secure = tmp_path / "plain" / "server", tmp_path / "secure" / "server"

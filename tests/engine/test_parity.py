@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.engine.conftest import MODELS, Run, assert_equal, export_job, run_alone
+from tests.support.engine.simulation import MODELS, Run, assert_equal, export_job, run_alone
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 
 from tightframe.flare.simulator import allow_list_text

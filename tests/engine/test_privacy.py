@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.engine.conftest import SMALL, simulate_job
 from tests.support.engine.asking import FILE
+from tests.support.engine.simulation import REDUCED, simulate_job
 
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe_app.jobs import folders, recipes
@@ -17,7 +17,7 @@ SERVER = "app/config/config_fed_server.json"
 
 def test_each_silos_ledger_outlasts_its_processes_and_consoles_see_the_run(tmp_path: Path) -> None:
     # Every record in every step: what sampled steps cost takes a second in each of many processes.
-    changes = {**SMALL, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
+    changes = {**REDUCED, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
     job = recipes.get("fedmr_isic_dp").job(sites=SITES, changes=changes)
     files = folders.job_files(job)
     server = json.loads(files[SERVER])

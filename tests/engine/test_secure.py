@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.conftest import Run, assert_equal, export_job, run_alone, simulate_job, verify
+from tests.support.engine.simulation import Run, assert_equal, export_job, run_alone, simulate_job, verify
 
 from tightframe.rounds.sums.vault import restore
 from tightframe.securesum.messages import GROUPS, KINDS, SALT_BYTES

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.conftest import ROOT
 from tests.flare.test_telemetry import record, seen, simulated, told
+from tests.support import ROOT
 from tests.support.flare.boards import listening
 
 from tightframe.config.site import ServerEntry, StatsD

@@ -14,7 +14,7 @@ import pytest
 from nvflare.private.defs import ControlCommandTopic, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Sender, Side, judge

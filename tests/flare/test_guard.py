@@ -20,8 +20,9 @@ from nvflare.apis.executor import Executor
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from tests.conftest import ROOT, SMALL
+from tests.support import ROOT
 from tests.support.flare.client import JOB_ID, Site, Wire
+from tests.support.jobs import SMALL
 
 from tightframe.config.policy import Policy, Refusal
 from tightframe.config.refusals import REFUSALS

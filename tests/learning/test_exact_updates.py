@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import SMALL
+from tests.support.jobs import SMALL
 from torch import nn
 
 from tightframe.errors import JobError

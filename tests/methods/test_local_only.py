@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.report.conftest import Page, said
 from tests.support.methods import by_hand
+from tests.support.pages import Page, said
 from tests.support.runs import FOUR, twin
 
 from tightframe import federation

@@ -64,8 +64,8 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def search(key: Path) -> Search:
     made = Search()
-    assert made.bytes("vector", VECTOR.tobytes()) == 50
-    assert made.bytes("secret", SECRET) == 1
+    assert made.parts("vector", VECTOR.tobytes()) == 50
+    assert made.parts("secret", SECRET) == 1
     assert made.numbers("numbers", VECTOR) == 40
     made.key("key", key)
     made.counts("counts", [21, 9, 4, 0], CLASSES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
-from tests.report.conftest import Page, said
+from tests.support.pages import Page, said
 
 from tightframe import federation
 from tightframe.data.base import SiloData

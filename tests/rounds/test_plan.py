@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import SMALL
+from tests.support.jobs import SMALL
 
 from tightframe import federation
 from tightframe.errors import RunError

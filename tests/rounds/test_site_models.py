@@ -13,9 +13,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tests.conftest import SMALL
 from tests.rounds.server import test_resume
 from tests.rounds.test_setup import HEART
+from tests.support.jobs import SMALL
 from tests.support.methods import lossy
 from tests.support.runs import FOUR, twin
 from torch.nn import functional

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import optimize, special, stats  # type: ignore[import-untyped]
 
 CONFIDENCE = 0.999
 

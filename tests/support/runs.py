@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import SMALL
+from tests.support.jobs import SMALL
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 from nvflare.lighter.entity import participant_from_dict
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.securesum.certificates import issue, make_root
 from typer.testing import CliRunner, Result
 

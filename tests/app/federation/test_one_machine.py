@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.app.federation.test_commands import DATES, PROJECT, make_kit
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.production.guides import ONE_MACHINE, Guide
 from tests.support.securesum.certificates import issue
 from typer.testing import CliRunner, Result

@@ -20,7 +20,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.security.security import FLAuthorizer
 from PIL import Image
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.ledgers import SiteKeys, open_ledger
 from tests.support.securesum.certificates import issue, make_root
 from typer.testing import CliRunner

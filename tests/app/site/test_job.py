@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from tests.app.site import test_check as test_site_check
 from tests.app.site.test_check import NOW, PROJECT, SITE, _change, _found, _problems
-from tests.conftest import SMALL
+from tests.support.jobs import SMALL
 from tests.support.ledgers import SiteKeys, charge, open_ledger
 from typer.testing import CliRunner
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from nvflare import lighter
 from tests.app.site.test_check import _kit
-from tests.conftest import ROOT
+from tests.support import ROOT
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError

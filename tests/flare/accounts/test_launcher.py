@@ -22,8 +22,8 @@ from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.private.fed.utils.fed_utils import get_job_launcher
-from tests.conftest import SMALL
 from tests.support.flare.client import Site
+from tests.support.jobs import SMALL
 
 from tightframe.config.job_manifest import PLACE
 from tightframe.flare import doors

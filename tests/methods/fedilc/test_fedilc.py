@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.conftest import FakeSilo
 from tests.support.methods.fedilc_by_hand import (
     VARIANTS,
     WIDTH,
@@ -24,6 +23,7 @@ from tests.support.methods.fedilc_by_hand import (
     slopes_of,
     whole,
 )
+from tests.support.methods.silo import FakeSilo
 from tests.support.runs import FOUR, twin
 from torch import nn
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import log_loss
-from tests.conftest import SMALL
+from tests.support.jobs import SMALL
 from tests.support.runs import FOUR, JOB_ID, Wire, coordinator
 
 from tightframe import methods

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.report.conftest import Page
+from tests.support.pages import Page
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job

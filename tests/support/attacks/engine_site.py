@@ -32,7 +32,7 @@ from tightframe.flare.doors import SiteDoors
 UP, INSIDE = "CH-up", "CH-inside"
 
 
-class Engine(ClientEngine):  # type: ignore[misc]
+class Engine(ClientEngine):
     """The engine's own, with a workspace and no client of its own."""
 
     def __init__(self, workspace: Path) -> None:

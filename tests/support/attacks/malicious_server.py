@@ -245,7 +245,7 @@ class Federation:
             totals.update(unpack(schema, group, data))
         shapes = {item.name: item.shape for item in schema.fields}
         shaped = {name: value.reshape(shapes[name]) for name, value in totals.items()}
-        return codec.decode(schema, shaped, parties=len(self.proposed.roster))
+        return dict(codec.decode(schema, shaped, parties=len(self.proposed.roster)))
 
     def weights(self) -> dict[str, float]:
         """Each hospital's public weight, as it declared it."""

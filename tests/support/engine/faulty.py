@@ -89,7 +89,7 @@ class FaultyExecutor(SiloExecutor):
         def broken(fold: Any, *, augment_seed: int | None = None) -> Any:
             if kind == "raise":
                 raise RuntimeError("the disk is on fire, patient Mustermann is affected")
-            good = records(fold, augment_seed=augment_seed)
+            good: Any = records(fold, augment_seed=augment_seed)
             return [(torch.full_like(good[i][0], float("nan")), good[i][1]) for i in range(len(good))]
 
         data.records = broken  # type: ignore[method-assign]

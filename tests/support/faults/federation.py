@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,10 @@ class Six(Federation):
             wait(lambda: self.times_joined(name) > joined, f"{name} is not back")
             return
         for site in SITES:  # the server's log has begun anew
-            wait(lambda site=site: self.times_joined(site) > 0, f"{site} has not found the server again")
+            wait(partial(self._has_joined, site), f"{site} has not found the server again")
+
+    def _has_joined(self, name: str) -> bool:
+        return self.times_joined(name) > 0
 
     def times_joined(self, name: str) -> int:
         """How often the server has let a site in: one that has just started, or that it had before."""

@@ -24,7 +24,7 @@ from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignmen
 from nvflare.private.fed.client.client_run_manager import ClientRunManager
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 from nvflare.private.privacy_manager import PrivacyService
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 from tightframe.errors import TightframeError
 from tightframe.flare.transport import FlareTransport
@@ -96,7 +96,7 @@ class Site:
             shutil.copy(PRIVACY, folder / "local")
         workspace = Workspace(str(folder), name)
         Path(workspace.get_job_meta_path(JOB_ID)).write_text(json.dumps(dict(meta or {"name": "small"})))
-        AuditService.the_auditor = AuditService.the_auditor or _NoAuditor()  # type: ignore[assignment]
+        AuditService.the_auditor = AuditService.the_auditor or _NoAuditor()
         privacy = create_privacy_manager(workspace, names_only=False)
         PrivacyService.initialize(privacy)
         router = TaskRouter()

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.methods.conftest import FakeSilo
+from tests.support.methods.silo import FakeSilo
 from tests.support.runs import FOUR, twin
 from torch import nn
 

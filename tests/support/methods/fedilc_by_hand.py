@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import torch
-from tests.methods.conftest import FakeSilo
+from tests.support.methods.silo import FakeSilo
 from torch import nn
 
 from tightframe.methods import fedilc
@@ -33,7 +33,7 @@ class Network(nn.Module):
         layers = [nn.Linear(5, WIDTH), nn.BatchNorm1d(WIDTH) if norm else nn.Identity()]
         self.backbone = nn.Sequential(*layers, nn.ReLU(), nn.Dropout(dropout))
         self.feature_width = WIDTH
-        self.head = head
+        self.head: Any = head
         self.double()
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,8 @@ def federate(
     state = METHOD.init_server(setting, 7)
     opened = []
     for number in range(1, rounds + 1):
-        among, found = list(silos), {}
+        among = list(silos)
+        found: dict[str, Any] = {}
         for phase in METHOD.plan(setting, number, rounds):
             terms = {}
             for name in among:
@@ -133,7 +134,7 @@ def whole(
         features.append(model.features(inputs))
         labels.append(truth)
         means.append(slopes_of(nn.functional.cross_entropy(model.head(features[-1]), truth), model))
-    total = sum(len(truth) * mean for truth, mean in zip(labels, means, strict=True)) / len(silo.labels)
+    total: Any = sum(len(truth) * mean for truth, mean in zip(labels, means, strict=True)) / len(silo.labels)
     records = torch.cat(features), torch.cat(labels)
     if one_by_one:
         return single_variance(*records, model), total, means
@@ -174,7 +175,9 @@ def direction_of(
     if config.variant in WITH_FISHR and config.weight_in(number):
         # Through vbar, too, if it is this round's: the gradient of the whole penalty.
         target = vbar if mean is None else mean
-        penalty = sum((variances[name] - target).square().sum() for name in stay) * len(silos) / len(stay)
+        penalty: Any = (
+            sum((variances[name] - target).square().sum() for name in stay) * len(silos) / len(stay)
+        )
         weight = config.weight_in(number)
         if config.penalty_scale == "mean":
             weight /= len(silos) * len(vbar)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tests.methods.conftest import FakeSilo
 from tests.support.methods import by_hand
+from tests.support.methods.silo import FakeSilo
 from torch import nn
 
 from tightframe.learning.loop import FitReport

@@ -33,7 +33,8 @@ def cases(target: str, origins: Iterable[str], body: str, *, rights: Iterable[Se
     """
     place = Place.of(target)
     assert place is not None
-    role, made = place.role, []
+    role = place.role
+    made: list[dict[str, Any]] = []
     topics = {*rules.SERVED[role], *rules.WITHHELD[role], ("client_command", "show_stats"), ("mine", "mine")}
     for origin in origins:
         for channel, topic in sorted(topics):

@@ -28,7 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from PIL import Image
-from tests.conftest import ROOT
+from tests.support import ROOT
 from tests.support.production.guides import ONE_MACHINE, Guide
 
 from tightframe.data.isic.folder import IMAGES

@@ -34,7 +34,7 @@ class Search:
         self._windows: dict[bytes, str] = {}
         self._texts: dict[bytes, dict[bytes, str]] = {}
 
-    def bytes(self, name: str, value: bytes, *, step: int = WINDOW) -> int:
+    def parts(self, name: str, value: bytes, *, step: int = WINDOW) -> int:
         """Look for any part of a long value; returns how many windows of it are like nothing else."""
         found = 0
         for start in range(0, len(value) - WINDOW + 1, step):
@@ -61,8 +61,8 @@ class Search:
         numbers = key.private_numbers()
         for number in (numbers.d, numbers.p, numbers.q, numbers.dmp1, numbers.dmq1, numbers.iqmp):
             size = (number.bit_length() + 7) // 8
-            self.bytes(name, number.to_bytes(size, "big"), step=1)
-            self.bytes(name, number.to_bytes(size, "little"), step=1)
+            self.parts(name, number.to_bytes(size, "big"), step=1)
+            self.parts(name, number.to_bytes(size, "little"), step=1)
             self.text(name, str(number))
 
     def counts(self, name: str, counts: Iterable[int], classes: Iterable[str]) -> None:
@@ -81,7 +81,7 @@ class Search:
     def numbers(self, name: str, values: NDArray[np.float32]) -> int:
         """Look for a vector in other number formats, and written out (``decimals``)."""
         for kind in ("<f8", "<f2", ">f4"):
-            self.bytes(name, values.astype(kind).tobytes())
+            self.parts(name, values.astype(kind).tobytes())
         return self.decimals(name, values)
 
     def decimals(self, name: str, values: NDArray[np.float32], *, most: int = 40) -> int:

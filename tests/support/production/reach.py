@@ -36,7 +36,7 @@ def private_values(federation: Federation) -> Search:
         windows: dict[str, int] = {}
         for what, value in noted(federation.spied(name)):
             kind = what.split()[0]
-            windows[kind] = windows.get(kind, 0) + search.bytes(f"{name}: {what}", value)
+            windows[kind] = windows.get(kind, 0) + search.parts(f"{name}: {what}", value)
             if what.startswith("tensor update/"):
                 numbers = search.numbers(f"{name}: {what}", np.frombuffer(value, np.float32))
                 windows["decimal"] = windows.get("decimal", 0) + numbers

@@ -285,7 +285,7 @@ def _setups(maker: Maker) -> None:
     def part(dealer: str, **changes: Callable[[Player, dict[str, messages.Dealt]], bytes]) -> Any:
         def change(player: Player, parts: dict[str, messages.Dealt]) -> dict[str, messages.Dealt]:
             values = {key: make(player, parts) for key, make in changes.items()}
-            return {**parts, dealer: replace(parts[dealer], **values)}  # type: ignore[arg-type]
+            return {**parts, dealer: replace(parts[dealer], **values)}
 
         return dealt(change)
 

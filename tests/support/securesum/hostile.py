@@ -84,7 +84,7 @@ def signed_advertisement(world: World, item: Advertisement, **changes: Any) -> A
     return replace(item, signature=signature)
 
 
-def own_secrets(world: World, slot: int) -> dict[tuple[str, Group, str], bytes]:
+def own_secrets(world: World, slot: int) -> dict[tuple[str, Group, messages.Kind], bytes]:
     """All b and s of a slot, which no test that plays the server may use but to compare."""
     found = {}
     for name, site in world.sites.items():

@@ -350,7 +350,8 @@ class Run:
         masked: dict[str, Any] = {}
         for group in GROUPS:
             term = bytes.fromhex(self.vector["sites"][name]["terms"][str(slot)][group])
-            plus, minus = [term, stream(self._self_key(name, slot, group), len(term))], []
+            plus = [term, stream(self._self_key(name, slot, group), len(term))]
+            minus: list[bytes] = []
             for other in self.roster:
                 if other != name:
                     first, second = min(name, other), max(name, other)

@@ -105,16 +105,16 @@ def make_run() -> dict[str, Any]:
 def make_primitives() -> dict[str, Any]:
     """Known answers of single functions; the values are the package's, checked by the independent code."""
     random = seeded("primitives")
-    strings = [
-        ["t", []],
-        ["t", [1]],
-        ["t", ["1"]],
-        ["t", [True]],
-        ["t", [1.0, -0.0]],
-        ["t", [-1, 2**64, -(2**100)]],
-        ["tä", ["a", "bc", ""]],
-        ["t", ["ab", "c", []]],
-        ["t", [{"b": 1, "a": [2, [3]]}, {}]],
+    strings: list[tuple[str, list[Any]]] = [
+        ("t", []),
+        ("t", [1]),
+        ("t", ["1"]),
+        ("t", [True]),
+        ("t", [1.0, -0.0]),
+        ("t", [-1, 2**64, -(2**100)]),
+        ("tä", ["a", "bc", ""]),
+        ("t", ["ab", "c", []]),
+        ("t", [{"b": 1, "a": [2, [3]]}, {}]),
     ]
     key, session, seed = random(32), random(32), random(32)
     coefficients = random(2 * 32)

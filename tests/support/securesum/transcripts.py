@@ -30,6 +30,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, x25519_public
 from tightframe.securesum.transcript import SERVER, SIMULATED, Chain, SumRecord
+from tightframe.securesum.transcript_lines import line_hash
 
 NAMES = ("site-1", "site-2", "site-3", "site-4")
 SCHEMAS = {
@@ -228,7 +229,7 @@ def rechained(lines: Sequence[bytes]) -> list[bytes]:
     for line in lines:
         value = json.loads(line)
         if "previous" in value:
-            value["previous"] = transcript.line_hash(made[-1]) if made else transcript.FIRST
+            value["previous"] = line_hash(made[-1]) if made else transcript.FIRST
         made.append(dumped(value))
     return made
 

@@ -13,20 +13,20 @@ def _shift(ahead: int) -> None:
 
     class Either(type):
         # What is not Python (certificates' dates) makes the real ones.
-        def __instancecheck__(cls, value):  # type: ignore[no-untyped-def]
+        def __instancecheck__(cls, value):
             return isinstance(value, real)
 
     class Skewed(real, metaclass=Either):  # type: ignore[misc, valid-type]
         __slots__ = ()
 
         @classmethod
-        def now(cls, tz=None):  # type: ignore[no-untyped-def]
+        def now(cls, tz=None):
             at = real.now(tz) + datetime.timedelta(seconds=ahead)
             # Of this very class, as `cryptography` asks.
             return cls(*at.timetuple()[:6], at.microsecond, at.tzinfo)
 
         @classmethod
-        def utcnow(cls):  # type: ignore[no-untyped-def]
+        def utcnow(cls):
             return cls.now(datetime.UTC).replace(tzinfo=None)
 
     time.time = lambda: real_time() + ahead
