@@ -17,8 +17,21 @@ from numpy.typing import NDArray
 from tests.support import ROOT
 from tests.support.jobs import SMALL
 
-WHOLE = [ROOT / "tests" / name for name in ("engine", "production", "faults")]
-"""Folders of tests that run NVFlare: its simulator, or a production federation on this machine."""
+WHOLE = [
+    ROOT / "tests" / name
+    for name in (
+        "benchmarks",
+        "ci/test_release.py",
+        "engine",
+        "faults",
+        "fuzz",
+        "production",
+        "rounds/private",
+        "rounds/server/test_resume.py",
+        "rounds/sums/test_runs.py",
+    )
+]
+"""Where all tests are `whole`: the simulator, a production federation, runs of many rounds."""
 
 
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
@@ -112,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests of whole federations; leave fault tests out unless asked for; spread files that wait."""
+    """Mark what is `whole` by its place; leave fault tests out unless asked for; spread files that wait."""
     for item in items:
         if any(item.path.is_relative_to(folder) for folder in WHOLE):
             item.add_marker("whole")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
 
@@ -53,6 +54,7 @@ def test_without_privacy_one_total_gives_records_to_a_server_that_chose_the_mode
     assert len(_read_records(federation, data)) > 50  # of 727: documented as open
 
 
+@pytest.mark.whole
 def test_with_privacy_the_same_model_gives_none(tmp_path: Path) -> None:
     data = hearts(6)
     private = {

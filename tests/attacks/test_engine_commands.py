@@ -98,6 +98,7 @@ def test_nobody_runs_shell_commands_at_a_hospital(hospital: Path) -> None:
     assert told["log"].count("TF-733: the doors refused admin:") == len(SENDERS)
 
 
+@pytest.mark.whole
 def test_nothing_is_deleted_stopped_or_told(hospital: Path) -> None:
     """One message for each command and each debugging topic that the engine has."""
     told = heard(hospital, [{"command": "sys.nothing"}], shut=False)

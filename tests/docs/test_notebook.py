@@ -51,6 +51,7 @@ def figures() -> Iterator[Any]:
     pyplot.close("all")
 
 
+@pytest.mark.whole
 def test_both_methods_train(notebook: dict[str, Any]) -> None:
     results = notebook["results"]
     assert results.keys() == {"fedavg", "fedmr"}
@@ -90,6 +91,7 @@ def test_what_is_left(cells: list[str], notebook: dict[str, Any], capsys: pytest
     assert f"{parameters} parameters, recall {{'MEL': " in said
 
 
+@pytest.mark.whole
 def test_real_records(
     cells: list[str], notebook: dict[str, Any], real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def _run(job: Mapping[str, Any], folder: Path, executors: Mapping[str, Executor]
     return wire
 
 
+@pytest.mark.whole
 def test_a_whole_secure_run_with_a_drop_out_passes_and_nothing_leaves_by_other_ways(tmp_path: Path) -> None:
     job = {**SMALL, "summation": "secure", "sites": [f"site-{i}" for i in range(1, 5)], "min_sites": 3}
     executors = {name: SiloExecutor(**job) for name in job["sites"]} | {"site-4": Failing(**job)}

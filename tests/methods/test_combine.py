@@ -248,6 +248,7 @@ def test_options_are_those_of_the_parts_with_their_defaults_and_bounds() -> None
     assert combine.head(CombineConfig(), 8, 3) is None
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "options",
     [

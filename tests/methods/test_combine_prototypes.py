@@ -160,6 +160,7 @@ def test_a_personal_model_is_trained_without_prototypes(open_sum: Callable[..., 
     assert all(torch.equal(models[0][name], item) for name, item in models[1].items())
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     options = {"head": "etf", "local": "feddc", "server": "feddc", "prototypes": "fedmr"}

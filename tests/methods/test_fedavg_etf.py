@@ -378,6 +378,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.whole
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Flags in round 1, class means in round 2, offsets in round 3, under the class rules."""
     plain, secure = (

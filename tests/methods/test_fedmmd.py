@@ -121,6 +121,7 @@ def _report() -> Any:
     return FitReport()
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedmmd", {"weight": 0.5}, momentum=0.9)

@@ -88,6 +88,7 @@ def test_other_optimisers_are_refused(small: dict[str, Any], monkeypatch: pytest
         prepare(job)
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fednova", {}, momentum=0.9)

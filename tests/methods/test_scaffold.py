@@ -73,6 +73,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
 @pytest.mark.parametrize("losses", LOSSES)
 def test_c_is_the_mean_of_all_silos_control_variates_whoever_is_lost(

@@ -142,6 +142,7 @@ def _walk(values: object) -> list[tuple[str, object]]:
     return found
 
 
+@pytest.mark.whole
 def test_the_rehearsal_needs_no_monai() -> None:
     """Neither its backbone, the small CNN, nor what surrounds it."""
     import subprocess
@@ -217,6 +218,7 @@ def full() -> tuple[JobSetup, ServerState]:
     return setup, setup.initial_state()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("site", "centre", "kind"),
     [

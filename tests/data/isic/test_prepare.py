@@ -305,6 +305,7 @@ def test_a_finished_run_has_nothing_left_to_do(again: Callable[..., Report], out
     assert (output / MANIFEST).read_bytes() == manifest
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_run_goes_on_and_ends_the_same(
     again: Callable[..., Report], download: Path, output: Path, tmp_path: Path, workers: int

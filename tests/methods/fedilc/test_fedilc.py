@@ -251,6 +251,7 @@ def run() -> Callable[..., federation.Result]:
     return start
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_plain_and_secure_sums_agree_bit_for_bit(variant: str, run: Callable[..., federation.Result]) -> None:
     plain, secure = (run(summation, variant=variant) for summation in ("plain", "secure"))

@@ -103,6 +103,7 @@ def finished(
         return federation.run_job(parse_job(JOB), folder=folder), folder, terms
 
 
+@pytest.mark.whole
 def test_every_round_tells_what_the_ledgers_say_repeats_included(
     finished: tuple[federation.Result, Path, list[Any]],
 ) -> None:

@@ -106,6 +106,7 @@ def test_negative_counts_make_no_negative_metric() -> None:
     assert _test(_totals([40_000, 150, 60, 30], noise=noise))["recall"]["A"] in (None, 0.0)
 
 
+@pytest.mark.whole
 def test_the_deviation_told_is_that_of_the_metric() -> None:
     """By drawing noise many times."""
     config = EvaluationConfig(3.0, 4)
@@ -180,6 +181,7 @@ def test_intervals_have_the_exact_value_in_95_of_100_releases(
         assert np.mean(seen) < 0.999, "an interval that always holds says nothing"
 
 
+@pytest.mark.whole
 def test_the_interval_of_areas_has_the_exact_one_in_95_of_100_releases() -> None:
     counts, cell, bins = [400, 350, 60, 30], 3.0, 4.2
     labels, predictions, scores = _records(counts)

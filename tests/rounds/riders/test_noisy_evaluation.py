@@ -239,6 +239,7 @@ def test_a_repeat_is_charged_again_and_nothing_is_drawn_beyond_the_promise(
     assert report["global"]["test"]["loss"] is not None and "noisy" not in report["global"]["test"]
 
 
+@pytest.mark.whole
 def test_the_totals_are_the_silos_integers_and_their_noise_in_plain_and_secure_sums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +280,7 @@ def test_the_totals_are_the_silos_integers_and_their_noise_in_plain_and_secure_s
             assert (np.rint(totals[name] * evaluation_totals.GRID) == expected).all()
 
 
+@pytest.mark.whole
 def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_class_counts_are_numpys(tmp_path: Path, summation: str, rules: str, poo
     assert result.state.extra[CLASS_COUNTS].tolist() == pooled
 
 
+@pytest.mark.whole
 def test_a_sites_own_minimum_counts(tmp_path: Path) -> None:
     """With four records as the least, class 3 has four holders; one that asks for ten has fewer."""
     entries = {site: SiteEntry(policy=PolicyBlock(min_class_count=4)) for site in FOUR}
@@ -240,6 +241,7 @@ def drops(phase: int, attempts: tuple[int, ...]) -> Callable[[str, str, Message]
     return silent
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_sum_that_stays_shut_once_is_asked_again(tmp_path: Path, phase: int) -> None:
     undisturbed, _ = run(job(), tmp_path / "undisturbed")
@@ -284,6 +286,7 @@ def test_plain_sums_go_on_without_the_silo_that_drops_out(tmp_path: Path) -> Non
 # ---------------------------------------------------------------- the focal loss
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("rules", ["on", "off"])
 def test_focal_training_is_the_same_with_secure_sums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: str

@@ -54,6 +54,7 @@ def test_a_silo_with_few_test_records_is_not_counted(
     assert report["global"]["test"]["records"] == len(folds["site-3"]["test"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("class_rules", ["on", "off"])
 def test_what_others_leave_out_does_not_open_one_silos_own_counts(
     small: dict[str, Any], tmp_path: Path, class_rules: str

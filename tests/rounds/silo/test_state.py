@@ -119,6 +119,7 @@ def counting(
 BOTH_SUMS = pytest.mark.parametrize("counting", ["plain", "secure"], indirect=True)
 
 
+@pytest.mark.whole
 @BOTH_SUMS
 @pytest.mark.parametrize("fresh_processes", [False, True])
 def test_state_counts_opened_sums_only(counting: JobConfig, tmp_path: Path, fresh_processes: bool) -> None:
@@ -144,6 +145,7 @@ def test_a_silo_that_misses_a_request_still_learns_that_it_was_summed(
     assert _run(counting, tmp_path, _Loses(sessions, requests={2: "site-2"})) == [0.0, 3.0, 7.0, 11.0]
 
 
+@pytest.mark.whole
 @BOTH_SUMS
 def test_a_second_run_of_the_same_job_starts_without_state(counting: JobConfig, tmp_path: Path) -> None:
     for run in ("first", "second"):
