@@ -336,12 +336,6 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvg
     return state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C), without offsets, because the label is not known."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 METHOD = Method(
     name="fedavg_etf",
     title="FedAvg_ETF",
@@ -350,5 +344,4 @@ METHOD = Method(
     head=head,
     init_server=init_server,
     plan=plan,
-    predict=predict,
 )

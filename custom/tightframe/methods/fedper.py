@@ -61,13 +61,11 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return own.eval()
 
 
-METHOD = replace(
-    composed_method(
-        name="fedper",
-        title="FedPer",
-        paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818",
-        config=FedPerConfig,
-        parts=parts,
-    ),
+METHOD = composed_method(
+    name="fedper",
+    title="FedPer",
+    paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818",
+    config=FedPerConfig,
+    parts=parts,
     personalise=personalise,
 )

@@ -15,8 +15,6 @@ run's seed gave, has a head that nobody has trained; what the method is for are 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 from torch import nn
 
@@ -70,15 +68,13 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return own.eval()
 
 
-METHOD = replace(
-    composed_method(
-        name="fedrep",
-        title="FedRep",
-        paper=(
-            "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
-        ),
-        config=FedRepConfig,
-        parts=parts,
+METHOD = composed_method(
+    name="fedrep",
+    title="FedRep",
+    paper=(
+        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
     ),
+    config=FedRepConfig,
+    parts=parts,
     personalise=personalise,
 )

@@ -119,12 +119,6 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C): the generic head's, or the sum of both heads' for a personal model."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     """This silo's own model: one more round of local training, then the sum of both heads.
 
@@ -201,6 +195,5 @@ METHOD = Method(
     config=FedRODConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     personalise=personalise,
 )

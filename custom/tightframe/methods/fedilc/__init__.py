@@ -393,12 +393,6 @@ def _direction(config: FedILCConfig, totals: Totals, name: str, silos: int) -> t
     return config.rule.mean({term: torch.as_tensor(item) for term, item in sums.items()}, silos)
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     """The final model after one epoch of the cross-entropy at the silo, by the job's own optimiser."""
     personal = silo.load(model)
@@ -416,6 +410,5 @@ METHOD = phases.Method(
     config=FedILCConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     personalise=personalise,
 )
