@@ -31,7 +31,7 @@ from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.releases.class_sums import as_numbers, class_sums, noise_for
+from tightframe.privacy.releases.class_sums import class_sums, noise_for
 from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.rounds.setup import prepare
 
@@ -121,7 +121,7 @@ def released(features: Array, owners: Array, trials: int, noise: float | None) -
     units = class_sums(torch.from_numpy(features), torch.from_numpy(owners), trials, config)
     if noise is not None:
         units += noise_for(tuple(units.shape), config, honest=1)
-    found: Array = as_numbers(units, config).numpy()
+    found: Array = config.as_numbers(units.numpy())
     return found
 
 

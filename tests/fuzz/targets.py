@@ -48,6 +48,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import state as takeover
 from tightframe.rounds.silo.session import TASKS
 from tightframe.securesum.messages import SumId
+from tightframe.securesum.primitives import encode_fields
 from tightframe_app.cli import app
 
 QUIET = logging.getLogger("tests.fuzz.quiet")
@@ -340,7 +341,7 @@ class LedgerTarget(Target):
                 )
                 kind = row[2] if random.random() < 0.9 else random.choice(["data", "x"])
                 hashed = ledger_rows._hash_of(1, time, kind, text, row[4], row[5])
-                signed = self.keys.signer.sign(ledger_rows.signed_message(ledger_rows.ENTRY, hashed))
+                signed = self.keys.signer.sign(encode_fields(ledger_rows.ENTRY, hashed))
                 opened.execute(
                     "UPDATE entries SET time = ?, kind = ?, content = ?, hash = ?, signature = ? "
                     "WHERE sequence = 1",
@@ -355,7 +356,7 @@ class LedgerTarget(Target):
                 told = (
                     head.time if random.random() < 0.8 else random.choice(["x", "0001-01-01T00:00:00+14:00"])
                 )
-                message = ledger_rows.signed_message(ledger_rows.HEAD, head.ledger, 1, hashed, told)
+                message = encode_fields(ledger_rows.HEAD, head.ledger, 1, hashed, told)
                 signature = self.keys.signer.sign(message).hex()
                 opened.execute(
                     "UPDATE head SET count = 1, hash = ?, time = ?, signature = ?", (hashed, told, signature)

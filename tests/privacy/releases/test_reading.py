@@ -10,7 +10,7 @@ import torch
 
 from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases.class_sums import class_sums, clip_features, noise_for
-from tightframe.privacy.releases.plan import ClassSumsConfig, squared_sensitivity
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.releases.reading import ReleaseAverage, read_release
 
 CONFIG = ClassSumsConfig(noise_multiplier=2.0)
@@ -60,7 +60,7 @@ def test_the_floor_rises_with_the_noise_of_the_counts() -> None:
     total = class_sums(features, labels, CLASSES, CONFIG)
     # Three deviations of z D / lambda_int: 3 * 2 * 3.48 = 20.9 records alone, and of six silos where four
     # carry the promise, sqrt(6/4) of it: 25.6.
-    deviation = 2 * math.sqrt(squared_sensitivity(CONFIG)) / CONFIG.count_units
+    deviation = 2 * math.sqrt(CONFIG.squared_sensitivity) / CONFIG.count_units
     assert 3 * deviation == pytest.approx(20.88, abs=0.01)
     assert read_release(total, CONFIG).usable.tolist() == [True, True, True, False]
     assert read_release(total, CONFIG, silos=6, honest=4).usable.tolist() == [True, True, False, False]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from tightframe.privacy.events import PrivacyValueError, number, whole
-from tightframe.privacy.releases.plan import MAX_SILOS, ClassSumsConfig, squared_sensitivity
+from tightframe.privacy.releases.noise import MAX_SILOS
+from tightframe.privacy.releases.plan import ClassSumsConfig
 
 _COUNT_DEVIATIONS = 3.0
 """Below so many standard deviations of its noise, a count does not tell a class from none."""
@@ -128,7 +129,7 @@ class ReleaseAverage:
         counts = average[:, -1] / config.count_units
         sums = average[:, :-1] / config.grid
         # z D / lambda_int records: the standard deviation of a count's noise in one promised total.
-        promised = config.noise_multiplier * math.sqrt(squared_sensitivity(config)) / config.count_units
+        promised = config.noise_multiplier * math.sqrt(config.squared_sensitivity) / config.count_units
         deviation = promised * math.sqrt(float(self.noise)) / weight
         usable = counts >= max(config.count_floor, _COUNT_DEVIATIONS * deviation)
         counts = counts.clamp_min(1.0)
