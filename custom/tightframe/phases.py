@@ -286,7 +286,7 @@ class SiloView(Protocol):
         """Mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
-        """Run the stages of local training and return ``learning.loop.FitReport``."""
+        """Run the stages of local training and return ``learning.stages.FitReport``."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A random stream keyed by (seed, silo, round, purpose)."""

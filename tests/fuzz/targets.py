@@ -41,7 +41,7 @@ from tightframe.privacy.ledger import store as ledger_store
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.report import writing
 from tightframe.rounds import checkpoint
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.context import CHECKPOINT, COMMITTED, EARLIER, PROPOSED, SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import prepare
@@ -133,7 +133,7 @@ class CheckpointTarget(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.whole = (_run(folder / "run", whole=False) / "server" / checkpoint.CHECKPOINT).read_bytes()
+        self.whole = (_run(folder / "run", whole=False) / "server" / CHECKPOINT).read_bytes()
         path = folder / "valid.safetensors"
         path.write_bytes(self.whole)
         self.loaded = checkpoint.load_state(path)
@@ -220,7 +220,7 @@ class SiloStateTarget(Target):
         (self.before / takeover.RUN).write_bytes(
             as_json(random, run) if random.random() < 0.9 else damaged(random, json.dumps(self.run).encode())
         )
-        for name in (takeover.COMMITTED, takeover.EARLIER, takeover.PROPOSED):
+        for name in (COMMITTED, EARLIER, PROPOSED):
             if random.random() < 0.8:
                 sums = [
                     "1/train-0/0",

@@ -26,7 +26,7 @@ def stopped_run(folders: Any, job_id: str) -> Path:
     That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
     app's configuration folder is the app itself.
     """
-    from tightframe.rounds.checkpoint import CHECKPOINT
+    from tightframe.rounds.context import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
@@ -131,8 +131,8 @@ class FederationController(Controller):
     def _identity(self, fl_ctx: FLContext, folders: Any, central: bool) -> Any:
         """What secure sums need of this run; None for plain ones."""
         from tightframe.flare.identity import server_anchor
-        from tightframe.rounds.sums.secure_server import ServerIdentity
         from tightframe.rounds.sums.simulated_identity import simulated_anchor
+        from tightframe.rounds.sums.transcripts import ServerIdentity
 
         if self._setup.job.summation == "plain":
             return None

@@ -28,7 +28,8 @@ from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
 from tightframe.learning.halves import update_fields
-from tightframe.learning.loop import BatchView, OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import BatchView, Stage, Term, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.options import StrictModel

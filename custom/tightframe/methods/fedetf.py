@@ -40,11 +40,9 @@ from tightframe.learning.stages import (
     at_least_float32,
     cross_entropy,
 )
-from tightframe.models.geometry_heads import EtfHead, TemperatureForm, etf_logits
+from tightframe.models.geometry_heads import EtfHead, TemperatureForm
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, ServerState, Setting, SiloView, Tensors, Totals, stream_seed
-
-__all__ = ["METHOD", "FedETFConfig", "balanced_softmax_loss", "etf_logits"]
 
 TERMS = ("balanced_softmax",)
 FRAME, TEMPERATURE, PROJECTION = "head.etf", "head.beta", "head.projection."

@@ -25,8 +25,9 @@ from pydantic import Field
 from torch import nn
 
 from tightframe.learning import model_update
-from tightframe.learning.loop import BatchView, FitReport, OptimizerSettings, Stage, Term
 from tightframe.learning.losses import balanced_softmax_loss
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import BatchView, FitReport, Stage, Term
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import (

@@ -21,8 +21,7 @@ from tightframe.config.job import Privacy
 from tightframe.data.base import SiloData, own_labels
 from tightframe.data.patients import record_patients
 from tightframe.errors import RunError
-from tightframe.learning import loop
-from tightframe.learning.stages import Batch
+from tightframe.learning.stages import Batch, FitReport, Stage
 from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
@@ -71,7 +70,7 @@ class PrivateSilo(LocalSilo):
         self._plan = setup.privacy
         self._budget = Budget(context, setup.privacy, cohort)
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """DP-SGD over the stages; its report has no losses, which are statistics of the records.
 
         Raises:
