@@ -176,7 +176,7 @@ def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[GradientCor
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """This silo's own model from the final global one: features, then frame and projection in turn.
+    """Make a personal model from the final global one: features, then frame and projection in turn.
 
     The backbone is fixed in the later steps, so its features are computed once, as evaluation sees
     them; the batches of these steps are drawn anew in each epoch.

@@ -121,7 +121,7 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """This silo's own model: one more round of local training, then the sum of both heads.
+    """Make a personal model: one more round of local training, then the sum of both heads.
 
     Args:
         silo: whose training records are used.

@@ -7,7 +7,7 @@ rounds; Fan et al., Federated Learning under Partially Class-Disjoint Data via M
 2023, table 4, for the rounds until a value is reached.
 
 FedNH's slides and its experiments name the two weightings the other way round. Here, as in its tables,
-**V** is for *valid classes* and **L** for *label distribution*. Both are of a silo's own model on a test
+**V** is for *valid classes* and **L** for *label distribution*. Both are of a personal model on a test
 set that all silos share; on a silo's own test fold they are what that fold makes of them.
 """
 
