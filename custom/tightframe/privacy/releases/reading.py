@@ -34,28 +34,6 @@ class ClassReading:
     counts: torch.Tensor
     usable: torch.Tensor
 
-    def onto(self, previous: torch.Tensor) -> torch.Tensor:
-        """``previous`` (C, d) with the means of the usable classes in their places."""
-        return torch.where(self.usable[:, None], self.means.to(previous.dtype), previous)
-
-
-def read_release(
-    total: torch.Tensor, config: ClassSumsConfig, *, silos: int = 1, honest: int = 1
-) -> ClassReading:
-    """Class means and counts from one opened sum: post-processing, which costs no privacy.
-
-    A class is usable if its noisy count is at least ``count_floor`` and at least three standard deviations
-    of the count's noise, so that of 700 classes that nobody has, one gets a mean of nothing but noise.
-    Means longer than B are shortened to B, which can only bring them closer to the true ones.
-
-    Args:
-        total: (C, d + 1) int64, the sum over ``silos`` silos.
-        config: see there.
-        silos: silos in the sum, each with its share of the noise.
-        honest: t - c, as it was for ``noise_for``.
-    """
-    return ReleaseAverage.empty(*total.shape).add(total, silos=silos, honest=honest).read(config)
-
 
 @dataclass(frozen=True)
 class ReleaseAverage:
@@ -117,7 +95,11 @@ class ReleaseAverage:
         )
 
     def read(self, config: ClassSumsConfig) -> ClassReading:
-        """Class means and counts of the average; see ``read_release``.
+        """Return class means and counts of the average: post-processing, which costs no privacy.
+
+        A class is usable if its noisy count is at least ``count_floor`` and at least three standard
+        deviations of the count's noise, so that of 700 classes that nobody has, one gets a mean of nothing
+        but noise. Means longer than B are shortened to B, which can only bring them closer to the true ones.
 
         Raises:
             PrivacyValueError: TF-700, if there is no release yet.
