@@ -150,7 +150,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a silo proposes: its tensors by field name, and its own next state.
+    """A silo's proposal: tensors by field name, and its own next state.
 
     The state is *proposed*: it is committed only on evidence that the term is in the opened
     sum, and never leaves the silo. None proposes nothing, so that the silo keeps the state it has.
@@ -162,7 +162,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who is in an opened sum, with the public weights that were applied.
+    """The silos in an opened sum, with the public weights that were applied.
 
     ``weights`` are the public weights of the silos in the sum; a weighted field holds
     ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``. ``enrolled`` is the
@@ -212,7 +212,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class PrivacySetting:
-    """What a method has to know of a job's differential privacy.
+    """A job's differential privacy, as far as a method needs it.
 
     Attributes:
         feature_clip: L2 norm to which each record's features are clipped before they are summed.
@@ -225,7 +225,7 @@ class PrivacySetting:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is given to work with; the same at the server and at every silo.
+    """A method's inputs; the same at the server and at every silo.
 
     Attributes:
         config: the method's own validated options.
@@ -250,7 +250,7 @@ class Setting:
 
 
 class SiloView(Protocol):
-    """What a method's ``contribute`` sees of the silo that runs it."""
+    """A silo as a method's ``contribute`` sees it."""
 
     name: str
     round: int
@@ -293,7 +293,7 @@ class SiloView(Protocol):
 
     @property
     def offers_prototypes(self) -> bool:
-        """Whether this silo submits class prototypes (paper Table 5 lets silos opt out)."""
+        """This silo submits class prototypes (FedMR's Table 5 lets silos opt out)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a job's names become objects: plain lists, and entry points of installed packages.
+"""Registry: names of a job to objects, by plain lists and entry points of installed packages.
 
 Only what is installed at a site can be named, and only the entry that is named is imported.
 """
@@ -19,7 +19,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What a job calls it."""
+        """Name that a job uses."""
 
 
 Item = TypeVar("Item", bound=Named)

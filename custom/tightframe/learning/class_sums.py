@@ -24,7 +24,7 @@ COUNT_BOUND = 2.0**24
 
 @dataclass(frozen=True)
 class BatchClasses:
-    """Which records of a batch are of one class, as a (B, B) mask or as (B, K) membership.
+    """Classes of a batch's records, as a (B, B) mask or as (B, K) membership.
 
     The mask costs B^2 d and needs no number of classes; membership costs K d^2 a record and asks
     the device how many classes there are. The mask is cheaper unless B > K d, which cannot happen

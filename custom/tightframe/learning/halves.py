@@ -1,4 +1,4 @@
-"""What a method is made of: how a silo trains, and what the server does with the sums.
+"""The two halves of a method: how a silo trains, and what the server does with the sums.
 
 A method with one exchange a round is two values::
 
@@ -54,7 +54,7 @@ from tightframe.phases import (
 
 @dataclass(frozen=True)
 class Objective:
-    """What a silo minimises in one round: parts of a ``Stage``, and the stages before that one.
+    """A silo's objective in one round: parts of a ``Stage``, and the stages before that one.
 
     ``optimizer`` None is the job's.
     """
@@ -163,7 +163,7 @@ def averaging() -> ServerRule:
 
 
 KEPT = "server/"
-"""Where a server that makes steps of its own keeps what they need."""
+"""Start of the names under which a server that steps by itself keeps its state."""
 
 
 def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]) -> ServerRule:
@@ -294,7 +294,7 @@ def require_no_momentum(setting: Setting, what: str) -> None:
 
 
 def gradient_weight(steps: int, *, momentum: float = 0.0, proximal: float = 0.0) -> float:
-    """How many gradients are in a silo's update: FedNova's normaliser ``a``.
+    """Return the number of gradients in a silo's update: FedNova's normaliser ``a``.
 
     SGD moves by ``w - w_k = eta * sum_t a_t g_t``, where the weights ``a_t`` of the gradients depend
     on momentum and proximal term only; this is their sum, so that ``(w - w_k) / (eta * a)`` is a

@@ -294,7 +294,7 @@ def _running_statistics(model: nn.Module, *, only_if: bool) -> Iterator[None]:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a GPU or the CPU's allocator has run out of memory."""
+    """Return whether an error is of a GPU or CPU allocator that ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""How a model travels in sums: shared by all methods, which never import each other.
+"""A model as fields of a sum: shared by all methods, which never import each other.
 
 Fields: ``update/<parameter>`` for what trains (as a difference, so that clipping and noise have
 one scale), ``buffer/<name>`` for running statistics, ``training/<term>`` for what the silo saw.
@@ -110,7 +110,7 @@ def training_fields(term_names: Iterable[str]) -> tuple[Field, ...]:
 
 
 def model_terms(received: Tensors, model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a silo contributes to ``model_fields`` after training.
+    """Return a silo's tensors for ``model_fields`` after training.
 
     Args:
         received: the model as it was broadcast, by its own names.
@@ -134,7 +134,7 @@ def model_terms(received: Tensors, model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def training_terms(report: FitReport, term_names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-    """What a silo contributes to ``training_fields(term_names)``: its mean per step, float64 scalars.
+    """Return a silo's tensors for ``training_fields(term_names)``: means over its steps, float64 scalars.
 
     Without ``term_names`` these are the terms of the report. A named term that no step computed
     (a stage without a batch) counts as zero.

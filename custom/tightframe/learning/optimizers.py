@@ -21,7 +21,7 @@ ADAM_EPS = 1e-8
 
 
 class Optimizer(Protocol):
-    """What the local loop needs of an optimiser; every ``torch.optim.Optimizer`` is one, too."""
+    """The interface that the local loop needs; every ``torch.optim.Optimizer`` has it."""
 
     param_groups: Any
 

@@ -1,4 +1,4 @@
-"""What local training is made of: terms, stages, and the report of what was done.
+"""Parts of local training: terms of the loss, stages, and the report.
 
 Types and small functions only; the loop that runs them is in ``learning.loop``.
 """
@@ -22,7 +22,7 @@ GradientCorrection: TypeAlias = Callable[[nn.Module], None]
 
 @dataclass(frozen=True)
 class BatchView:
-    """What a term sees of one step.
+    """One training step as a term sees it.
 
     Attributes:
         inputs: (B, ...).
@@ -136,7 +136,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class FitReport:
-    """What local training did.
+    """Report of a local training.
 
     Attributes:
         steps: optimiser steps taken.

@@ -144,7 +144,7 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def after(setting: Setting) -> tuple[Phase, ...]:
-    """Who holds what; then the class sums of the final model's features, and the calibration."""
+    """Return two phases: who holds each class, then class sums of the final features and the calibration."""
     classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     counts = phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, static=True, per_class=True, sensitivity=1.0)
     sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)

@@ -84,13 +84,13 @@ REPLACED = "cross_entropy"
 """The term that ``loss`` stands for."""
 
 PAIRED = ("scaffold", "feddyn", "feddc")
-"""Whose silos keep, and correct their steps by, what their server sums: both halves or neither."""
+"""Methods whose silos correct their steps by what the server sums: both halves are taken, or neither."""
 
 ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
 class Choices(StrictModel):
-    """What is combined.
+    """The parts to combine.
 
     Attributes:
         head: ``linear`` is the backbone's own, ``etf`` a frozen frame, ``normalised`` cosines with frozen
@@ -234,7 +234,7 @@ def with_prototypes(
 
 
 def local_rule(setting: Setting) -> LocalRule:
-    """What a silo minimises."""
+    """Return the silo's half that the options choose."""
     rule = _local_rule(setting)
     if setting.config.loss == "fedrs":
         return with_loss(rule, fedrs.local_rule(options_of(setting.config, "fedrs")))
@@ -278,7 +278,7 @@ def _local_rule(setting: Setting) -> LocalRule:
 
 
 def server_rule(setting: Setting) -> ServerRule:
-    """What the server does with the updates."""
+    """Return the server's half that the options choose."""
     config: Choices = setting.config
     if config.server == "fednova":
         mu = options_of(config, "fedprox").mu if config.local == "fedprox" else 0.0

@@ -133,7 +133,7 @@ def memory_logits(
 def memory_offsets(
     memory: torch.Tensor, valid: torch.Tensor, etf: torch.Tensor, *, alpha: float
 ) -> torch.Tensor:
-    """What silos receive in place of the memory: ``A = alpha mu V``, (C, C), rows by label.
+    """Return the logit offsets that silos receive instead of the memory: ``A = alpha mu V``, rows by label.
 
     Args:
         memory: mu, (C, d).
@@ -152,7 +152,7 @@ def memory_offsets(
 
 
 def offset_margins(offsets: torch.Tensor) -> torch.Tensor:
-    """How far the offsets alone put each label ahead: ``A[y, y] - max over j != y of A[y, j]``, (C,).
+    """Return each label's margin by the offsets alone: ``A[y, y] - max over j != y of A[y, j]``, (C,).
 
     Where this is large, the loss of records near their memory vector vanishes, and so do their
     gradients; so its mean over the records is reported.
@@ -203,7 +203,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
 
 
 def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, Collected]:
-    """Whether a round uses the memory, and what it collects for it.
+    """Return whether a round uses the memory, and what it collects for it.
 
     The memory of round R_warm must exist by then, so class means are collected from R_warm - 1 on.
     Under the class rules a class sum is open only once an earlier sum has told who holds the class;

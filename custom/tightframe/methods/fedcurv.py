@@ -189,7 +189,7 @@ def server_rule() -> ServerRule:
 
 
 def _curvature(state: ServerState) -> dict[str, torch.Tensor]:
-    """What silos receive of the server's state, which may hold pooled statistics too."""
+    """Select the curvature sums from the server's state, which may hold pooled statistics too."""
     return {
         name: item for name, item in state.extra.items() if name == SUMS or name.startswith((FISHER, PRODUCT))
     }

@@ -149,7 +149,7 @@ def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
 
 
 def uses_prior(config: FedETFConfig) -> bool:
-    """Whether the loss depends on the silo's class counts."""
+    """Return whether the loss depends on the silo's class counts."""
     return config.gamma != 0 or config.zero_counts != "clamp"
 
 

@@ -139,7 +139,7 @@ def unit_means(sums: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def local_prototypes(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """What a silo sends in the official form: per class its count times its unit mean direction.
+    """Return a silo's terms in the official form: per class its count times its unit mean direction.
 
     ``Q_c = n_c mu_c`` with ``mu_c = normalise(mean of the unit features of class c)``.
 

@@ -1,4 +1,4 @@
-"""What events cost together: epsilon at a delta.
+"""Epsilon at a delta of events together.
 
 Three analyses. *Exact*: where every record takes part in every release, any number of Gaussian
 mechanisms is one Gaussian with mu = sqrt(sum 1/z^2) (Dong et al. 2019), whose epsilon is known in closed
@@ -191,7 +191,7 @@ def _bisected(low: float, high: float, tolerance: float, fits: Callable[[float],
 
 
 def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
-    """How many such releases, or how many such steps, a budget still holds; 0 if none.
+    """Return the number of such releases, or of such steps, that a budget still holds.
 
     >>> fitting(Gaussian(6.0), epsilon=8.004, delta=1e-5)
     100

@@ -35,7 +35,7 @@ Coin: TypeAlias = Callable[[NDArray[np.intp]], NDArray[np.bool_]]
 """Throws one coin for each of these places."""
 
 MIN_VARIANCE, MAX_VARIANCE = Fraction(1, 2**40), Fraction(2**112)
-"""What is accepted: within it every count of the algorithm fits into 64 bits (a sample that does not
+"""Accepted range: within it every count of the algorithm fits into 64 bits (a sample that does not
 would be refused, and has a probability below exp(-1000))."""
 _BLOCK = 1 << 15
 """Candidates at a time, so that what lies between them and the samples stays in cache."""

@@ -1,4 +1,4 @@
-"""What a mechanism did, as data: frozen values that accountants interpret.
+"""Events of differential privacy: frozen values that accountants interpret.
 
 An event says how much noise a release carried, never what epsilon that is: epsilon depends on delta,
 on all other events and on the analysis, and analyses improve. ``noise_multiplier`` is the noise's

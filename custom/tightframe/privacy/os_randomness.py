@@ -1,4 +1,4 @@
-"""Who takes part and Gaussian noise, drawn from the operating system's generator.
+"""Sampling of records and Gaussian noise from the operating system's generator.
 
 Never from torch's: the server knows the job's seed, and the guarantee holds only against those who cannot
 repeat the draws. Opacus offers this as ``secure_mode``, whose package torchcsprng no longer builds. As there,

@@ -115,12 +115,12 @@ class FedILCConfig(StrictModel):
 
     @property
     def splits_by_sign(self) -> bool:
-        """Whether sums are split by sign: a coordinate with one positive silo shows its magnitude."""
+        """Sums are split by sign: a coordinate with one positive silo shows its magnitude."""
         return self.variant in SIGN_SPLIT
 
     @property
     def geometric(self) -> bool:
-        """Whether a geometric mean is taken anywhere, so that one record's influence has no bound.
+        """A geometric mean is taken somewhere, so that one record's influence has no bound.
 
         Record-level differential privacy must be refused then; a silo's own vector can still be
         rescaled and noised as a whole, unless it is split by sign.
@@ -140,7 +140,7 @@ class FedILCConfig(StrictModel):
         return self.penalty_weight if round > self.penalty_anneal_rounds else self.penalty_weight_before
 
     def uses_variances(self, round: int) -> bool:
-        """Whether silos sum their gradient variances in a round, from 1."""
+        """Return whether silos sum their gradient variances in a round, from 1."""
         return self.weight_in(round) > 0 or (self.stale and self.weight_in(round + 1) > 0)
 
 
@@ -308,12 +308,12 @@ def _gradient_terms(
 
 
 def _scale(term: str) -> float:
-    """What is not a count or a logarithm is as small as gradients are."""
+    """Return the factor of a term: sums of gradients are scaled, counts and logarithms are not."""
     return SCALE if term == geometric_mean.NEGATIVE_SUM else 1.0
 
 
 def _penalty_factor(config: FedILCConfig, round: int, model: nn.Module, silos: int) -> float:
-    """What the *mean* over silos of ``grad |v_k - vbar|^2`` counts in the direction of the step.
+    """Return the weight of the *mean* over silos of ``grad |v_k - vbar|^2`` in the step's direction.
 
     lambda times the number of silos that vbar is the mean of, so that the mean stands for the sum over
     them also where some did not stay for phase ``gradient``.

@@ -54,7 +54,7 @@ def term_names(*, zero: ZeroRule = "neutral", threshold: float = 0.0) -> tuple[s
 def sign_log_terms(
     gradient: torch.Tensor, *, zero: ZeroRule = "neutral", threshold: float = 0.0
 ) -> dict[str, torch.Tensor]:
-    """What one gradient adds to the sums of ``weighted_geometric_mean_from_sums``.
+    """Return one gradient's terms of the sums of ``weighted_geometric_mean_from_sums``.
 
     ``positive`` and ``negative`` are 1 where the entry has that sign, ``log_positive`` and
     ``log_negative`` its logarithm there. ``neutral``: magnitudes below e^-50 count as zero.
@@ -157,7 +157,7 @@ SUBSTITUTE_TERMS = (POSITIVE, NEGATIVE, LOG_POSITIVE, LOG_NEGATIVE, NEGATIVE_SUM
 
 
 def substitute_terms(gradient: torch.Tensor, *, zero: ZeroRule = "neutral") -> dict[str, torch.Tensor]:
-    """What one gradient adds to the sums of ``substitute_mean_from_sums``.
+    """Return one gradient's terms of the sums of ``substitute_mean_from_sums``.
 
     As ``sign_log_terms``, but zeros are on neither side under both rules, and there is the sum of
     negative entries, which decides the result's sign.
@@ -232,7 +232,7 @@ def substitute_geometric_mean(
 
 @dataclass(frozen=True)
 class Rule:
-    """Which geometric mean is meant: its terms and what their sums become.
+    """A kind of geometric mean: the terms that are summed, and the mean of their sums.
 
     Attributes:
         kind: ``weighted`` or ``substitute``, as above.
@@ -254,7 +254,7 @@ class Rule:
         return term_names(zero=self.zero, threshold=self.threshold)
 
     def terms(self, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What one gradient adds to the sums; see ``sign_log_terms`` and ``substitute_terms``."""
+        """Return one gradient's terms; see ``sign_log_terms`` and ``substitute_terms``."""
         if self.kind == "substitute":
             return substitute_terms(gradient, zero=self.zero)
         return sign_log_terms(gradient, zero=self.zero, threshold=self.threshold)
@@ -300,7 +300,7 @@ def _side(count: torch.Tensor, logarithms: torch.Tensor, num_silos: int) -> torc
 
 
 def _guards(zero: ZeroRule) -> tuple[float, float]:
-    """What is added to magnitudes, and the magnitude up to which an entry counts as zero."""
+    """Return the guard added to magnitudes, and the magnitude up to which an entry counts as zero."""
     return (0.0, math.exp(LOG_LOWEST)) if zero == "neutral" else (OFFICIAL_EPS, 0.0)
 
 

@@ -88,7 +88,7 @@ def fold_moments(silo: SiloView, model: nn.Module) -> GradientMoments:
 
 @dataclass(frozen=True)
 class FoldGradients:
-    """What one pass over the training fold yields; vectors are (P,) in float64, on the CPU.
+    """Gradients of one pass over the training fold; vectors are (P,) in float64, on the CPU.
 
     Attributes:
         gradient: of the cross-entropy: the mean over records, or over mini-batches of their means.

@@ -222,7 +222,7 @@ def update_prototypes(
 
 
 def uses_moments(setting: Setting) -> bool:
-    """Whether silos get the classes' second moments: with privacy, for the intra-class term."""
+    """Return whether silos receive the classes' second moments: with privacy, for the intra-class term."""
     return setting.privacy is not None and setting.config.mu_intra > 0
 
 
@@ -361,7 +361,7 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
 
 
 def with_new_prototypes(extra: Tensors, totals: Totals) -> Tensors:
-    """What the server keeps, with the prototypes of this round's class sums where they were opened."""
+    """Update the server's prototypes from this round's class sums, where they were opened."""
     if SUMS not in totals:
         return extra
     sums, counts = torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
@@ -371,7 +371,7 @@ def with_new_prototypes(extra: Tensors, totals: Totals) -> Tensors:
 
 
 def private(config: FedMRConfig) -> str | None:
-    """What has no form of one record each."""
+    """Return why these options have no loss of single records; None if they have."""
     if config.lite_m is not None:
         return "lite_m chooses among the records of a batch; leave it out"
     if config.intra_form != "paper" and config.mu_intra > 0:

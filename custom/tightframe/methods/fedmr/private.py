@@ -152,7 +152,7 @@ def frozen_terms(
 
 
 def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tensor:
-    """What is summed of records with privacy, of the norm to which features are clipped at most.
+    """Return each record's summed vector with privacy, of at most the norm to which features are clipped.
 
     Args:
         features: (B, d).
@@ -164,5 +164,5 @@ def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tenso
 
 
 def moment_scale(bound: float) -> float:
-    """What ``moments`` of a vector of norm ``bound`` are divided by: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
+    """Return the divisor of ``moments`` of a vector of norm b: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
     return math.sqrt(1 + bound**2)

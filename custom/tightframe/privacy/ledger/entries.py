@@ -1,4 +1,4 @@
-"""What stands in a site's ledger: charges and fingerprints of data, as plain values, and their errors."""
+"""Entries of a site's ledger as plain values, charges and fingerprints of data, and their errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NeighboursError(TightframeError):
 
 @dataclass(frozen=True)
 class Charge:
-    """What is about to be released, and of what.
+    """A request to charge a release to a data set.
 
     Attributes:
         job_id: the run's id.
@@ -119,7 +119,7 @@ class Charge:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What may be charged once."""
+        """Key of a charge, which is made once."""
         return self.job_id, self.purpose, self.attempt
 
     def as_value(self) -> dict[str, object]:
@@ -221,13 +221,13 @@ class Begun:
 
 _HEX = "0123456789abcdef"
 OfRecords: TypeAlias = Charge | DataNoted
-"""What is about the privacy budget of a data set."""
+"""Contents that concern the privacy budget of a data set."""
 Content: TypeAlias = OfRecords | Remembered | Begun
 
 
 @dataclass(frozen=True)
 class Cap:
-    """What a site's policy lets be spent on one data set.
+    """Cap of a site's policy on one data set.
 
     Attributes:
         epsilon: of all charges together.

@@ -1,4 +1,4 @@
-"""What a ledger says, for people: sums by data set and job, in numbers and in plain words."""
+"""A ledger's report: sums by data set and job, in numbers and in plain words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN_FACTOR = 1e6
 
 @dataclass(frozen=True)
 class JobSpending:
-    """What one job spent on one data set.
+    """Spending of one job on one data set.
 
     Attributes:
         job_id: the run's id.
@@ -42,7 +42,7 @@ class JobSpending:
 
 @dataclass(frozen=True)
 class Spending:
-    """What was spent on one data set.
+    """Spending on one data set.
 
     Attributes:
         dataset_id: the site's name of its records.
@@ -75,7 +75,7 @@ class Spending:
 
 
 def spendings(entries: Sequence[Entry], delta: float) -> list[Spending]:
-    """What was spent on each data set, by name.
+    """Return the spending on each data set, by name.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -132,7 +132,7 @@ def spent_text(spent: Epsilons) -> str:
 
 
 def left_text(spending: Spending, epsilon: float) -> str:
-    """What is left of a cap."""
+    """Remainder of a cap."""
     left = epsilon - spending.spent.guaranteed
     if left < 0:
         return f"nothing: the cap is passed by {rounded_up(-left)}"
@@ -142,7 +142,7 @@ def left_text(spending: Spending, epsilon: float) -> str:
 def fits(
     spending: Spending, epsilon: float, *, release: Gaussian | None, training: SubsampledGaussian | None
 ) -> list[str]:
-    """What a cap still holds, of each kind by itself.
+    """Return what remains of a cap, for each kind of release by itself.
 
     Args:
         spending: what was spent.

@@ -1,4 +1,4 @@
-"""How entries are stored, chained and signed.
+"""Stored form of entries: how they are chained and signed.
 
 An entry's hash is SHA-256 over a canonical text (JSON, sorted keys) of all that it says and of the hash
 before it; the first one's is the ledger's own. Signed are ``encode_fields(ENTRY, hash)``, and for the

@@ -1,4 +1,4 @@
-"""What a charge must keep to: charged once, one neighbouring relation, few retries and releases, the cap."""
+"""Rules of a charge: charged once, one neighbouring relation, few retries and releases, within the cap."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Overspent:
     cap: Cap
 
     def error(self) -> BudgetError:
-        """What to tell people; finding out what would fit takes seconds."""
+        """Return the refusal in words; finding out what would fit takes seconds."""
         cap, charge = self.cap, self.charge
         before = (*self.spent, *self.beside)
         asked = guaranteed([*before, charge.event], cap.delta)
@@ -71,7 +71,7 @@ class Overspent:
         )
 
     def _so_far(self) -> str:
-        """What earlier charges have spent, and what the request itself asks for before the one refused."""
+        """Return the spending of earlier charges, and of the request's own before the refused one."""
         said = "Nothing was spent before: what is asked for is too much by itself."
         if self.spent:
             spent = guaranteed(self.spent, self.cap.delta)
@@ -148,7 +148,7 @@ def what_fits(event: Event, before: Sequence[Event], *, epsilon: float, delta: f
 
 
 def retries_of(earlier: Sequence[Charge], charge: Charge) -> int:
-    """How many charges of this job and purpose came before."""
+    """Count earlier charges of this job and purpose."""
     return sum((other.job_id, other.purpose) == (charge.job_id, charge.purpose) for other in earlier)
 
 

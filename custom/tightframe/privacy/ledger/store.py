@@ -45,7 +45,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Head:
-    """How long the ledger is: signed by whoever wrote the last entry.
+    """The ledger's length and last hash, signed by the writer of the last entry.
 
     Attributes:
         ledger: the ledger's own random name, in hexadecimal digits.
@@ -65,7 +65,7 @@ class Head:
 
     @property
     def message(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return encode_fields(HEAD, self.ledger, self.count, self.hash, self.time)
 
 
@@ -79,7 +79,7 @@ class Contents:
 
 
 def genesis(ledger: str) -> str:
-    """What the first entry continues."""
+    """Return the hash before the first entry."""
     return digest(f"privacy-ledger {ledger}".encode())
 
 
@@ -91,12 +91,12 @@ def make_head(ledger: str, count: int, hashed: str, time: datetime, signer: Sign
 
 
 def head_file(path: Path) -> Path:
-    """Where the copy of the head lies: beside the ledger."""
+    """Return the path of the head's copy, beside the ledger."""
     return path.with_name(path.name + ".head")
 
 
 def expected(path: Path) -> bool:
-    """Whether there are traces of a ledger: the file, what SQLite writes beside it, or the head."""
+    """Return whether there are traces of a ledger: its file, SQLite's files beside it, or the head."""
     return any(item.exists() for item in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), head_file(path)))
 
 
@@ -284,7 +284,7 @@ class Store:
         return _typed_head(heads[0])
 
     def published_head(self) -> Head | None:
-        """What the head file says; None if there is none.
+        """Read the head file; None if there is none.
 
         Raises:
             LedgerError: TF-704, if it cannot be read.
@@ -299,7 +299,7 @@ def head_text(head: Head) -> bytes:
 
 
 def read_head_file(path: Path) -> Head | None:
-    """What a head file says, beside the ledger or elsewhere; None if there is none.
+    """Read a head file, beside the ledger or elsewhere; None if there is none.
 
     Raises:
         LedgerError: TF-704, if it cannot be read.
@@ -347,7 +347,7 @@ def _opened(uri: str) -> sqlite3.Connection:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What SQLite and the system raise, as this package's error."""
+    """Turn errors of SQLite and of the system into ``LedgerError``."""
     try:
         yield
     except sqlite3.OperationalError as error:

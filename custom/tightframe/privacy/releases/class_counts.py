@@ -21,7 +21,7 @@ rounding that is coarse beside it."""
 def class_counts(
     labels: torch.Tensor, num_classes: int, *, patients: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What is released, before its noise: records of each class, in units of ``1 / COUNT_GRID``.
+    """Count records of each class, without noise, in units of ``1 / COUNT_GRID``.
 
     Args:
         labels: (B,) int64 in [0, C); each *different* record once.

@@ -27,7 +27,7 @@ is below this share of a bound is below the bound."""
 
 
 class SensitivityError(TightframeError):
-    """What a record or patient adds to a sum is over the bound that was charged for (TF-721)."""
+    """A record's or patient's term of a sum is over the bound that was charged for (TF-721)."""
 
     code = "TF-721"
 
@@ -199,7 +199,7 @@ def _check_patients(config: ClassSumsConfig, patients: torch.Tensor | None) -> N
 def _clip_patients(
     terms: torch.Tensor, labels: torch.Tensor, num_classes: int, squared_limit: int, patients: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each patient adds to each class, scaled down so that all of it is within D.
+    """Scale each patient's terms down so that together they are within D.
 
     Returns:
         (P, w) int64, a row for each pair of a patient and a class, and the rows' classes (P,).

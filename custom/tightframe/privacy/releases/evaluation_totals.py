@@ -46,7 +46,7 @@ MAX_CLASSES = 2**16
 
 @dataclass(frozen=True)
 class EvaluationConfig(NoisyRelease):
-    """How an evaluation's totals are released.
+    """Settings of an evaluation's release.
 
     Attributes:
         noise_multiplier: z, of one release: all totals of both folds together.

@@ -1,4 +1,4 @@
-"""What a release of per-class sums is planned to be: its grid, its noise, its rounds and its charge.
+"""Plan of the releases of per-class sums: grid, noise, rounds and charge.
 
 A release is the vector ``(S_1 .. S_C, lambda N_1 .. lambda N_C)`` of summed features and record counts
 of every class, in integer units of ``2**-f``, with discrete Gaussian noise on every integer. Everything
@@ -36,7 +36,7 @@ RING_BITS, RING_FRACTION_BITS = 64, 24
 
 @dataclass(frozen=True)
 class ClassSumsConfig(NoisyRelease):
-    """How per-class sums are released; the same at all silos of a job.
+    """Settings of the releases of per-class sums; the same at all silos of a job.
 
     Attributes:
         noise_multiplier: z, noise standard deviation of one release over its L2 sensitivity.
@@ -109,7 +109,7 @@ class ClassSumsConfig(NoisyRelease):
 
 
 def noise_tail(config: ClassSumsConfig, honest: int) -> int:
-    """What no integer of a silo's noise is beyond, but with a probability below ``2**-80``, in units."""
+    """Bound a silo's noise, in units: an integer is beyond it with a probability below ``2**-80``."""
     squared = TAIL_DEVIATIONS**2 * config.share_variance(honest)
     return math.isqrt(squared - 1) + 1
 

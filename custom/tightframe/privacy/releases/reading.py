@@ -22,7 +22,7 @@ _COUNT_DEVIATIONS = 3.0
 
 @dataclass(frozen=True)
 class ClassReading:
-    """What a release says of the classes.
+    """Class means and counts of a release.
 
     Attributes:
         means: (C, d) float64, class means of the clipped features, of norm B at most; zero where not usable.

@@ -60,7 +60,7 @@ CHOSEN_ON_CPU: EngineName | None = "loop"  # fastest for EfficientNet-b0 by a fa
 
 @dataclass(frozen=True)
 class PrivateSettings:
-    """What the guarantee of one ``private_fit`` hangs on; all of it public.
+    """Public settings on which the guarantee of one ``private_fit`` rests.
 
     Attributes:
         clip_norm: C, the longest gradient of one record, or of one patient.
@@ -113,7 +113,7 @@ class PrivateSettings:
         return int(stage.epochs or 0) * self.epoch_steps
 
     def events(self, stages: Sequence[Stage]) -> tuple[SubsampledGaussian, ...]:
-        """What ``private_fit`` will do, for the ledger: all stages' steps have the same noise and rate."""
+        """Return the events that ``private_fit`` is charged as: all steps have the same noise and rate."""
         steps = sum(self.steps(stage) for stage in stages)
         return (SubsampledGaussian(self.noise_multiplier, self.sampling_rate, steps),) if steps else ()
 

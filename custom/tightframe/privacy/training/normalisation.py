@@ -139,7 +139,7 @@ def _group_norm(module: _BatchNorm) -> nn.Module:
 
 
 def _left(model: nn.Module) -> list[str]:
-    """What Opacus' validator still refuses: recurrent and attention layers, running statistics.
+    """List layers that Opacus' validator refuses: recurrent and attention layers, running statistics.
 
     Opacus takes seconds to import, so it is asked only about the kinds of layers that it judges.
     """

@@ -1,4 +1,4 @@
-"""Whether the records of a batch meet: measured at start, before any record is charged.
+"""Test whether the records of a batch are coupled: run at start, before any record is charged.
 
 DP-SGD clips the gradient of each record. That bounds what a record can change only if its gradient
 does not depend on the other records, which no library checks: Opacus accepts a loss that couples the
@@ -186,7 +186,7 @@ class _Probe:
                 self._refuse_module(name.rpartition(".")[0], "keeps statistics of the records in its buffers")
 
     def _outputs(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What each layer without layers of its own makes of the inputs, in order, and the logits last."""
+        """Return the output of each innermost layer, in order, and the logits last."""
         model: Any = self.model
         seen: dict[str, torch.Tensor] = {}
 
@@ -260,7 +260,7 @@ class _Probe:
             )
 
     def _steered(self, stage: Stage) -> dict[str, Gradient]:
-        """What parameter terms and corrections make of a fixed gradient."""
+        """Apply parameter terms and corrections to a fixed gradient."""
         found = {}
         for part in stage.parameter_terms:
             if part.weight:
@@ -291,6 +291,6 @@ def _norm(gradient: Gradient) -> float:
 
 
 def _far(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two outputs of a layer differ by more than rounding; NaN is far from everything."""
+    """Return whether two outputs of a layer differ by more than rounding; NaN differs from everything."""
     size = torch.maximum(one.abs().max(), other.abs().max()) if one.numel() else one.new_zeros(())
     return not bool(((one - other).abs() <= OUTPUT_TOLERANCE * size).all())
