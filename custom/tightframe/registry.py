@@ -61,13 +61,13 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
         if item.name == name:
             return item.load() if isinstance(item, Listed) else item
     offered = entry_points(group=group)
-    found = [entry for entry in offered if entry.name == name]
-    if len(places := sorted({entry.value for entry in found})) > 1:
+    named = [entry for entry in offered if entry.name == name]
+    if len(places := sorted({entry.value for entry in named})) > 1:
         raise JobError([f"Expected {what} {name!r} from one installed package, but {places} offer it"])
-    if found:
-        loaded = found[0].load()
+    if named:
+        loaded = named[0].load()
         if not isinstance(loaded, kind):
-            raise JobError([f"Expected {found[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
+            raise JobError([f"Expected {named[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
         return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
     raise JobError([f"Expected {what} of {known}, but got {name!r}"])

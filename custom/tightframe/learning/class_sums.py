@@ -130,8 +130,8 @@ def ratio_of_sums(
     Returns:
         (C, d) in the type of ``previous``, and which classes are in these sums, (C,) bool.
 
-    >>> found, seen = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
-    >>> found.tolist(), seen.tolist()
+    >>> means, seen = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
+    >>> means.tolist(), seen.tolist()
     ([[3.0], [1.0]], [True, False])
     """
     seen = shares >= 0.5
@@ -170,12 +170,12 @@ def class_feature_sums(
         safe = features.nan_to_num(nan=0.0).clamp(-FEATURE_BOUND, FEATURE_BOUND)
         sums.index_add_(0, labels, (safe * GRID).round().to(torch.int64))
         counts.index_add_(0, labels, torch.ones_like(labels))
-    if not math.isfinite(found := float(largest)):
+    if not math.isfinite(most := float(largest)):
         raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
-    if found > FEATURE_BOUND:
+    if most > FEATURE_BOUND:
         raise ContributionError(
             f"Expected features of at most {FEATURE_BOUND:g} in absolute value after local training, but got "
-            f"{found:g}: lower the learning rate or the weights of the method's terms, or check the records.",
+            f"{most:g}: lower the learning rate or the weights of the method's terms, or check the records.",
             code="TF-402",
         )
     return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)

@@ -299,14 +299,14 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def _memory_advice(size: int, device: torch.device, fitting: int | None, reason: str) -> str:
-    found = (
+    problem = (
         f"Expected a batch of {size} records to fit into the memory of {device}, but it did not ({reason})."
     )
     if fitting:
-        return f"{found} Set `training.batch_size` to {fitting}, which went through, or less."
+        return f"{problem} Set `training.batch_size` to {fitting}, which went through, or less."
     if fitting is None and size > 1:
-        return f"{found} Try a `training.batch_size` of {size // 2}."
-    return f"{found} No smaller batch fits either: choose a smaller model or input."
+        return f"{problem} Try a `training.batch_size` of {size // 2}."
+    return f"{problem} No smaller batch fits either: choose a smaller model or input."
 
 
 def _divergence(names: Sequence[str], row: Sequence[float], step: int) -> str:

@@ -75,8 +75,8 @@ class _Functional:
 
     def _with_gradient(self) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
         """Places, parameters and gradients of the parameters that have one."""
-        found = [(i, p, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
-        return [i for i, _, _ in found], [p for _, p, _ in found], [g for _, _, g in found]
+        entries = [(i, p, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
+        return [i for i, _, _ in entries], [p for _, p, _ in entries], [g for _, _, g in entries]
 
 
 class _Sgd(_Functional):

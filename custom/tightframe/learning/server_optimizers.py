@@ -205,14 +205,14 @@ def _prepared(
     return {name: gradients[name].to(weight) for name, weight in parameters.items()}, moments
 
 
-def _same(what: str, expected: Mapping[str, torch.Size], found: Tensors) -> None:
-    if set(expected) != set(found):
-        missing, strange = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+def _same(what: str, expected: Mapping[str, torch.Size], given: Tensors) -> None:
+    if set(expected) != set(given):
+        missing, strange = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
         raise ValueError(
             f"Expected {what} for every parameter, but got none for {missing[:5]} and unknown {strange[:5]}."
         )
     for name, shape in expected.items():
-        if found[name].shape != shape:
+        if given[name].shape != shape:
             raise ValueError(
-                f"Expected {what} of {name} of shape {tuple(shape)}, but got {tuple(found[name].shape)}."
+                f"Expected {what} of {name} of shape {tuple(shape)}, but got {tuple(given[name].shape)}."
             )

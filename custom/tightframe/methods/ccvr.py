@@ -150,7 +150,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
     sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)
     triangle = (classes, width * (width + 1) // 2)
     products = phases.Field(PRODUCTS, triangle, bound=PRODUCT_BOUND, static=True, per_class=True)
-    tell = Phase("holders", phases.Schema((counts,)), _broadcast, _tell_counts, _keep)
+    holders = Phase("holders", phases.Schema((counts,)), _broadcast, _tell_counts, _keep)
     calibration = Phase(
         "moments",
         phases.Schema((counts, sums, products)),
@@ -158,7 +158,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         tell_moments,
         lambda state, totals, cohort: update(setting, state, totals),
     )
-    return (tell, calibration)
+    return (holders, calibration)
 
 
 def _broadcast(state: ServerState) -> Tensors:

@@ -301,8 +301,8 @@ def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor
     Raises:
         TrainingError: TF-301 if a feature is not finite.
     """
-    told = seen.totals if config.mu_divisor == "count_weighted" else seen.means
-    return told(least=1)
+    terms = seen.totals if config.mu_divisor == "count_weighted" else seen.means
+    return terms(least=1)
 
 
 def _watch(seen: ClassSums, *, after: int) -> Term:

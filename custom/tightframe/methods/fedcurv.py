@@ -103,14 +103,14 @@ def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]
             for total, slope in zip(sums.values(), slopes, strict=True):
                 total.add_(slope.double().square())
         records += len(labels)
-    found = {name: total.cpu() / max(records, 1) for name, total in sums.items()}
-    if bad := [name for name, item in found.items() if not bool(item.isfinite().all())]:
+    fisher = {name: total.cpu() / max(records, 1) for name, total in sums.items()}
+    if bad := [name for name, item in fisher.items() if not bool(item.isfinite().all())]:
         raise TrainingError(
             f"Expected finite gradients of single records, but those of {', '.join(bad[:5])} have NaN or "
             "infinite entries. Lower the learning rate or the method's `weight`.",
             code="TF-301",
         )
-    return found
+    return fisher
 
 
 def others_curvature(
@@ -118,12 +118,12 @@ def others_curvature(
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """U and V by parameter name, float64: the last sums less the silo's own part, if that is in them."""
     mine = SUMS in state and int(state[SUMS]) == int(broadcast[SUMS])
-    found: dict[str, dict[str, torch.Tensor]] = {FISHER: {}, PRODUCT: {}}
-    for kind, items in found.items():
+    others: dict[str, dict[str, torch.Tensor]] = {FISHER: {}, PRODUCT: {}}
+    for kind, items in others.items():
         for name, total in broadcast.items():
             if name.startswith(kind):
                 items[name.removeprefix(kind)] = (total - state[name] if mine else total) / SCALE
-    return found[FISHER], found[PRODUCT]
+    return others[FISHER], others[PRODUCT]
 
 
 def local_rule(config: FedCurvConfig) -> LocalRule:

@@ -75,10 +75,10 @@ def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
         model: v.
         anchors: w - h_k by parameter name, on the model's device, constant.
     """
-    found = [
+    distances = [
         (item - anchors[name]).square().sum() for name, item in model.named_parameters() if name in anchors
     ]
-    return 0.5 * torch.stack(found).sum()
+    return 0.5 * torch.stack(distances).sum()
 
 
 def inner_product(model: nn.Module, directions: Tensors) -> torch.Tensor:
@@ -88,8 +88,8 @@ def inner_product(model: nn.Module, directions: Tensors) -> torch.Tensor:
         model: v.
         directions: g - g_k by parameter name, on the model's device, constant.
     """
-    found = [(item * directions[name]).sum() for name, item in model.named_parameters() if name in directions]
-    return torch.stack(found).sum()
+    terms = [(item * directions[name]).sum() for name, item in model.named_parameters() if name in directions]
+    return torch.stack(terms).sum()
 
 
 def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:

@@ -87,8 +87,8 @@ def projected(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
     """Z of features (B, d): what the prototypes are means of."""
     if not isinstance(model.head, ProjectedHead):
         return features
-    found: torch.Tensor = model.head.projection(features)
-    return at_least_float32(found)
+    vectors: torch.Tensor = model.head.projection(features)
+    return at_least_float32(vectors)
 
 
 def prototypical_losses(

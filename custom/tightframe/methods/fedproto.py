@@ -141,8 +141,8 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     if silo.offers_prototypes:
         seen.add_pass(model, silo.batches("train", augment=False, shuffle=False))
     sums, shares = (seen.means if config.weighting == "holders" else seen.totals)(least=1)
-    told = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
-    return Contribution({**trained(), **told}, kept_model(model))
+    reported = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
+    return Contribution({**trained(), **reported}, kept_model(model))
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:

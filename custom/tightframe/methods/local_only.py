@@ -54,8 +54,8 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     local = silo.setting.local
     stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
     report = silo.fit(model, [stage])
-    told = {**trained(), **model_update.training_terms(report, TERMS)}
-    return Contribution(told, kept_model(model))
+    reported = {**trained(), **model_update.training_terms(report, TERMS)}
+    return Contribution(reported, kept_model(model))
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:

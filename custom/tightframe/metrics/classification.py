@@ -214,10 +214,10 @@ def average_precision_error_bound(histogram: Counts) -> NDArray[np.float64]:
     [0.0]
     """
     positives, negatives = _split(histogram)
-    found, false = _from_top(positives), _from_top(negatives)
-    binned = _share(found, found + false)
-    highest = _share(found, found + false - negatives)
-    first = found - positives + 1
+    hits, false = _from_top(positives), _from_top(negatives)
+    binned = _share(hits, hits + false)
+    highest = _share(hits, hits + false - negatives)
+    first = hits - positives + 1
     lowest = _share(first, first + false)
     present = positives > 0
     above = np.where(present, positives * (highest - binned), 0.0).sum(axis=1)

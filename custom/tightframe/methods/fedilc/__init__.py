@@ -271,7 +271,7 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
         elif not config.stale:  # a stale one is missing in round 1
             raise RunError("Expected the mean variance of phase `fishr`, but got none.", code="TF-505")
     model = silo.load(received)
-    found = gradients.fold_gradients(
+    fold = gradients.fold_gradients(
         silo,
         model,
         mini_batches=config.variant in MINI_BATCHES,
@@ -279,20 +279,20 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
         penalty=penalty,
     )
     factor = 0.0 if penalty is None else _penalty_factor(config, round, model, int(broadcast[SILOS]))
-    tensors |= _gradient_terms(config, model, found, fishr=fishr, factor=factor)
+    tensors |= _gradient_terms(config, model, fold, fishr=fishr, factor=factor)
     updates = model_update.model_terms(received, model).items()
     tensors |= {name: item for name, item in updates if name.startswith(model_update.BUFFER)}
-    entropy, value = found.cross_entropy, 0.0 if penalty is None else float(penalty.value)
+    entropy, value = fold.cross_entropy, 0.0 if penalty is None else float(penalty.value)
     # The mean of the losses over silos is what the server's step is to lower.
     terms = {"loss": entropy + factor * value, "cross_entropy": entropy, "fishr": value}
-    report = FitReport(found.batches, found.records, terms)
+    report = FitReport(fold.batches, fold.records, terms)
     return Contribution(tensors | model_update.training_terms(report, TERMS[: 1 + fishr]))
 
 
 def _gradient_terms(
     config: FedILCConfig,
     model: nn.Module,
-    found: gradients.FoldGradients,
+    fold: gradients.FoldGradients,
     *,
     fishr: bool,
     factor: float,
@@ -300,9 +300,9 @@ def _gradient_terms(
     """The tensors of ``_gradient_fields``."""
     split = partial(gradients.by_name, {n: p.shape for n, p in trained_parameters(model).items()})
     if not config.splits_by_sign:
-        return split(GRADIENT, SCALE * (found.gradient + factor * found.penalty))
-    tensors = split(PENALTY, SCALE * found.penalty) if fishr else {}
-    for term, vector in config.rule.terms(found.gradient).items():
+        return split(GRADIENT, SCALE * (fold.gradient + factor * fold.penalty))
+    tensors = split(PENALTY, SCALE * fold.penalty) if fishr else {}
+    for term, vector in config.rule.terms(fold.gradient).items():
         tensors |= split(f"{GRADIENT}{term}/", _scale(term) * vector)
     return tensors
 

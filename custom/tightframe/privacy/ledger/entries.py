@@ -152,8 +152,8 @@ class DataNoted:
 
     def __post_init__(self) -> None:
         _text("dataset_id", self.dataset_id)
-        found = self.fingerprint
-        if not isinstance(found, str) or not 32 <= len(found) <= 128 or not set(found) <= set(_HEX):
+        digits = self.fingerprint
+        if not isinstance(digits, str) or not 32 <= len(digits) <= 128 or not set(digits) <= set(_HEX):
             raise PrivacyValueError(
                 "Expected `fingerprint` to be 32 to 128 lower-case hexadecimal digits, but got another text. "
                 "Give a hash of the records."

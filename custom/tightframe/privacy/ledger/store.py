@@ -173,8 +173,8 @@ class Store:
                 raise
 
     def _prepare(self, *, read_only: bool) -> None:
-        found, version = self._pragma("application_id"), self._pragma("user_version")
-        if found != _APPLICATION:
+        application, version = self._pragma("application_id"), self._pragma("user_version")
+        if application != _APPLICATION:
             raise LedgerError(
                 f"Expected {self.path} to be a ledger, but found another file. Look at the path."
             )

@@ -79,10 +79,10 @@ def gradients(
     """The gradient of a scalar, zero for parameters that it does not depend on."""
     if not value.requires_grad:
         return [torch.zeros_like(parameter) for parameter in trained]
-    found = torch.autograd.grad(value, list(trained), retain_graph=keep_graph, allow_unused=True)
+    slopes = torch.autograd.grad(value, list(trained), retain_graph=keep_graph, allow_unused=True)
     return [
         torch.zeros_like(parameter) if item is None else item
-        for parameter, item in zip(trained, found, strict=True)
+        for parameter, item in zip(trained, slopes, strict=True)
     ]
 
 
@@ -133,8 +133,8 @@ def _vmapped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
 
     def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
         current = {name: item.detach() for name, item in zip(names, trained, strict=True)}
-        found = every(current, inputs, labels)
-        return [found[name] for name in names]
+        by_name = every(current, inputs, labels)
+        return [by_name[name] for name in names]
 
     return engine
 
@@ -149,10 +149,10 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
                 # The first layer's inputs need no gradient, which torch remarks on at each step.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 loss(inputs, labels).backward()
-            found = [getattr(parameter, "grad_sample", None) for parameter in trained]
-            if any(not isinstance(item, torch.Tensor) or len(item) != len(labels) for item in found):
+            samples = [getattr(parameter, "grad_sample", None) for parameter in trained]
+            if any(not isinstance(item, torch.Tensor) or len(item) != len(labels) for item in samples):
                 raise NotImplementedError("hooks do not see every trained parameter of this model")
-            return found  # type: ignore[return-value]
+            return samples  # type: ignore[return-value]
         finally:
             hooks.set_grad_sample_to_none()
             for parameter in trained:
@@ -209,8 +209,8 @@ def choose_engine(
             continue
     chosen = min(seconds, key=lambda name: seconds[name])
     if tell is not None:
-        told = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
-        tell(f"per-sample gradients by {chosen} ({told})")
+        timings = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
+        tell(f"per-sample gradients by {chosen} ({timings})")
     return chosen
 
 
@@ -225,12 +225,12 @@ def exact_convolutions() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
     """Each gradient up to the rounding of sums in another order."""
-    largest = torch.stack([item.abs().max() for item in expected]).max()
+    largest = torch.stack([item.abs().max() for item in second]).max()
     return all(
         bool(((one - other).abs().max() <= TOLERANCE * (other.abs().max() + 1e-3 * largest)).item())
-        for one, other in zip(found, expected, strict=True)
+        for one, other in zip(first, second, strict=True)
     )
 
 

@@ -244,9 +244,9 @@ class _Probe:
             value = loss(self.inputs[start:end], labels[start:end])
             return [item.detach() for item in gradients(value, self.trained)]
 
-    def _compare(self, term: Term, found: Gradient, alone: Sequence[Gradient]) -> None:
-        size = sum(_norm(item) for item in alone) + _norm(found)
-        left = found
+    def _compare(self, term: Term, together: Gradient, alone: Sequence[Gradient]) -> None:
+        size = sum(_norm(item) for item in alone) + _norm(together)
+        left = together
         for gradient in alone:
             left = [one - other for one, other in zip(left, gradient, strict=True)]
         difference = _norm(left)
@@ -261,24 +261,24 @@ class _Probe:
 
     def _steered(self, stage: Stage) -> dict[str, Gradient]:
         """Apply parameter terms and corrections to a fixed gradient."""
-        found = {}
+        steered = {}
         for part in stage.parameter_terms:
             if part.weight:
-                found[f"parameter term {part.name!r}"] = gradients(part.fn(self.model), self.trained)
+                steered[f"parameter term {part.name!r}"] = gradients(part.fn(self.model), self.trained)
         for place, correct in enumerate(stage.corrections):
             for parameter in self.trained:
                 parameter.grad = torch.full_like(parameter, 1e-3)
             correct(self.model)
-            found[f"gradient correction {place + 1}"] = [
+            steered[f"gradient correction {place + 1}"] = [
                 torch.zeros_like(item) if item.grad is None else item.grad.detach().clone()
                 for item in self.trained
             ]
-        return found
+        return steered
 
     def _steering(self, stage: Stage, before: dict[str, Gradient]) -> None:
         """They are added after the noise, so what they know of records would leave without any."""
-        for name, found in self._steered(stage).items():
-            if not all(torch.equal(one, other) for one, other in zip(found, before[name], strict=True)):
+        for name, after in self._steered(stage).items():
+            if not all(torch.equal(one, other) for one, other in zip(after, before[name], strict=True)):
                 raise PrivacyError(
                     f"Expected the {name} to depend on the parameters alone, but it changes with the records "
                     "that were trained on. It is added after the noise and must not read records."
