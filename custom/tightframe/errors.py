@@ -25,7 +25,7 @@ class TightframeError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """The code, then the message."""
+        """Return the code, then the message."""
         return f"{self.code}: {super().__str__()}"
 
 

@@ -38,13 +38,13 @@ class Listed(Generic[Item]):
     module: str
 
     def load(self) -> Item:
-        """The item."""
+        """Import and return the item."""
         item: Item = import_module(self.module).SPECS[self.name]
         return item
 
 
 def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: type[Item], what: str) -> Item:
-    """The item that a job calls ``name``: one of ours, or one that an installed package offers.
+    """Return the item that a job calls ``name``: one of ours, or of an installed package.
 
     Args:
         own: our list, which comes first: no package can take the name of one of ours.
@@ -74,7 +74,7 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
 
 
 def deferred(module: str, function: str) -> Callable[..., Any]:
-    """A function whose module is imported when it is called first.
+    """Return a function whose module is imported when it is called first.
 
     A registry that a process reads for one of its names need not load what all of them need.
 

@@ -40,7 +40,7 @@ class BatchClasses:
 
     @classmethod
     def of(cls, features: torch.Tensor, labels: torch.Tensor) -> BatchClasses:
-        """Of features (B, d) and labels (B,), in whichever form is cheaper."""
+        """Choose the cheaper form for features (B, d) and labels (B,)."""
         batch, width = features.shape
         if batch > width:
             classes, slots = torch.unique(labels, return_inverse=True)
@@ -49,14 +49,14 @@ class BatchClasses:
         return cls((labels[:, None] == labels[None, :]).to(features.dtype), None)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """For each record, the sum of ``values`` (B, k) over the records of its class, (B, k)."""
+        """Return for each record the sum of ``values`` (B, k) over the records of its class, (B, k)."""
         if self.same is not None:
             return self.same @ values
         assert self.member is not None  # noqa: S101  (one of the two is given)
         return self.member @ (self.member.T @ values)
 
     def squared_products(self, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
+        """Return each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
 
         Args:
             values: Z, (B, d).
@@ -97,7 +97,7 @@ class ClassSums:
             self.add(model.features(inputs), labels)  # type: ignore[operator]
 
     def totals(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums (C, width) and numbers of records (C,); zero for classes with fewer than ``least``, or none.
+        """Return sums (C, width) and numbers of records (C,); zero for classes with fewer than ``least``.
 
         Raises:
             TrainingError: TF-301 if a feature is not finite.
@@ -108,7 +108,7 @@ class ClassSums:
         return torch.where(held[:, None], self.sums, 0), torch.where(held, self.counts, 0)
 
     def means(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Class means (C, width) and which classes are told of (C,), as ``totals``.
+        """Return class means (C, width) and which classes have one (C,), as ``totals``.
 
         Raises:
             TrainingError: TF-301 if a feature is not finite.
@@ -120,7 +120,7 @@ class ClassSums:
 def ratio_of_sums(
     previous: torch.Tensor, sums: torch.Tensor, shares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vectors of the classes as the ratio of two sums; a class that nobody has keeps its previous one.
+    """Return vectors of the classes as the ratio of two sums; a class that nobody has keeps its old one.
 
     Args:
         previous: (C, d).
@@ -144,7 +144,7 @@ def ratio_of_sums(
 def class_feature_sums(
     model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per class the sum of features and the number of records, independent of their order.
+    """Return per class the sum of features and the number of records, independent of their order.
 
     Args:
         model: in evaluation mode.
@@ -184,7 +184,7 @@ def class_feature_sums(
 def class_sum_fields(
     sums: str, counts: str, classes: int, width: int, *, static: bool = True
 ) -> tuple[Field, Field]:
-    """The fields of ``class_feature_sums``, under these names.
+    """Return the fields of ``class_feature_sums``, under these names.
 
     Args:
         sums: name of the sums (C, d).
@@ -217,7 +217,7 @@ def class_sum_fields(
 
 
 def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``class_feature_sums`` of a silo's training fold; zeros where it submits no prototypes.
+    """Return ``class_feature_sums`` of a silo's training fold; zeros where it submits no prototypes.
 
     Args:
         silo: its view.

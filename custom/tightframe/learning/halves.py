@@ -149,12 +149,12 @@ ScheduledParts = Callable[[Setting, int, int], tuple[LocalRule, ServerRule]]
 
 
 def plain_training() -> LocalRule:
-    """The cross-entropy, nothing else."""
+    """Return the cross-entropy, nothing else."""
     return LocalRule(("cross_entropy",), lambda silo, broadcast, state: Objective((cross_entropy(),)))
 
 
 def averaging() -> ServerRule:
-    """FedAvg's weighted mean of the silos' models."""
+    """Return FedAvg's weighted mean of the silos' models."""
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
@@ -167,7 +167,7 @@ KEPT = "server/"
 
 
 def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]) -> ServerRule:
-    """A server that makes a step of its own of the weighted mean update; running statistics are averaged.
+    """Return a server that steps by the weighted mean update; running statistics are averaged.
 
     Args:
         step: (parameters w that train, the mean of ``w_k - w`` by the same names in float64, what the
@@ -232,7 +232,7 @@ def composed_method(*, parts: Parts, **attributes: Any) -> Method:
 
 
 def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase:
-    """One round: broadcast the model, train by ``local``, sum what ``server`` wants, update by it."""
+    """Return one round: broadcast the model, train by ``local``, sum what ``server`` wants, update by it."""
     schema = Schema(
         (*server.fields(setting), *model_update.training_fields(local.names), *local.fields(setting))
     )
@@ -250,7 +250,7 @@ def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase
 
 
 def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) -> Trained:
-    """E epochs of the rule's objective from the global model, by the job's optimiser."""
+    """Train E epochs of the rule's objective from the global model, by the job's optimiser."""
     received = model_update.received_model(broadcast)
     model = silo.load(local.start(received, state))
     objective = local.objective(silo, broadcast, state)
@@ -334,17 +334,17 @@ def gradient_weight(steps: int, *, momentum: float = 0.0, proximal: float = 0.0)
 
 
 def update_fields(setting: Setting, *, weighted: bool) -> tuple[Field, ...]:
-    """The fields of the model's update, weighted by the silos' public weights or not at all."""
+    """Return the fields of the model's update, weighted by the silos' public weights or not at all."""
     return tuple(replace(item, weighted=weighted) for item in model_update.model_fields(setting))
 
 
 def trained_parameters(setting: Setting) -> dict[str, nn.Parameter]:
-    """The template's trainable parameters by name; for names and shapes only."""
+    """Return the template's trainable parameters by name; for names and shapes only."""
     return model_update.trained_parameters(model_update.shared_template(setting))
 
 
 def mean_updates(totals: Totals, divisor: float) -> dict[str, torch.Tensor]:
-    """The mean of the silos' ``w_k - w`` by parameter name, float64; FedOpt's pseudo-gradient."""
+    """Return the mean of the silos' ``w_k - w`` by parameter name, float64; FedOpt's pseudo-gradient."""
     return {
         name.removeprefix(UPDATE): torch.as_tensor(total, dtype=torch.float64) / divisor
         for name, total in totals.items()
@@ -353,14 +353,14 @@ def mean_updates(totals: Totals, divisor: float) -> dict[str, torch.Tensor]:
 
 
 def plus(model: Tensors, steps: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``w + step`` for each parameter that has a step, in float64."""
+    """Return ``w + step`` for each parameter that has a step, in float64."""
     return {name: model[name].detach().to("cpu", torch.float64) + step for name, step in steps.items()}
 
 
 def next_model(
     model: Tensors, parameters: Tensors, totals: Totals, divisor: float
 ) -> dict[str, torch.Tensor]:
-    """The next global model: new parameters, means of the buffers, and all the rest as it was.
+    """Return the next global model: new parameters, means of the buffers, and all the rest as it was.
 
     Whatever a server does with the parameters, running statistics are averaged: they are no gradients.
 

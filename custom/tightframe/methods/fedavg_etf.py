@@ -79,12 +79,12 @@ class FedAvgETFConfig(StrictModel):
     average: Average = "uniform"
 
     def first_round(self, rounds: int) -> int:
-        """R_warm of a run of so many rounds."""
+        """Return R_warm of a run of so many rounds."""
         return rounds // 2 + 1 if self.warm_up is None else self.warm_up
 
 
 def update_memory(previous: torch.Tensor, summed_means: torch.Tensor, holders: torch.Tensor) -> torch.Tensor:
-    """The memory vectors: the ratio of two sums, ``mu_c = sum_k m_kc / sum_k has_kc``.
+    """Return the memory vectors: the ratio of two sums, ``mu_c = sum_k m_kc / sum_k has_kc``.
 
     A class that no silo has keeps its previous vector.
 
@@ -111,7 +111,7 @@ def memory_logits(
     *,
     alpha: float,
 ) -> torch.Tensor:
-    """The paper's form: logits ``(f + alpha mu_y) V`` of training records.
+    """Return the paper's form: logits ``(f + alpha mu_y) V`` of training records.
 
     Silos compute ``f V + memory_offsets(...)[y]`` instead, which is the same; this is the reference.
 
@@ -162,12 +162,12 @@ def offset_margins(offsets: torch.Tensor) -> torch.Tensor:
 
 
 def head(config: FedAvgETFConfig, width: int, classes: int) -> nn.Module:
-    """The frozen frame: ``logits = f V``."""
+    """Return the frozen frame: ``logits = f V``."""
     return EtfHead(width, classes, scale=config.beta_etf)
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, frame included, and no memory yet."""
+    """Return the model that ``seed`` gives, frame included, and no memory yet."""
     width = feature_width(model_update.shared_template(setting))
     return ServerState(
         model=model_update.initial_model(setting, seed),
@@ -179,7 +179,7 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train, with offsets from R_warm on, and collect class means from the round before on."""
+    """Return one phase: train, with offsets from R_warm on; collect class means from the round before on."""
     config: FedAvgETFConfig = setting.config
     uses, collect = _schedule(config, round, rounds)
     template = model_update.shared_template(setting)
@@ -231,7 +231,7 @@ def _memory_fields(
 
 
 def broadcast(state: ServerState, *, alpha: float | None) -> phases.Tensors:
-    """The global model as ``model/<name>``; with an ``alpha`` also the offsets, never the memory."""
+    """Return the global model as ``model/<name>``; with an ``alpha`` also the offsets, never the memory."""
     model = model_update.broadcast_model(state.model)
     if alpha is None:
         return model
@@ -248,7 +248,7 @@ def contribute(
     collect: Collected,
     terms: Sequence[str],
 ) -> Contribution:
-    """Local training of the backbone, with the offsets that were broadcast, if any; nothing is kept."""
+    """Train the backbone, with the offsets that were broadcast, if any; keep nothing."""
     setting = silo.setting
     config: FedAvgETFConfig = setting.config
     received = model_update.received_model(broadcast)
@@ -277,7 +277,7 @@ def contribute(
 
 
 def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
-    """The cross-entropy of the logits with each record's offsets, and the mean margin, which is only told.
+    """Return the cross-entropy with each record's offsets, and the mean margin, which is only reported.
 
     Args:
         offsets: A, (C, C); constant.
@@ -294,7 +294,7 @@ def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
 
 
 def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """A silo's terms of the memory's numerator (C, d) and denominator (C,).
+    """Return a silo's terms of the memory's numerator (C, d) and denominator (C,).
 
     Classes without records are zero in both; of which classes a silo speaks, its site's own rule says.
 
@@ -306,7 +306,7 @@ def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor
 
 
 def _watch(seen: ClassSums, *, after: int) -> Term:
-    """A term without weight that counts the features of all records after the first ``after``."""
+    """Return a term without weight that counts the features of all records after the first ``after``."""
     passed = 0
 
     def watch(view: BatchView) -> torch.Tensor:
@@ -320,7 +320,7 @@ def _watch(seen: ClassSums, *, after: int) -> Term:
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvgETFConfig) -> ServerState:
-    """The mean of the models, and the memory where class means were collected and opened.
+    """Average the models, and update the memory where class means were collected and opened.
 
     Where they were not opened (a silo dropped out), the memory keeps its values.
     """

@@ -79,29 +79,29 @@ class SummedHead(nn.Module):
         self.personal = personal
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return logits (B, C) of features (B, d)."""
         logits: torch.Tensor = self.generic(features) + self.personal(features)
         return logits
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives: backbone and generic head."""
+    """Return the model that ``seed`` gives: backbone and generic head."""
     return ServerState(model=model_update.initial_model(setting, seed))
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train both heads, and sum the weighted differences of backbone and generic head."""
+    """Return one phase: train both heads, and sum the differences of backbone and generic head."""
     schema = Schema((*model_update.model_fields(setting), *model_update.training_fields(TERMS)))
     return (Phase("train", schema, broadcast, contribute, update),)
 
 
 def broadcast(state: ServerState) -> Tensors:
-    """The global model, as ``model/<name>``."""
+    """Return the global model, as ``model/<name>``."""
     return model_update.broadcast_model(state.model)
 
 
 def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs of both losses; the personal head is this silo's state and goes nowhere else."""
+    """Train E epochs of both losses; the personal head is this silo's state and goes nowhere else."""
     received = model_update.received_model(broadcast)
     model = silo.load(received)
     personal = _personal_head(silo, model, state)
@@ -116,7 +116,7 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort."""
+    """Set ``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort."""
     return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
 
 
@@ -144,7 +144,7 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
 
 
 def _personal_head(silo: SiloView, model: nn.Module, state: Tensors) -> nn.Module:
-    """The kept personal head; zeros, which change no logit, where none is kept yet."""
+    """Return the kept personal head; zeros, which change no logit, where none is kept yet."""
     head = nn.utils.skip_init(nn.Linear, feature_width(model), silo.setting.num_classes)
     if state:
         head.load_state_dict({name.removeprefix(f"{PERSONAL}."): item for name, item in state.items()})

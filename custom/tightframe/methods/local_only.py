@@ -33,23 +33,23 @@ class LocalOnlyConfig(StrictModel):
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """Nothing: the server has no model."""
+    """Return an empty state: the server has no model."""
     return ServerState(model={})
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase, in which only the losses are told, and that the silo has trained."""
+    """Return one phase, which sums the losses only, and that the silo has trained."""
     schema = Schema((TRAINED, *model_update.training_fields(TERMS)))
     return (Phase("train", schema, broadcast, contribute, update),)
 
 
 def broadcast(state: ServerState) -> Tensors:
-    """Nothing."""
+    """Return nothing."""
     return {}
 
 
 def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs more of this silo's own model."""
+    """Train E epochs more of this silo's own model."""
     model = silo.load(own_tensors(silo, state))
     local = silo.setting.local
     stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
@@ -59,7 +59,7 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """Nothing changes at the server."""
+    """Return the state as it is."""
     return state
 
 

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def correlation_eigenvalues(features: NDArray[np.floating], k: int = 50) -> NDArray[np.float64]:
-    """The largest eigenvalues of the features' correlation matrix.
+    """Return the largest eigenvalues of the features' correlation matrix.
 
     Features are standardised by their mean and unbiased standard deviation over all records; a
     constant feature stays zero, and so does its row.

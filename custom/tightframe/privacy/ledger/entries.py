@@ -123,7 +123,7 @@ class Charge:
         return self.job_id, self.purpose, self.attempt
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "job_id": self.job_id,
             "job_name": self.job_name,
@@ -160,7 +160,7 @@ class DataNoted:
             )
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {"dataset_id": self.dataset_id, "fingerprint": self.fingerprint}
 
 
@@ -192,7 +192,7 @@ class Remembered:
             raise PrivacyValueError("Expected `source` to be a SHA-256 or empty, but got another value.")
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {"facts": [dict(fact) for fact in self.facts], "source": self.source}
 
 
@@ -215,7 +215,7 @@ class Begun:
         _text("lost", self.lost)
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {"lost": self.lost}
 
 
@@ -284,7 +284,7 @@ class Entry:
 
 
 def checked_neighbours(value: object) -> Neighbours:
-    """A neighbouring relation.
+    """Check a neighbouring relation.
 
     Raises:
         PrivacyValueError: TF-700.

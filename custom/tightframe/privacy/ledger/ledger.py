@@ -241,7 +241,7 @@ class Ledger:
         return epsilons(events_of(entries, dataset_id, job_id=job_id, alone=alone), delta, prv=prv)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, oldest first, checked.
+        """Return all entries, oldest first, checked.
 
         Raises:
             TamperError: TF-702.

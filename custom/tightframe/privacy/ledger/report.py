@@ -70,7 +70,7 @@ class Spending:
         return [entry.content.event for entry, _ in self.entries if isinstance(entry.content, Charge)]
 
     def last(self, kind: type[Event]) -> Event | None:
-        """The last event of a kind."""
+        """Return the last event of a kind."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
 
@@ -118,21 +118,21 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
 
 
 def event_text(event: Event) -> str:
-    """An event in a few words."""
+    """Describe an event in a few words."""
     if isinstance(event, Gaussian):
         return f"release, z {event.noise_multiplier:g}"
     return f"{event.steps} steps, sigma {event.noise_multiplier:g}, q {event.sampling_rate:.4g}"
 
 
 def spent_text(spent: Epsilons) -> str:
-    """Epsilon by each analysis, the one that counts first."""
+    """Describe epsilon by each analysis, the one that counts first."""
     others = [("exact", spent.exact), ("RDP", spent.rdp), ("PRV", spent.prv)]
     listed = ", ".join(f"{name} {rounded_up(value)}" for name, value in others if value is not None)
     return f"{rounded_up(spent.guaranteed)} ({listed})"
 
 
 def left_text(spending: Spending, epsilon: float) -> str:
-    """Remainder of a cap."""
+    """Describe the remainder of a cap."""
     left = epsilon - spending.spent.guaranteed
     if left < 0:
         return f"nothing: the cap is passed by {rounded_up(-left)}"
@@ -165,7 +165,7 @@ def fits(
 
 
 def explain(spending: Spending, epsilon: float | None) -> Iterator[str]:
-    """Paragraphs for somebody who answers for the data and is no statistician.
+    """Explain the spending in paragraphs for somebody who answers for the data and is no statistician.
 
     Args:
         spending: of one data set.

@@ -84,7 +84,7 @@ def genesis(ledger: str) -> str:
 
 
 def make_head(ledger: str, count: int, hashed: str, time: datetime, signer: Signer) -> Head:
-    """A signed head."""
+    """Make a signed head."""
     text = time.astimezone(UTC).isoformat(timespec="microseconds")
     bare = Head(ledger, count, hashed, text, digest(signer.certificate), "")
     return Head(**{**asdict(bare), "signature": signer.sign(bare.message).hex()})
@@ -204,7 +204,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction that no other writer shares; undone if anything is raised.
+        """Hold one transaction that no other writer shares; undone if anything is raised.
 
         Raises:
             LedgerError: TF-704, if it cannot be begun or kept.
@@ -220,7 +220,7 @@ class Store:
                 raise
 
     def read(self) -> Contents:
-        """All that is in the file, at one moment.
+        """Read all that is in the file, at one moment.
 
         Raises:
             LedgerError: TF-704, if it cannot be read.
@@ -269,7 +269,7 @@ class Store:
                 write_atomically(path, text, mode=0o600, locked=True)
 
     def read_head(self) -> Head:
-        """The head record alone, as it is in the file.
+        """Read the head record alone, as it is in the file.
 
         Raises:
             LedgerError: TF-704.
@@ -294,7 +294,7 @@ class Store:
 
 
 def head_text(head: Head) -> bytes:
-    """A head as a file of its own."""
+    """Return a head as a file of its own."""
     return (json.dumps(asdict(head), indent=1) + "\n").encode()
 
 

@@ -115,13 +115,13 @@ def noise_tail(config: ClassSumsConfig, honest: int) -> int:
 
 
 def largest_term(config: ClassSumsConfig, num_records: int) -> int:
-    """The largest integer in the sums of ``num_records`` records, or patients, before noise, in units."""
+    """Return the largest integer in the sums of ``num_records`` records, or patients, before noise."""
     each = math.isqrt(config.squared_sensitivity - 1) + 1
     return whole("num_records", num_records, 1, MAX_RECORDS) * each
 
 
 def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:
-    """The largest absolute value of a silo's noisy sums as a number: the ``bound`` of their field.
+    """Return the largest absolute value of a silo's noisy sums: the ``bound`` of their field.
 
     Args:
         config: see there.
@@ -132,7 +132,7 @@ def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:
 
 
 def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest: int) -> int:
-    """The largest absolute integer of a total, the tail of the noise included, in units of the grid.
+    """Return the largest absolute integer of a total, the tail of the noise included, in grid units.
 
     Args:
         config: see there.
@@ -161,7 +161,7 @@ def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest
 
 
 def release_rounds(rounds: int, releases: int, *, predicts: bool = False) -> tuple[int, ...]:
-    """The training rounds, from 1 on, in which class sums are released: at most ``releases`` of them.
+    """Return the rounds, from 1 on, in which class sums are released: at most ``releases`` of them.
 
     The rounds are cut into equal stretches, and each stretch releases in its middle: so no release is
     of a model that has hardly been trained, none is further than half a stretch from the rounds

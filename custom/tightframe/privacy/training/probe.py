@@ -94,7 +94,7 @@ def check_per_record(
 
 
 def made_up(like: Batch, classes: int) -> Batch:
-    """Records of the shape of real ones, the same at every silo: noise, and labels from 0 on.
+    """Make records of the shape of real ones, the same at every silo: noise, and labels from 0 on.
 
     Inputs that are no numbers with a fraction (indices) are zeros.
     """
@@ -107,7 +107,7 @@ def made_up(like: Batch, classes: int) -> Batch:
 
 
 def _rows(inputs: torch.Tensor, labels: torch.Tensor) -> Batch:
-    """Exactly four records; where there are fewer, faded copies of them follow."""
+    """Return exactly four records; where there are fewer, faded copies of them follow."""
     inputs, labels = inputs[:ROWS], labels[:ROWS]
     fade = 1.0
     while (missing := ROWS - len(labels)) > 0:
@@ -158,7 +158,7 @@ class _Probe:
         self.trained: list[nn.Parameter] = []
 
     def check(self, stages: Sequence[Stage]) -> None:
-        """Everything that is measured."""
+        """Run every test."""
         self._forward()
         for stage in stages:
             for name, parameter in self.model.named_parameters():
@@ -171,7 +171,7 @@ class _Probe:
             self._steering(stage, before)
 
     def _forward(self) -> None:
-        """The network itself: each record's logits alone are those in the batch; buffers stay."""
+        """Test the network itself: each record's logits alone are those in the batch; buffers stay."""
         model: Any = self.model
         buffers = {name: item.detach().clone() for name, item in model.named_buffers()}
         together = self._outputs(self.inputs)
@@ -230,7 +230,7 @@ class _Probe:
         self._compare(term, again, [first])
 
     def _labellings(self) -> tuple[torch.Tensor, ...]:
-        """The records' own labels, one label for all, and two: terms look at which labels are equal."""
+        """Return the records' own labels, one label for all, and two: terms look at equal labels."""
         model: Any = self.model
         with torch.no_grad(), same_masks():
             classes = model.head(model.features(self.inputs[:1])).shape[1]
@@ -276,7 +276,7 @@ class _Probe:
         return steered
 
     def _steering(self, stage: Stage, before: dict[str, Gradient]) -> None:
-        """They are added after the noise, so what they know of records would leave without any."""
+        """Test terms that are added after the noise: what they know of records would leave without any."""
         for name, after in self._steered(stage).items():
             if not all(torch.equal(one, other) for one, other in zip(after, before[name], strict=True)):
                 raise PrivacyError(
