@@ -12,8 +12,8 @@ A method with one exchange a round is two values::
 training, and the silo's personal model. ``scheduled_method`` does where they change from round to round.
 FedProx and MOON change the silo's half only, FedNova and FedOpt the server's, SCAFFOLD both, and
 ``methods.combine`` pairs them freely. A method writes ``init_server`` and ``plan`` itself only where it
-has no such form: no global model (FedProto, local-only), gradients in two exchanges a round (FedILC), a
-module that trains beside the model (FedROD), class means taken while the model trains (FedAvg_ETF).
+has no such form: without a global model (FedProto, local-only), or with gradients in two exchanges a round
+(FedILC).
 """
 
 from __future__ import annotations
@@ -54,9 +54,15 @@ from tightframe.phases import (
 
 @dataclass(frozen=True)
 class Objective:
-    """A silo's objective in one round: parts of a ``Stage``, and the stages before that one.
+    """A silo's objective in one round.
 
-    ``optimizer`` None is the job's.
+    Attributes:
+        terms, parameter_terms, corrections, trainable: of the ``Stage``.
+        before: the stages before that one.
+        optimizer: its settings; None takes the job's.
+        beside: modules that train beside the model, by name. They are part of it meanwhile only, so that
+            nothing of them is sent.
+        gathered: what terms gather while they run, for ``finish``.
     """
 
     terms: Sequence[Term]
@@ -65,6 +71,8 @@ class Objective:
     trainable: Callable[[str], bool] = every_parameter
     before: Sequence[Stage] = ()
     optimizer: OptimizerSettings | None = None
+    beside: Mapping[str, nn.Module] = field(default_factory=dict)
+    gathered: Any = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,7 @@ class Trained:
         broadcast: what it received.
         state: what it had kept, {} before its first term was summed.
         model: trained, in evaluation mode.
+        objective: by which it was trained.
         report: what the training did.
         terms: ``model_update.model_terms`` of it: ``update/<name>`` = w_k - w, and ``buffer/<name>``.
     """
@@ -84,6 +93,7 @@ class Trained:
     broadcast: Tensors
     state: Tensors
     model: nn.Module
+    objective: Objective
     report: FitReport
     terms: Tensors
 
@@ -249,8 +259,18 @@ def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase
     return Phase("train", schema, broadcast, contribute, server.update)
 
 
-def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) -> Trained:
-    """Train E epochs of the rule's objective from the global model, by the job's optimiser."""
+def train(
+    silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule, *, epochs: int | None = None
+) -> Trained:
+    """Train by the rule's objective from the global model, by the job's optimiser and for its epochs.
+
+    Args:
+        silo: whose records are used.
+        broadcast: what it received.
+        state: what it has kept.
+        local: the silo's half.
+        epochs: None takes the job's.
+    """
     received = model_update.received_model(broadcast)
     model = silo.load(local.start(received, state))
     objective = local.objective(silo, broadcast, state)
@@ -258,13 +278,21 @@ def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) 
     stage = Stage(
         terms=objective.terms,
         optimizer=objective.optimizer or OptimizerSettings.of(settings),
-        epochs=settings.epochs,
+        epochs=settings.epochs if epochs is None else epochs,
         trainable=objective.trainable,
         parameter_terms=objective.parameter_terms,
         corrections=objective.corrections,
     )
-    report = silo.fit(model, [*objective.before, stage])
-    return Trained(silo, broadcast, state, model, report, model_update.model_terms(received, model))
+    for name, module in objective.beside.items():
+        model.add_module(name, module)
+    try:
+        report = silo.fit(model, [*objective.before, stage])
+    finally:
+        for name in objective.beside:
+            delattr(model, name)
+    return Trained(
+        silo, broadcast, state, model, objective, report, model_update.model_terms(received, model)
+    )
 
 
 def require_sgd(setting: Setting, what: str) -> None:

@@ -16,7 +16,6 @@ rows exist, never mu. Inference has no offsets: ``logits = f V``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -27,13 +26,19 @@ from torch import nn
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
-from tightframe.learning.halves import update_fields
-from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.stages import BatchView, Stage, Term, cross_entropy
+from tightframe.learning.halves import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    scheduled_method,
+    update_fields,
+)
+from tightframe.learning.stages import BatchView, Term, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.options import StrictModel
-from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
 Divisor = Literal["over_holders", "over_selected", "count_weighted"]
 Measure = Literal["eval_pass", "last_epoch"]
@@ -166,40 +171,44 @@ def head(config: FedAvgETFConfig, width: int, classes: int) -> nn.Module:
     return EtfHead(width, classes, scale=config.beta_etf)
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """Return the model that ``seed`` gives, frame included, and no memory yet."""
-    width = feature_width(model_update.shared_template(setting))
-    return ServerState(
-        model=model_update.initial_model(setting, seed),
-        extra={
-            MEMORY: torch.zeros(setting.num_classes, width),
-            MEMORY_VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
-        },
-    )
-
-
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """Return one phase: train, with offsets from R_warm on; collect class means from the round before on."""
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """Return training with offsets from R_warm on, and class means from the round before on; the means."""
     config: FedAvgETFConfig = setting.config
     uses, collect = _schedule(config, round, rounds)
-    template = model_update.shared_template(setting)
-    terms = TERMS if uses else TERMS[:1]
-    schema = phases.Schema(
-        (
-            *update_fields(setting, weighted=config.average == "weighted"),
-            *model_update.training_fields(terms),
-            *_memory_fields(config, setting.num_classes, feature_width(template), collect),
-        )
+    local = LocalRule(
+        TERMS if uses else TERMS[:1],
+        partial(objective, collect=collect),
+        partial(_memory_fields, collect=collect),
+        partial(finish, collect=collect),
     )
-    return (
-        Phase(
-            "train",
-            schema,
-            partial(broadcast, alpha=config.alpha if uses else None),
-            partial(contribute, collect=collect, terms=terms),
-            partial(update, config=config),
-        ),
+    server = ServerRule(
+        partial(update_fields, weighted=config.average == "weighted"),
+        partial(update, config=config),
+        initial=initial,
+        broadcast=partial(offsets_of, alpha=config.alpha) if uses else nothing,
     )
+    return local, server
+
+
+def initial(setting: Setting) -> dict[str, torch.Tensor]:
+    """Return no memory yet."""
+    width = feature_width(model_update.shared_template(setting))
+    return {
+        MEMORY: torch.zeros(setting.num_classes, width),
+        MEMORY_VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+    }
+
+
+def nothing(state: ServerState) -> Tensors:
+    """Return no offsets."""
+    return {}
+
+
+def offsets_of(state: ServerState, *, alpha: float) -> Tensors:
+    """Return the offsets, never the memory."""
+    valid = state.extra[MEMORY_VALID]
+    offsets = memory_offsets(state.extra[MEMORY], valid, state.model[ETF], alpha=alpha)
+    return {OFFSETS: offsets, VALID: valid}
 
 
 def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, Collected]:
@@ -215,9 +224,9 @@ def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, C
     return round >= first, "flags" if round == first - 2 else "means"
 
 
-def _memory_fields(
-    config: FedAvgETFConfig, classes: int, width: int, collect: Collected
-) -> tuple[phases.Field, ...]:
+def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Field, ...]:
+    config: FedAvgETFConfig = setting.config
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     by_records = config.mu_divisor == "count_weighted"
     shared = partial(phases.Field, static=True, per_class=True)
     shares = shared(
@@ -230,50 +239,31 @@ def _memory_fields(
     return {"nothing": (), "flags": (shares,), "means": (sums, shares)}[collect]
 
 
-def broadcast(state: ServerState, *, alpha: float | None) -> phases.Tensors:
-    """Return the global model as ``model/<name>``; with an ``alpha`` also the offsets, never the memory."""
-    model = model_update.broadcast_model(state.model)
-    if alpha is None:
-        return model
-    valid = state.extra[MEMORY_VALID]
-    offsets = memory_offsets(state.extra[MEMORY], valid, state.model[ETF], alpha=alpha)
-    return {**model, OFFSETS: offsets, VALID: valid}
-
-
-def contribute(
-    silo: SiloView,
-    broadcast: phases.Tensors,
-    state: phases.Tensors,
-    *,
-    collect: Collected,
-    terms: Sequence[str],
-) -> Contribution:
-    """Train the backbone, with the offsets that were broadcast, if any; keep nothing."""
+def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Collected) -> Objective:
+    """Train the backbone, with the offsets that were broadcast, if any; nothing is kept."""
     setting = silo.setting
-    config: FedAvgETFConfig = setting.config
-    received = model_update.received_model(broadcast)
-    model = silo.load(received)
-    width, classes = received[ETF].shape
+    width, classes = broadcast[model_update.BROADCAST + ETF].shape
     seen = ClassSums(classes, width)
-    parts: tuple[Term, ...] = (cross_entropy(),)
+    terms: tuple[Term, ...] = (cross_entropy(),)
     if OFFSETS in broadcast:
         rows = broadcast[VALID].to(torch.bool)[:, None]
-        parts = offset_terms(torch.where(rows, broadcast[OFFSETS], 0).to(silo.device))
-    measured = collect == "means" and silo.offers_prototypes
-    if measured and config.measure == "last_epoch":
+        terms = offset_terms(torch.where(rows, broadcast[OFFSETS], 0).to(silo.device))
+    if collect == "means" and silo.offers_prototypes and setting.config.measure == "last_epoch":
         before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
-        parts = (*parts, _watch(seen, after=before))
-    stage = Stage(terms=parts, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
-    report = silo.fit(model, [stage])
-    if measured and config.measure == "eval_pass":
-        seen.add_pass(model.eval(), silo.batches("train", augment=False, shuffle=False))
-    tensors = model_update.model_terms(received, model) | model_update.training_terms(report, terms)
+        terms = (*terms, _watch(seen, after=before))
+    return Objective(terms, gathered=seen)
+
+
+def finish(trained: Trained, *, collect: Collected) -> Contribution:
+    """Return the class means in rounds that collect them; the round before sends a field without content."""
+    silo, seen = trained.silo, trained.objective.gathered
+    config: FedAvgETFConfig = silo.setting.config
+    if collect == "means" and silo.offers_prototypes and config.measure == "eval_pass":
+        seen.add_pass(trained.model, silo.batches("train", augment=False, shuffle=False))
     numerator, denominator = memory_terms(seen, config)
-    if collect != "nothing":
-        tensors[DENOMINATOR] = denominator
-    if collect == "means":
-        tensors[NUMERATOR] = numerator
-    return Contribution(tensors)
+    tensors = {DENOMINATOR: denominator, NUMERATOR: numerator}
+    sent = {"nothing": (), "flags": (DENOMINATOR,), "means": (DENOMINATOR, NUMERATOR)}[collect]
+    return Contribution({name: tensors[name] for name in sent})
 
 
 def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
@@ -337,12 +327,11 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvg
     return state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
 
 
-METHOD = Method(
+METHOD = scheduled_method(
     name="fedavg_etf",
     title="FedAvg_ETF",
     paper="Huang et al., Neural Collapse Inspired Federated Learning with Non-iid Data (2023)",
     config=FedAvgETFConfig,
     head=head,
-    init_server=init_server,
-    plan=plan,
+    parts=parts,
 )
