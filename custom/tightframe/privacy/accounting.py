@@ -191,7 +191,7 @@ def _bisected(low: float, high: float, tolerance: float, fits: Callable[[float],
 
 
 def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
-    """Return the number of such releases, or of such steps, that a budget still holds.
+    """Return the number of such releases, or of such steps, that a budget still holds; 0 if none.
 
     >>> fitting(Gaussian(6.0), epsilon=8.004, delta=1e-5)
     100

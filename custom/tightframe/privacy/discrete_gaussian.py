@@ -186,7 +186,7 @@ class _Coins:
         return self.heads(np.full(count, digits, np.uint64), lambda _: Fraction(rest, divisor))
 
     def exp_minus(self, count: int, coin: Coin) -> NDArray[np.bool_]:
-        """Draw by algorithm 1: true with ``exp(-g[i])``, given coins of probability g[i] <= 1.
+        """Draw by algorithm 1: true with probability ``exp(-g[i])``, given coins of probability g[i] <= 1.
 
         Throw coins of probability g/1, g/2, g/3, ... until the first tails, which the K-th is with
         ``P(K > k) = g**k / k!``; K is odd with probability exp(-g). A coin of g/k is one of g and one of 1/k.

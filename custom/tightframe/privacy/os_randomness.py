@@ -25,7 +25,7 @@ NOISE_CHUNK = 2**17
 
 
 def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = system_bytes) -> list[int]:
-    """Draw the places of the records that take part: each with ``rate``, to 2^-64, independently."""
+    """Draw the places of records that take part: each with probability ``rate`` (to 2^-64), independently."""
     threshold = int(rate * 2.0**64)
     if threshold >= 2**64:
         return list(range(count))
