@@ -222,7 +222,7 @@ class JobConfig(StrictModel):
         return values
 
     def model_at(self, site: str) -> SiteModel:
-        """Return what a silo trains: its site model, or the job's model."""
+        """What a silo trains: its own model, or the job's."""
         return self.site_models.get(site) or SiteModel(model=self.model, model_options=self.model_options)
 
     @property
