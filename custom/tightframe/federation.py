@@ -23,7 +23,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
-from tightframe.rounds.checkpoint import CHECKPOINT
+from tightframe.rounds.context import CHECKPOINT
 from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.rows import Row
 from tightframe.rounds.server.coordinator import Accept, Coordinator, Message, Result

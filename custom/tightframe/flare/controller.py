@@ -26,7 +26,7 @@ def stopped_run(folders: Any, job_id: str) -> Path:
     That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
     app's configuration folder is the app itself.
     """
-    from tightframe.rounds.checkpoint import CHECKPOINT
+    from tightframe.rounds.context import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
