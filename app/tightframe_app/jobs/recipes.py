@@ -151,12 +151,6 @@ _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "local_baseline_epochs": 20,
     },
 }
-# The intra-class term grows with the square of the feature width d, so its weight shrinks with it:
-# mu_intra * d^2 is that of 1e-5 at d = 64. small_cnn has d = 128, efficientnet_b0 d = 1280.
-_FEDMR_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
-    "full": {"method_options": {"mu_intra": 2.5e-8}},
-}
 
 
 def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -181,7 +175,7 @@ _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 # A class's second moments are d^2 / 2 numbers: at d = 1280 nothing of them is left under their noise.
 _FEDMR_PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
+    "rehearsal": {},
     "full": {"method_options": {"mu_intra": 0.0}},
 }
 
@@ -234,7 +228,7 @@ RECIPES: list[Recipe] = [
         "fedmr_isic",
         "FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy",
         {**_ISIC, "method": "fedmr"},
-        _joined(_ISIC_PRESETS, _FEDMR_PRESETS),
+        _ISIC_PRESETS,
         _SIX,
     ),
     Recipe(
