@@ -26,7 +26,8 @@ from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.phases import Schema
 from tightframe.rounds import checkpoint, codec
-from tightframe.rounds.context import SiloContext, lasting_journal
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.lasting import lasting_journal
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.declaration import Declaration

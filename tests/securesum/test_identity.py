@@ -38,11 +38,11 @@ from tests.securesum.certificates import (
     subject,
 )
 
+from tightframe.securesum.certificate import PublicKey
 from tightframe.securesum.errors import IdentityError, SignatureError
 from tightframe.securesum.identity import (
     Anchor,
     KeySigner,
-    PublicKey,
     Verifier,
     public_key_hash,
     verify_certificate,

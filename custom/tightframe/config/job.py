@@ -222,7 +222,7 @@ class JobConfig(StrictModel):
         return values
 
     def model_at(self, site: str) -> SiteModel:
-        """What a silo trains: its own model, or the job's."""
+        """Return what a silo trains: its site model, or the job's model."""
         return self.site_models.get(site) or SiteModel(model=self.model, model_options=self.model_options)
 
     @property

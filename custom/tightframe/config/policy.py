@@ -38,8 +38,6 @@ MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
 """How options of methods are called that say how often records are gone through."""
 
-__all__ = ["MIN_CLASS_COUNT", "PROFILES", "BelowPolicyError", "Policy", "PolicyBlock", "Profile", "Refusal"]
-
 
 class Policy(StrictModel):
     """One site's rules, complete.

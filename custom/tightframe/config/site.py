@@ -17,7 +17,8 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash
-from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
+from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
 from tightframe.options import StrictModel, listed

@@ -131,8 +131,8 @@ class FederationController(Controller):
     def _identity(self, fl_ctx: FLContext, folders: Any, central: bool) -> Any:
         """What secure sums need of this run; None for plain ones."""
         from tightframe.flare.identity import server_anchor
-        from tightframe.rounds.sums.secure_server import ServerIdentity
         from tightframe.rounds.sums.simulated_identity import simulated_anchor
+        from tightframe.rounds.sums.transcripts import ServerIdentity
 
         if self._setup.job.summation == "plain":
             return None

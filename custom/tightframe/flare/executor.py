@@ -32,7 +32,8 @@ from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.flare.workspace import AtWork, check_run
-from tightframe.rounds.context import STATE, SiloContext, lasting_journal
+from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.lasting import lasting_journal
 from tightframe.rounds.silo.session import SiloSession, failure_code
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner

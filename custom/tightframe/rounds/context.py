@@ -16,10 +16,8 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.lasting import KIT_HEAD, TRANSCRIPT, Lasting, Places, lasting_journal
+from tightframe.rounds.lasting import KIT_HEAD, TRANSCRIPT, Lasting, Places
 from tightframe.securesum.identity import Anchor, Signer
-
-__all__ = ["DECLARATION", "SALT", "STATE", "Message", "SiloContext", "lasting_journal"]
 
 STATE = "silo_state"
 CHECKPOINT = "checkpoint.safetensors"

@@ -194,7 +194,7 @@ class EvaluationPlan:
     @property
     def events(self) -> tuple[Gaussian, ...]:
         """What they are charged as, those that may be repeated with them."""
-        return evaluation_totals.events(self.config, len(self.after) + self.spare)
+        return self.config.events(len(self.after) + self.spare)
 
     def in_round(self, number: int) -> bool:
         """Whether the model that a training round begins with is evaluated in it."""

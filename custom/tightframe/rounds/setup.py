@@ -57,7 +57,7 @@ class JobSetup:
     """Everything that server and silos derive from a job alone.
 
     Attributes:
-        setting: of the job's own model, on which the sums rest.
+        setting: of the job's model, on which the sums rest.
         site_settings: of silos that train another.
     """
 
@@ -184,13 +184,13 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     if job.privacy is not None:
         setup = _with_privacy(setup)
     _check_sums(setup, ceilings)
-    _check_own_models(setup)
+    _check_without_global_model(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
 
 
 def _site_models(method: Method | None, asked: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
-    """Backbone and options of each silo that has a model of its own, as far as they are right."""
+    """Return backbone and options of each site model, as far as they are right."""
     if not isinstance(asked, dict) or not asked:
         return {}  # what is no mapping the job's own validation has told of
     if method is not None and method.own_model is None:
@@ -307,7 +307,7 @@ def _check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
         raise JobError([f"the method cannot be planned with these options: {error}"]) from None
 
 
-def _check_own_models(setup: JobSetup) -> None:
+def _check_without_global_model(setup: JobSetup) -> None:
     """Refuse what needs a global model where the method has none.
 
     Raises:

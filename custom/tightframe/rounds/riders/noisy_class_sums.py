@@ -13,7 +13,6 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
-from tightframe.privacy.releases.class_sums import as_units
 from tightframe.privacy.releases.reading import ReleaseAverage
 from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_class_sum
 
@@ -55,7 +54,7 @@ def read(
     sums, counts = _pair(found)
     config = plan.class_sums
     numbers = np.concatenate([totals[sums.name], totals[counts.name][:, None]], 1)
-    units = as_units(torch.from_numpy(numbers), config)
+    units = torch.from_numpy(config.as_units(numbers))
     kept = {name.removeprefix(STATE): item for name, item in state.extra.items() if name.startswith(STATE)}
     average = ReleaseAverage.of(kept) if kept else ReleaseAverage.empty(*units.shape)
     average = average.add(units, silos=silos, honest=honest)

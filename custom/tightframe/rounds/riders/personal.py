@@ -1,4 +1,4 @@
-"""Personal models as sums: how well the silos' own models do, told as means over silos only.
+"""Personal models as sums: their accuracies, as means over silos only.
 
 A personal model and its results stay at its silo. What travels are its three accuracies, each silo
 counting once whatever its size, and the number of silos that have them. From a mean over n silos the
@@ -46,7 +46,7 @@ Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 NOTE = "personal"
 """Name of the note: ``summarise``."""
 KEPT = "personal_model.safetensors"
-"""The silo's own model, in its run folder."""
+"""The personal model's file in the silo's run folder."""
 
 ACCURACY = "personal/accuracy"
 VALID_CLASSES = "personal/valid_classes"
