@@ -31,7 +31,7 @@ from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
 from tightframe_app.site import engine, machine
 from tightframe_app.site.check import look
-from tightframe_app.site.findings import Asked, Finding
+from tightframe_app.site.findings import Finding, Scope
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}
@@ -96,7 +96,7 @@ def _change(config: Path, **changes: Any) -> None:
 
 
 def _found(config: Path, **how: Any) -> list[Finding]:
-    return list(look(Asked(config, **{"production": True} | how)))
+    return list(look(Scope(config, **{"production": True} | how)))
 
 
 def _problems(config: Path, **how: Any) -> list[str]:
