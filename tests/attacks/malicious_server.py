@@ -26,7 +26,7 @@ from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.phases import Schema
 from tightframe.rounds import checkpoint, codec
-from tightframe.rounds.context import SiloContext, lasting_journal
+from tightframe.rounds.context import SiloContext, journal_folder
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.declaration import Declaration
@@ -143,7 +143,7 @@ class Federation:
                 job_id=self.job_id,
                 production=True,
                 memory_only=True,
-                journal_dir=lasting_journal(own, name),
+                journal_dir=journal_folder(own, name),
                 ledger_dir=own,
                 kit=None if self._kits is None else self._kits / name,
                 identity=lambda: identity(name),

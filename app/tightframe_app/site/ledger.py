@@ -15,7 +15,7 @@ from tightframe_app.site.findings import Asked, Finding, State
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
     from tightframe.privacy.ledger.entries import Entry
-    from tightframe.rounds.lasting import Places
+    from tightframe.rounds.site_ledger import LedgerPaths
 
 AREA = "ledger"
 BEGIN = "`tightframe ledger begin` says what is forgotten, and begins anew"
@@ -38,15 +38,15 @@ class Looked:
 def look(entry: SiteEntry, name: str | None, asked: Asked) -> Looked:
     """Read a ledger; nothing is written."""
     from tightframe.privacy.ledger.ledger import ledger_expected
-    from tightframe.rounds.lasting import Places, lost
+    from tightframe.rounds.site_ledger import LedgerPaths, describe_loss
 
     if entry.state_dir is None or not Path(entry.state_dir).is_dir():
         return Looked()
     if name is None:
         return _one("note", "not looked at: say with --site whose it is")
-    places = Places.of_site(Path(entry.state_dir), name, asked.kit_root)
+    places = LedgerPaths.of_site(Path(entry.state_dir), name, asked.kit_root)
     path = places.ledger
-    if not path.exists() and (gone := lost(places, None)) is not None:
+    if not path.exists() and (gone := describe_loss(places, None)) is not None:
         return _one("problem", f"TF-620: {gone}: restore the newest backup; if there is none, {BEGIN}")
     if not ledger_expected(path):
         old = f"; it takes over {places.old_journal}" if places.old_journal.exists() else ""
@@ -68,13 +68,13 @@ def _one(state: State, text: str) -> Looked:
     return Looked((Finding(AREA, state, text),))
 
 
-def _whole(places: Places, entry: SiteEntry, name: str, asked: Asked) -> Looked:
+def _whole(places: LedgerPaths, entry: SiteEntry, name: str, asked: Asked) -> Looked:
     """Check chain and signatures; signatures only where there is a kit to hold them against."""
     from tightframe.errors import SiteConfigError, TightframeError
     from tightframe.flare.identity import site_identity
     from tightframe.privacy.ledger.entries import TamperError
-    from tightframe.rounds.lasting import look as look_at
     from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+    from tightframe.rounds.site_ledger import read_contents
 
     check, path = None, places.ledger
     try:
@@ -82,7 +82,7 @@ def _whole(places: Places, entry: SiteEntry, name: str, asked: Asked) -> Looked:
             central = entry.policy.resolve(production=asked.production).central_provisioning
             _, anchor = site_identity(asked.startup, name, production=asked.production, missing_role=central)
             check = signature_check(trusted_roots(entry, anchor), name=name)
-        found = look_at(places, check=check).whole
+        found = read_contents(places, check=check).whole
         assert found is not None  # noqa: S101 - it exists
     except TamperError as error:
         hint = " If its first entries were signed in another project, name that one's root in `ledger_roots`."
