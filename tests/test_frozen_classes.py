@@ -69,8 +69,9 @@ def test_the_frozen_term_has_the_gradient_of_the_squared_correlations(mean: bool
     own, count = features[chosen], int(chosen.sum())
     standardised = ((own - statistics[0][0]) / statistics[1][0]).requires_grad_()
     correlations = standardised.T @ standardised / (count - 1)
-    of = correlations[~torch.eye(WIDTH, dtype=torch.bool)].square().mean() if mean else correlations.square().sum()
-    (expected,) = torch.autograd.grad(of, standardised)
+    off_diagonal = ~torch.eye(WIDTH, dtype=torch.bool)
+    term = correlations[off_diagonal].square().mean() if mean else correlations.square().sum()
+    (expected,) = torch.autograd.grad(term, standardised)
     # The frozen statistics divide by N where the paper's unbiased ones divide by N - 1.
     frozen = (torch.zeros(CLASSES, WIDTH), torch.ones(CLASSES, WIDTH), statistics[2])
     value = frozen_intra_loss(

@@ -14,7 +14,6 @@ import torch
 from nvflare.apis.fl_constant import ConfigVarName
 from torch.utils.data import Subset
 
-from tightframe import models
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry, open_data

@@ -262,7 +262,7 @@ def test_other_forms_need_a_weight_of_their_own() -> None:
 
 def test_unknown_forms_are_refused() -> None:
     features, labels = _batch(0, 4, 3, 2)
-    with pytest.raises(ValueError, match="one of .*'official'.*, but got 'both'"):
+    with pytest.raises(ValueError, match=r"one of .*'official'.*, but got 'both'"):
         intra_class_loss(features, labels, form="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'observed' or 'all', but got 'both'"):
         inter_class_loss(features, labels, features, labels, support="both")  # type: ignore[arg-type]

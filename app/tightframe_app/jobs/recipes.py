@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightframe.config.job import JobConfig
-from tightframe.options import no_such
+from tightframe.options import unknown_name
 from tightframe_app.jobs.folders import prepared
 
 PRESETS = ("rehearsal", "full")
@@ -313,7 +313,7 @@ def get(name: str) -> Recipe:
     for recipe in RECIPES:
         if recipe.name == name:
             return recipe
-    raise KeyError(no_such(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
+    raise KeyError(unknown_name(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
 
 
 def _set(values: dict[str, Any], dotted: str, value: Any) -> None:

@@ -24,8 +24,8 @@ from tightframe.options import StrictModel, listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
-"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its SHA-256,
-its origin and the id of the process that copied it."""
+"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its
+SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
 _KEYS_WITHOUT_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))

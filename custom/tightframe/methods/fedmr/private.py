@@ -77,8 +77,9 @@ def frozen_intra_loss(
         l = (1 / B) sum_i 2 z^_i^T (R_c - diag R_c) z^_i / (d (d - 1))         (form ``correlation``)
 
     Were R_c the batch's own, ``2 / (N_c - 1) sum_i z^_i^T R_c z^_i`` would have the gradient of
-    ``|R_c|_F^2`` in z^, and without the diagonal that of its off-diagonal entries. Classes weigh as their records do, not alike as in eq. (3), because the number of
-    classes in a batch is a statistic of its records. Records of classes without statistics count as zero.
+    ``|R_c|_F^2`` in z^, and without the diagonal that of its off-diagonal entries. Classes weigh as their
+    records do, not alike as in eq. (3), because the number of classes in a batch is a statistic of its
+    records. Records of classes without statistics count as zero.
 
     Args:
         features: (B, d).
