@@ -23,7 +23,7 @@ from tightframe.options import StrictModel, listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
-"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its SHA-256,
+"""Marker of a configuration that ``tightframe simulate`` copied into the workspace for one run: its SHA-256,
 its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
