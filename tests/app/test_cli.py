@@ -120,7 +120,6 @@ def test_export_says_what_the_job_really_trains(
     )
     assert "--set job_name=NAME" in output
     assert errors == (
-        "method is now fedavg; dropped options of the recipe: method_options.mu_intra\n"
         "dataset is now digits; dropped options of the recipe: dataset_options.image_size\n"
     )
     job = folders.read_job(tmp_path / "other")

@@ -27,11 +27,12 @@ from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.context import Message
-from tightframe.rounds.server.coordinator import Accept, Coordinator
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
-from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.plain import Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
+from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import Advertisement, Params
 
 JOB_ID = "job"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightframe.config.job import JobConfig
-from tightframe.options import no_such
+from tightframe.options import unknown_name
 from tightframe_app.jobs.folders import prepared
 
 PRESETS = ("rehearsal", "full")
@@ -149,12 +149,6 @@ _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "local_baseline_epochs": 20,
     },
 }
-# The intra-class term grows with the square of the feature width d, so its weight shrinks with it:
-# mu_intra * d^2 is that of 1e-5 at d = 64. small_cnn has d = 128, efficientnet_b0 d = 1280.
-_FEDMR_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
-    "full": {"method_options": {"mu_intra": 2.5e-8}},
-}
 
 
 def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -179,7 +173,7 @@ _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 # A class's second moments are d^2 / 2 numbers: at d = 1280 their noise drowns them.
 _FEDMR_PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
+    "rehearsal": {},
     "full": {"method_options": {"mu_intra": 0.0}},
 }
 
@@ -232,7 +226,7 @@ RECIPES: list[Recipe] = [
         "fedmr_isic",
         "FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy",
         {**_ISIC, "method": "fedmr"},
-        _joined(_ISIC_PRESETS, _FEDMR_PRESETS),
+        _ISIC_PRESETS,
         _SIX,
     ),
     Recipe(
@@ -319,7 +313,7 @@ def get(name: str) -> Recipe:
     for recipe in RECIPES:
         if recipe.name == name:
             return recipe
-    raise KeyError(no_such(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
+    raise KeyError(unknown_name(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
 
 
 def _set(values: dict[str, Any], dotted: str, value: Any) -> None:

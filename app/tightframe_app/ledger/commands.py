@@ -169,17 +169,17 @@ def ledger_verify(
     """
     from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger.entries import LostError, TamperError
-    from tightframe.rounds.lasting import Places, check_lost, check_witness
     from tightframe.rounds.ledger_keys import signature_check, signer_name
-    from tightframe.rounds.sums.common import named
+    from tightframe.rounds.site_ledger import LedgerPaths, check_not_lost, check_witness
+    from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
 
     path, out = ledger_of(file, state_dir, site, needed=True), console(WIDTH)
     root_of_kit = None if kit is None else kit.resolve().parent
     lasting = path if state_dir is None else state_dir
-    places = Places.of_site(lasting, path.parent.name, root_of_kit)
+    places = LedgerPaths.of_site(lasting, path.parent.name, root_of_kit)
     if state_dir is not None and not path.exists():
-        check_lost(places, None)
+        check_not_lost(places, None)
     heads = [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root])
     try:
@@ -190,8 +190,8 @@ def ledger_verify(
             lambda count, hashed: read_ledger(path, check=None, known=[(count, hashed)]),
         )
         if state_dir is not None:
-            check_lost(places, whole.entries)
-        with named():
+            check_not_lost(places, whole.entries)
+        with package_errors():
             remembered = journal_of(whole.entries)
     except (TamperError, LostError) as error:
         reason = f" {shown(str(path))}: {shown(str(error))}"

@@ -78,7 +78,7 @@ def query_of(
 def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
     """Return the ledger's path; if there is none yet, end the command, with an error if it is ``needed``."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
-    from tightframe.rounds.lasting import TRANSCRIPT, lasting_journal
+    from tightframe.rounds.site_ledger import TRANSCRIPT, journal_folder
 
     if (file is None) == (state_dir is None):
         raise typer.BadParameter(
@@ -92,7 +92,7 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
         return ledger_path(state_dir, site)
     names = {item.parent.name for item in (state_dir / FOLDER).glob(f"*/{FILE}")}
     if needed and not names:  # a site that lost its ledger still has other records
-        names = {item.name for item in lasting_journal(state_dir, "").glob("*") if item.is_dir()}
+        names = {item.name for item in journal_folder(state_dir, "").glob("*") if item.is_dir()}
         names |= {item.parent.name for item in state_dir.glob(f"*/*/{TRANSCRIPT}")}
     sites = sorted(names)
     if not sites and not needed and state_dir.is_dir():

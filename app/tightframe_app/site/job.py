@@ -144,19 +144,19 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     """Check that this site takes part in the sums of these silos, formed as in this job."""
     from tightframe.errors import SecureSumError, TightframeError
     from tightframe.privacy.ledger.entries import LedgerError, TamperError
-    from tightframe.rounds.lasting import Places
     from tightframe.rounds.silo.enrolment_check import check_sums
-    from tightframe.rounds.sums.common import named
-    from tightframe.rounds.sums.vault import look_at_journal
+    from tightframe.rounds.site_ledger import LedgerPaths
+    from tightframe.rounds.sums.common import package_errors
+    from tightframe.rounds.sums.vault import read_journal
     from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
 
     state_dir, job = context.site.state_dir, context.job
     try:
-        with named():
+        with package_errors():
             kept = []
             if state_dir is not None:
-                places = Places.of_site(Path(state_dir), context.name, scope.kit_root)
-                kept = look_at_journal(places, check=None)
+                places = LedgerPaths.of_site(Path(state_dir), context.name, scope.kit_root)
+                kept = read_journal(places, check=None)
         check_sums(context, setup, kept)
     except SecureSumError as error:
         hint = ACCEPT.get(error.code, "")

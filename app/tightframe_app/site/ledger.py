@@ -15,7 +15,7 @@ from tightframe_app.site.findings import Finding, Scope, State
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
     from tightframe.privacy.ledger.entries import Entry
-    from tightframe.rounds.lasting import Places
+    from tightframe.rounds.site_ledger import LedgerPaths
 
 AREA = "ledger"
 BEGIN = "`tightframe ledger begin` lists what is forgotten, and begins a new one"
@@ -38,15 +38,15 @@ class LedgerFindings:
 def look(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFindings:
     """Check a site's ledger without writing anything."""
     from tightframe.privacy.ledger.ledger import ledger_expected
-    from tightframe.rounds.lasting import Places, lost
+    from tightframe.rounds.site_ledger import LedgerPaths, describe_loss
 
     if entry.state_dir is None or not Path(entry.state_dir).is_dir():
         return LedgerFindings()
     if name is None:
         return _one("note", "not checked: name the site with --site")
-    places = Places.of_site(Path(entry.state_dir), name, scope.kit_root)
+    places = LedgerPaths.of_site(Path(entry.state_dir), name, scope.kit_root)
     path = places.ledger
-    if not path.exists() and (gone := lost(places, None)) is not None:
+    if not path.exists() and (gone := describe_loss(places, None)) is not None:
         return _one("problem", f"TF-620: {gone}: restore the newest backup; if there is none, {BEGIN}")
     if not ledger_expected(path):
         old = f"; it takes over {places.old_journal}" if places.old_journal.exists() else ""
@@ -68,13 +68,13 @@ def _one(state: State, text: str) -> LedgerFindings:
     return LedgerFindings((Finding(AREA, state, text),))
 
 
-def _whole(places: Places, entry: SiteEntry, name: str, scope: Scope) -> LedgerFindings:
+def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> LedgerFindings:
     """Check the chain, and the signatures if there is a kit to verify them with."""
     from tightframe.errors import SiteConfigError, TightframeError
     from tightframe.flare.identity import site_identity
     from tightframe.privacy.ledger.entries import TamperError
-    from tightframe.rounds.lasting import look as look_at
     from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+    from tightframe.rounds.site_ledger import read_contents
 
     check, path = None, places.ledger
     try:
@@ -82,7 +82,7 @@ def _whole(places: Places, entry: SiteEntry, name: str, scope: Scope) -> LedgerF
             central = entry.policy.resolve(production=scope.production).central_provisioning
             _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
             check = signature_check(trusted_roots(entry, anchor), name=name)
-        ledger = look_at(places, check=check).whole
+        ledger = read_contents(places, check=check).whole
         assert ledger is not None  # noqa: S101 - it exists
     except TamperError as error:
         hint = " If its first entries were signed in another project, add that root to `ledger_roots`."

@@ -11,7 +11,7 @@ from tightframe_app.site.findings import Scope
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
     from tightframe.privacy.ledger.rows import Check
-    from tightframe.rounds.lasting import Lasting, Places
+    from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger
     from tightframe.securesum.identity import Anchor, Signer
     from tightframe.securesum.journal import Entry
 
@@ -29,7 +29,7 @@ class Memory:
 
     site: str
     entry: SiteEntry
-    places: Places
+    places: LedgerPaths
     startup: Path | None
 
     def read(self) -> list[Entry]:
@@ -38,11 +38,11 @@ class Memory:
         Raises:
             TightframeError: if the ledger is lost, altered or cannot be read.
         """
-        from tightframe.rounds.sums.common import named
-        from tightframe.rounds.sums.vault import look_at_journal
+        from tightframe.rounds.sums.common import package_errors
+        from tightframe.rounds.sums.vault import read_journal
 
-        with named():
-            return look_at_journal(self.places, check=self.check())
+        with package_errors():
+            return read_journal(self.places, check=self.check())
 
     def check(self) -> Check | None:
         """Return the check of signatures by this site's certificate; None without a kit.
@@ -57,14 +57,14 @@ class Memory:
         _, anchor = self._identity()
         return signature_check(trusted_roots(self.entry, anchor), name=self.site)
 
-    def lasting(self) -> Lasting:
+    def lasting(self) -> SiteLedger:
         """Return the ledger, opened for a person's decision, which is signed with the site's key.
 
         Raises:
             SiteConfigError: TF-615 without a kit.
         """
         from tightframe.errors import SiteConfigError
-        from tightframe.rounds.lasting import Lasting
+        from tightframe.rounds.site_ledger import SiteLedger
 
         if self.startup is None:
             raise SiteConfigError(
@@ -72,7 +72,7 @@ class Memory:
                 "decision, but there is none: give the kit's folder `startup` with --kit.",
                 code="TF-615",
             )
-        return Lasting(self.places, self.entry, self._identity)
+        return SiteLedger(self.places, self.entry, self._identity)
 
     def _identity(self) -> tuple[Signer, Anchor]:
         from tightframe.flare.identity import site_identity
@@ -96,7 +96,7 @@ def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
     """
     from tightframe.config.site import parse_single, read_object
     from tightframe.errors import SiteConfigError
-    from tightframe.rounds.lasting import Places
+    from tightframe.rounds.site_ledger import LedgerPaths
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
@@ -107,4 +107,5 @@ def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
             code="TF-201",
         )
     scope = Scope(config, kit=kit)
-    return Memory(site, entry, Places.of_site(Path(entry.state_dir), site, scope.kit_root), scope.startup)
+    paths = LedgerPaths.of_site(Path(entry.state_dir), site, scope.kit_root)
+    return Memory(site, entry, paths, scope.startup)

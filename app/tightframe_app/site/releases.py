@@ -223,11 +223,11 @@ def _decide(memory: Memory, entries: Sequence[Entry], yes: bool) -> None:
     Raises:
         TightframeError: without the site's kit, or if its ledger cannot be used.
     """
-    from tightframe.rounds.sums.vault import remember, turn
+    from tightframe.rounds.sums.vault import locked_ledger, remember
 
     lasting = memory.lasting()
     if not yes and not typer.confirm("Accept it at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    with turn(lasting) as ledger:  # so that no job writes at the same time
+    with locked_ledger(lasting) as ledger:  # no job writes meanwhile
         remember(ledger, entries)

@@ -26,7 +26,7 @@ def stopped_run(folders: Any, job_id: str) -> Path:
     It is ``app_server/config`` in the job's folder. In production too, although the engine there takes the
     app's folder itself for its configuration folder.
     """
-    from tightframe.rounds.checkpoint import CHECKPOINT
+    from tightframe.rounds.context import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
@@ -132,8 +132,8 @@ class FederationController(Controller):
     def _identity(self, fl_ctx: FLContext, folders: Any, central: bool) -> Any:
         """Return the run's id and certificate anchor for secure sums; None for plain sums."""
         from tightframe.flare.identity import server_anchor
-        from tightframe.rounds.sums.secure_server import ServerIdentity
         from tightframe.rounds.sums.simulated_identity import simulated_anchor
+        from tightframe.rounds.sums.transcripts import ServerIdentity
 
         if self._setup.job.summation == "plain":
             return None

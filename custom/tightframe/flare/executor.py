@@ -32,8 +32,9 @@ from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.flare.workspace import AtWork, check_run
-from tightframe.rounds.context import STATE, SiloContext, lasting_journal
+from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner
 
@@ -120,7 +121,7 @@ class SiloExecutor(Executor):
                 submitter=submitter,
                 production=production,
                 memory_only=production,
-                journal_dir=None if outliving is None else lasting_journal(outliving, name),
+                journal_dir=None if outliving is None else journal_folder(outliving, name),
                 ledger_dir=outliving,
                 kit=startup.parent,
                 identity=identity,
