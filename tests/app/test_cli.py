@@ -69,7 +69,7 @@ def test_export_writes_what_was_asked_for(tmp_path: Path, tightframe: Command) -
     done = tightframe(
         "jobs", "export", "fedmr_isic", "--preset", "full", "--rounds", "7",
         "--sites", "hospital-a, hospital-b,hospital-c",
-        "--set", "method_options.intra_form=official", "-o", "out", cwd=tmp_path,
+        "--set", "method_options.intra_form=official", "--set", "method_options.mu_intra=0.5", "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     server = json.loads((tmp_path / "out/app/config/config_fed_server.json").read_text())
@@ -119,9 +119,7 @@ def test_export_says_what_the_job_really_trains(
         "other: FedAvg on scikit-learn's handwritten digits with small_cnn; rehearsal, 1 round, "
     )
     assert "--set job_name=NAME" in output
-    assert errors == (
-        "dataset is now digits; dropped options of the recipe: dataset_options.image_size\n"
-    )
+    assert errors == "dataset is now digits; dropped options of the recipe: dataset_options.image_size\n"
     job = folders.read_job(tmp_path / "other")
     assert job["method_options"] == {} and job["dataset_options"] == {"silos": 6}
 

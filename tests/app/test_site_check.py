@@ -472,7 +472,9 @@ def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> Non
         return _problems(hospital, records=False, engine_kit=place)
 
     if os.geteuid() == 0:
-        assert any(f"TF-742: the engine's key {key} belongs to {me}: chown nobody" in text for text in problems())
+        assert any(
+            f"TF-742: the engine's key {key} belongs to {me}: chown nobody" in text for text in problems()
+        )
         shutil.chown(key, user="nobody")
         assert problems() == problems(kit / "startup") == []
     key.chmod(0o640)
