@@ -69,7 +69,8 @@ def test_export_writes_what_was_asked_for(tmp_path: Path, tightframe: Command) -
     done = tightframe(
         "jobs", "export", "fedmr_isic", "--preset", "full", "--rounds", "7",
         "--sites", "hospital-a, hospital-b,hospital-c",
-        "--set", "method_options.intra_form=official", "--set", "method_options.mu_intra=0.5", "-o", "out", cwd=tmp_path,
+        "--set", "method_options.intra_form=official", "--set", "method_options.mu_intra=0.5",
+        "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     server = json.loads((tmp_path / "out/app/config/config_fed_server.json").read_text())
