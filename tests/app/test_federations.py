@@ -144,7 +144,7 @@ def test_a_hospital_that_joins_later_adds_one_file(tmp_path: Path) -> None:
     assert set(after) - set(before) == {"requests/hospital-4.yml"}
     assert {name: after[name] for name in before} == before
     assert f"written: {tmp_path}/requests/hospital-4.yml" in told
-    assert f"there already: {tmp_path}/project.yml" in told
+    assert f"exists already: {tmp_path}/project.yml" in told
 
 
 def test_other_values_replace_nothing(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_second_time_changes_nothing_and_own_files_are_never_replaced_unasked(
 ) -> None:
     add_site()
     before = hashes(kit)
-    assert add_site().output.count("there already") == 4
+    assert add_site().output.count("exists already") == 4
     assert hashes(kit) == before
     own = json.loads((kit / "local/resources.json").read_text()) | {"class_allow_list": ["mine."]}
     (kit / "local/resources.json").write_text(json.dumps(own))
@@ -260,7 +260,7 @@ def test_two_accounts_have_a_kit_each_and_no_launcher_of_the_engine(kit: Path, t
     both = ["add-site", "hospital-1", "--training-account", "trainer", "--socket", str(socket)]
     engine = make_kit(tmp_path / "engine")
     told = federation(*both, "--kit", str(engine)).output
-    assert "jobs are started by the training account, trainer, through" in told
+    assert "the training account, trainer, starts jobs, through" in told
     assert {path.name for path in (engine / "local").iterdir()} == {
         *("resources.json", "privacy.json", "authorization.json")
     }

@@ -57,7 +57,7 @@ def test_a_signed_folder_is_valid_and_says_until_when(folder: Path, tmp_path: Pa
     made = folders.sign(folder, signer, days=3)
     assert folders.check_folder(folder) == []
     told = CliRunner().invoke(app, ["jobs", "check", str(folder)]).output
-    assert f"signed by lead@example.org, to be taken up until {made.expires}" in " ".join(told.split())
+    assert f"signed by lead@example.org, valid until {made.expires}" in " ".join(told.split())
     assert timedelta(days=3) == made.until - datetime.strptime(made.created, "%Y-%m-%dT%H:%M:%SZ").replace(
         tzinfo=UTC
     )

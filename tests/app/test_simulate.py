@@ -421,7 +421,7 @@ def test_an_interrupted_run_leaves_its_page_and_says_how_to_go_on(
     assert "Not trained" in (results / "report.html").read_text()
     commands = [line.strip() for line in done.output.splitlines() if line.startswith("  tightframe")]
     if not begun:
-        anew = f"begin anew:  tightframe simulate heart -w ws {shlex.join(options)}\n"
+        anew = f"start again:  tightframe simulate heart -w ws {shlex.join(options)}\n"
         assert anew in done.output and commands == [], "with the records that the first run had"
         return
     assert commands[1].endswith(f" -w ws --previous-run ws {shlex.join(options)}")

@@ -73,7 +73,7 @@ _Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help='Change any job value: --set training.epochs=2 --set method_options.intra_form="official"',
+        help="Change any job value: --set training.epochs=2 --set method_options.mu_intra=0.2",
     ),
 ]
 _Committed = Annotated[
