@@ -37,7 +37,7 @@ from tightframe.rounds.silo.view import LocalSilo
 
 CENTRES = (1, 2, 3, 5)
 DEFAULT_DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
-FEDMR_GRID = ({"mu_intra": 1e-6, "mu_inter": 1e-2}, {"mu_intra": 1e-5, "mu_inter": 1e-2})
+FEDMR_GRID = ({"mu_intra": 0.1, "mu_inter": 1e-2}, {"mu_intra": 0.4, "mu_inter": 1e-2})
 
 
 def silos(root: Path, size: int) -> dict[str, SiloData]:

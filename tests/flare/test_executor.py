@@ -127,7 +127,9 @@ def test_a_site_that_the_job_is_not_for_says_so_when_it_starts(
     """It is asked for nothing, so that no task would."""
     for event in (EventType.ABOUT_TO_START_RUN, EventType.START_RUN, EventType.END_RUN):
         SiloExecutor(**small).handle_event(event, _Context(tmp_path, site, True))
-    assert caplog.text.count("TF-101") == caplog.text.count("site-9, which the job is not for") == told
+    assert (
+        caplog.text.count("TF-101") == caplog.text.count("site-9, which is not among the job's sites") == told
+    )
 
 
 @pytest.mark.parametrize("summation", ["plain", "secure"])

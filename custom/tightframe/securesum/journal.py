@@ -1,8 +1,8 @@
-"""What a site has done and must remember for ever, and what that forbids.
+"""The permanent journal of a site's actions, and the later actions that it rules out.
 
-An entry is a fact. The caller makes the entries of a step durable before it sends the step's
-reply; ``History`` is what all entries so far forbid. Neither reads nor writes anything: the file is
-the caller's.
+An entry records one action. The caller makes the entries of a step durable before it sends the
+step's reply. ``History`` checks new actions against all entries so far. Nothing here reads or writes
+a file: that is the caller's part.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Slot: TypeAlias = tuple[str, int, int]
 """Job, epoch, slot."""
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
-"""How sums over a data set are formed: name and value of every setting that acts on one site's term before
-the sum, sorted by name. The caller says which these are."""
+"""The release profile of sums over a data set: name and value of every setting that changes one site's term
+before the sum, sorted by name. The caller chooses the settings."""
 
 
 class JournalEntry(reading.Record):
@@ -85,7 +85,7 @@ _SLOT: reading.Keys = {"job": _text, "epoch": _COUNT, "slot": _COUNT}
 
 @dataclass(frozen=True)
 class Advertised(JournalEntry):
-    """This site took part in the setup of an epoch: SHA-256 of its parameters and of what it advertised."""
+    """This site took part in the setup of an epoch: SHA-256 of its parameters and of the advertisement."""
 
     job: str
     epoch: int
@@ -126,7 +126,7 @@ class Agreed(JournalEntry):
 
 @dataclass(frozen=True)
 class Revealed(JournalEntry):
-    """This site gave its shares of a slot for a survivor set: of b for its members, of s for the rest."""
+    """This site revealed its shares of a slot for a survivor set: of b for its members, of s for the rest."""
 
     job: str
     epoch: int
@@ -140,7 +140,7 @@ class Revealed(JournalEntry):
 
 @dataclass(frozen=True)
 class StaticMasked(JournalEntry):
-    """This site masked a static term of a data set for a cohort: from then on t others can open it."""
+    """This site masked a static term of a data set for a cohort; from then on t other sites can open it."""
 
     dataset: str
     roster: tuple[str, ...]
@@ -152,7 +152,7 @@ class StaticMasked(JournalEntry):
 
 @dataclass(frozen=True)
 class StaticOpened(JournalEntry):
-    """This site gave its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
+    """This site revealed its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
 
     dataset: str
     roster: tuple[str, ...]
@@ -164,7 +164,7 @@ class StaticOpened(JournalEntry):
 
 @dataclass(frozen=True)
 class CohortAccepted(JournalEntry):
-    """A person at this site accepted one other cohort for a data set, knowing what that gives away."""
+    """A person at this site accepted one other cohort for a data set, knowing what that discloses."""
 
     dataset: str
     roster: tuple[str, ...]
@@ -191,7 +191,7 @@ class ProfileUsed(JournalEntry):
 
 @dataclass(frozen=True)
 class ProfileAccepted(JournalEntry):
-    """A person at this site accepted one more release profile for a data set, knowing what both give away."""
+    """A person at this site accepted a further release profile for a data set, knowing what both disclose."""
 
     dataset: str
     profile: Profile
@@ -220,11 +220,11 @@ _ENTRIES: Mapping[object, type[Entry]] = {kind.KIND: kind for kind in get_args(E
 
 
 def entry_from_value(value: Mapping[str, Value]) -> Entry:
-    """The entry of which ``value`` is the ``as_value``.
+    """Read an entry from its ``as_value``.
 
     Raises:
-        MessageError: TF-604, if it is none. A journal that cannot be read wholly must not be used,
-            because what is missing from it would be allowed again.
+        MessageError: TF-604, if it is not an entry. A journal that cannot be read completely must not be
+            used, because actions missing from it would be allowed again.
     """
     kind = value.get("entry") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in _ENTRIES:
@@ -233,7 +233,7 @@ def entry_from_value(value: Mapping[str, Value]) -> Entry:
 
 
 class History:
-    """What a site's entries forbid: append-only, each check in constant time.
+    """The actions that a site's entries rule out: append-only, each check in constant time.
 
     Args:
         entries: all entries of this site's journal, oldest first.
@@ -256,7 +256,7 @@ class History:
         return f"History({len(self._epochs)} jobs, {len(self._sums)} sums)"
 
     def append(self, entry: Entry) -> None:
-        """Take one more entry into account."""
+        """Add one entry."""
         match entry:
             case Advertised():
                 self._epochs[entry.job] = max(entry.epoch, self._epochs.get(entry.job, -1))
@@ -287,10 +287,10 @@ class History:
                 assert_never(entry)
 
     def check_epoch(self, params: Params) -> None:
-        """Return if this site may take part in the setup of this epoch.
+        """Check that this site may take part in the setup of this epoch.
 
-        Epochs of a job only rise. One that was begun is not begun again even with the same
-        parameters, because its keys would be new ones.
+        Epoch numbers of a job only increase. An epoch is never begun twice, not even with the same
+        parameters, because its keys would be different.
 
         Raises:
             ReplayError: TF-608.
@@ -302,11 +302,11 @@ class History:
             )
 
     def check_slot(self, job: str, epoch: int, slot: int, sum_id: SumId) -> None:
-        """Return if a slot may be used for a sum: slots of an epoch only rise, a job's sums come once.
+        """Check that a slot may be used for a sum: slot numbers only increase, and sum ids never repeat.
 
-        A sum is tried again only while this site has given no share for any try of it. A site's term
-        is the same in every try, so two totals over different survivors would give the difference,
-        one site's whole update, away.
+        A sum may be tried again only as long as this site has revealed no share for any try of it. A
+        site's term is the same in every try, so the difference of two totals over different survivors
+        could be one site's whole update.
 
         Raises:
             ReplayError: TF-608.
@@ -322,7 +322,7 @@ class History:
             )
 
     def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
-        """Return if this site has answered for no other survivor set in this slot.
+        """Check that this site has signed or revealed for no other survivor set in this slot.
 
         Raises:
             SurvivorsError: TF-611.
@@ -336,10 +336,10 @@ class History:
                 )
 
     def check_kinds(self, job: str, epoch: int, slot: int, survivors: Sequence[str], group: Group) -> None:
-        """Return if no share of the other kind was given for any site in this slot and group.
+        """Check that no share of the other kind was revealed for any site in this slot and group.
 
-        One survivor set a slot implies it. It is checked by itself because everything rests on it:
-        with b and s of a site, the server has its vector.
+        One survivor set for each slot implies it. It is checked separately because the security of the
+        sum depends on it: with b and s of a site, the server has its vector.
 
         Raises:
             SurvivorsError: TF-611.
@@ -354,7 +354,7 @@ class History:
                 )
 
     def check_static(self, dataset: str, roster: Sequence[str]) -> None:
-        """Return if the static group of a data set was masked for no other cohort.
+        """Check that the static group of a data set was masked for no other cohort.
 
         Raises:
             StaticCohortError: TF-612.
@@ -368,18 +368,18 @@ class History:
                 )
 
     def static_known(self, dataset: str, roster: Sequence[str]) -> bool:
-        """Whether this cohort of the static group is on record."""
+        """Return True if the static group was masked or opened for this cohort before."""
         return tuple(roster) in self._cohorts.get(dataset, ())
 
     def profiles(self, dataset: str) -> tuple[Profile, ...]:
-        """The release profiles that terms of a data set may have, in the order in which they came."""
+        """Return the release profiles used or accepted for a data set, in the order of their entries."""
         return tuple(self._profiles.get(dataset, ()))
 
     def check_profile(self, dataset: str, profile: Profile) -> None:
-        """Return if terms of a data set were formed so before, never before, or with a person's consent.
+        """Check that a release profile is the data set's first, agrees with an earlier one, or was accepted.
 
-        A setting that a profile does not name is of sums that its jobs do not have: such a job and one that
-        has them agree, as long as no other job had them under another value.
+        A profile lacks the settings of sums that its jobs do not have. Such a job agrees with one that has
+        these sums, as long as no other job had them with another value.
 
         Raises:
             ReleaseProfileError: TF-617, naming the settings that differ from those of the latest profile.
@@ -397,7 +397,7 @@ class History:
 
 
 def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a profile says what an earlier one does, and nothing else that contradicts any."""
+    """Return True if a profile has an earlier one's values, and contradicts none in its other settings."""
     return all(
         value == before[name] if name in before else all(other.get(name, value) == value for other in known)
         for name, value in now.items()

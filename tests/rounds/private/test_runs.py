@@ -33,7 +33,7 @@ from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
-from tightframe.rounds import lasting
+from tightframe.rounds import site_ledger
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import DECLARATION, SiloContext
 from tightframe.rounds.riders import noisy_class_sums
@@ -195,7 +195,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
 ) -> None:
     # As in production, where the ledger outlives a run and one root certifies a site for all of them.
     monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
-    monkeypatch.setattr(lasting, "signature_check", lambda anchors, name=None: lambda *signed: None)
+    monkeypatch.setattr(site_ledger, "signature_check", lambda anchors, name=None: lambda *signed: None)
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tightframe import phases
 from tightframe.learning import model_update
@@ -38,7 +38,7 @@ from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
-IntraForm = Literal["paper", "official"]
+IntraForm = Literal["correlation", "paper", "official"]
 InterSupport = Literal["observed", "all"]
 
 TERMS = ("cross_entropy", "intra", "inter")
@@ -54,7 +54,7 @@ class InterOptions(StrictModel):
 
     Attributes:
         mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
-            more destroy training on small networks.
+            more make networks without normalisation diverge.
         inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
             classes only; ``all`` uses every valid prototype, so that missing classes act too.
         lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
@@ -69,21 +69,33 @@ class FedMRConfig(InterOptions):
     """FedMR's options: those of both terms.
 
     Attributes:
-        mu_intra: weight of the intra-class term. In the ``paper`` form the term is the mean over
-            classes of ``|R_c|_F^2``, which lies between d and d^2 for feature width d, so the
-            weight must shrink as the width grows: with m the mean squared off-diagonal
-            correlation, the term is about ``d + d (d - 1) m``. 1e-5 suits d = 64 to 128 (about
-            one hundredth of the cross-entropy at the start); 1e-3 destroys training there. In the
-            ``official`` form the term is a mean over entries, of the order of the number of records
-            of a class in a batch.
-        intra_form: ``paper`` is eq. (3) with the unbiased variance; ``official`` the scaling used in
-            the authors' experiments.
-        intra_eps: added to the variance inside the root.
+        mu_intra: weight of the intra-class term. In the form ``correlation`` the term is a mean squared
+            correlation, in [0, 1] at every feature width. In the form ``paper`` it is ``|R_c|_F^2``, about
+            ``d + d (d - 1) m`` with m that mean, so its weight must shrink with d^2; in the form
+            ``official`` it is of the order of the number of records of a class in a batch. These two have
+            no default weight.
+        intra_form: ``correlation`` is eq. (3) over its off-diagonal entries, as their mean (the diagonal
+            is constant, so the gradient is that of eq. (3) divided by d (d - 1)); ``paper`` is eq. (3) as
+            printed, with the unbiased variance; ``official`` the scaling of the authors' experiments.
+        intra_eps: added to the variance inside the root, in squared units of the features. It bounds the
+            gradient through a feature that hardly varies, as a ReLU's that is nearly dead: the root's
+            slope is at most ``intra_eps ** -0.5``, 32 by default; with 1e-8, 10,000 of it make the training
+            of deep networks not finite.
     """
 
-    mu_intra: float = Field(default=1e-5, ge=0)
-    intra_form: IntraForm = "paper"
-    intra_eps: float = Field(default=1e-8, gt=0)
+    mu_intra: float = Field(default=0.4, ge=0)
+    intra_form: IntraForm = "correlation"
+    intra_eps: float = Field(default=1e-3, gt=0)
+
+    @model_validator(mode="after")
+    def _weight_of_the_form(self) -> FedMRConfig:
+        if self.intra_form != "correlation" and "mu_intra" not in self.model_fields_set:
+            raise ValueError(
+                f"Expected `mu_intra` beside intra_form {self.intra_form!r}, whose term is no mean squared "
+                "correlation: its default is for 'correlation'. For 'paper' divide it by the squared "
+                "feature width: 0.4 is 1e-4 at d = 64."
+            )
+        return self
 
 
 def intra_class_loss(
@@ -95,6 +107,7 @@ def intra_class_loss(
     class's own mean and unbiased variance, ``z^ = (z - mean_c) / sqrt(var_c + eps)``::
 
         R_c = z^T z^ / (N_c - 1)                                        (d, d), unit diagonal
+        correlation: (1 / #classes) sum_c mean_{i != j} R_c[i, j]^2
         paper:    (1 / #classes) sum_c |R_c|_F^2
         official: (1 / sum_c N_c) sum_c (N_c - 1)^2 mean_{i != j} R_c[i, j]^2
 
@@ -116,14 +129,14 @@ def intra_class_loss(
         A scalar in float32 (or the features' own wider type), attached to ``features``.
 
     Raises:
-        ValueError: if ``form`` is neither.
+        ValueError: if ``form`` is none of these.
 
     >>> records = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     >>> round(float(intra_class_loss(records, torch.tensor([0, 0, 0]))), 4)
     4.0
     """
-    if form not in ("paper", "official"):
-        raise ValueError(f"Expected `form` to be 'paper' or 'official', but got {form!r}.")
+    if form not in get_args(IntraForm):
+        raise ValueError(f"Expected `form` to be one of {get_args(IntraForm)}, but got {form!r}.")
     features = at_least_float32(features)
     classes = BatchClasses.of(features, labels)
     count = classes.sum(features.new_ones(len(labels), 1))  # N_c of each record's class, (B, 1)
@@ -137,15 +150,18 @@ def intra_class_loss(
     standardised = torch.where(regular, centred * torch.where(regular, shifted, 1.0).rsqrt(), 0.0)
     # A record's share of (N_c - 1)^2 |R_c|_F^2, so that shares of a class add up to it, (B, 1).
     share = classes.squared_products(standardised, count)
+    many = (used / count).sum().round().clamp_min(1)  # classes with at least two records
     if form == "paper":  # eq. (3)
-        many = (used / count).sum().round()
-        return (share / freedom.square()).sum() / many.clamp_min(1)
+        return (share / freedom.square()).sum() / many
     if (width := features.shape[1]) < 2:  # no off-diagonal entries
         return (features * 0).sum()
     # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
     diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
     share = share - freedom.square() * diagonal.square().sum(1, keepdim=True) / count
-    return share.sum() / (width * (width - 1)) / used.sum().clamp_min(1)
+    entries = width * (width - 1)
+    if form == "correlation":
+        return (share / freedom.square()).sum() / entries / many
+    return share.sum() / entries / used.sum().clamp_min(1)
 
 
 def inter_class_loss(
@@ -330,6 +346,7 @@ def _frozen_terms(silo: SiloView, broadcast: Tensors) -> tuple[Term, Term]:
         bound=setting.privacy.feature_clip,
         intra=config.mu_intra,
         inter=config.mu_inter,
+        mean=config.intra_form == "correlation",
     )
 
 
@@ -374,8 +391,8 @@ def private(config: FedMRConfig) -> str | None:
     """Return why these options have no loss of single records; None if they have."""
     if config.lite_m is not None:
         return "lite_m chooses among the records of a batch; leave it out"
-    if config.intra_form != "paper" and config.mu_intra > 0:
-        return "intra_form 'official' weighs classes by their counts in a batch; take 'paper'"
+    if config.intra_form == "official" and config.mu_intra > 0:
+        return "intra_form 'official' weighs classes by their counts in a batch; take 'correlation'"
     return None
 
 
