@@ -180,7 +180,7 @@ class Policy(StrictModel):
         return Ceilings(self.max_parameters, self.max_message_bytes)
 
     @contextmanager
-    def holding_size(self) -> Iterator[None]:
+    def refuse_oversized(self) -> Iterator[None]:
         """Make what is larger than ``ceilings`` a refusal by this policy.
 
         Raises:
