@@ -135,7 +135,7 @@ def test_people_are_told_that_each_number_is_noisy_and_how_far_it_can_be_trusted
         r"Noisy balanced accuracy by round:\n   1: 0\.\d+ \[0\.\d+, 0\.\d+\], 4 of 4 classes", said
     )
     assert re.search(r"Noisy recall:\n   A 0\.\d\d \[0\.\d\d, 0\.\d\d\]\n", said)
-    assert "standard deviation" in said and "at 95%" in said
+    assert "standard deviation" in said and "the 95% interval of the exact value" in said
     # No number of the exact kind, with three digits and no brackets, is left.
     numbers = re.findall(r"0\.\d{3}(?! \[)(?!,? ?\d?\.?\d*\])", re.sub(r"\[[^]]*\]", "[]", said))
     assert numbers == [], numbers
