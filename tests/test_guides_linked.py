@@ -43,7 +43,9 @@ def broken(page: Path) -> list[str]:
 
 def test_anchors_are_those_of_github(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A site's own file: `local/x.json`\n```sh\n# no heading\n```\n### 1. Ask, then [go](x.md)\n")
+    page.write_text(
+        "# A site's own file: `local/x.json`\n```sh\n# no heading\n```\n### 1. Ask, then [go](x.md)\n"
+    )
     assert anchors(page) == {"a-sites-own-file-localxjson", "1-ask-then-go"}
     page.write_text("## Here\n[a](#here) [b](#there) [c](gone.md) [d](page.md#here) [e](https://x.org/#z)\n")
     assert broken(page) == ["#there", "gone.md"]
