@@ -120,7 +120,6 @@ def test_export_says_what_the_job_really_trains(
     )
     assert "--set job_name=NAME" in output
     assert errors == (
-        "method is fedavg now; options of the recipe's own dropped: method_options.mu_intra\n"
         "dataset is digits now; options of the recipe's own dropped: dataset_options.image_size\n"
     )
     job = folders.read_job(tmp_path / "other")

@@ -28,7 +28,7 @@ from tightframe.errors import SiteConfigError
 from tightframe_app.cli import app
 from tightframe_app.federation import kits
 from tightframe_app.site import engine as site_engine
-from tightframe_app.site.findings import Asked
+from tightframe_app.site.findings import Scope
 
 TEMPLATES = ROOT / "provisioning"
 NOW = datetime.now(UTC)
@@ -199,7 +199,7 @@ def test_a_kit_is_made_ready(kit: Path, add_site: Callable[..., Result], tmp_pat
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
     assert hashes(kit / "startup") == startup, "what provisioning gave is never changed"
     assert f"hospital-1={own_pin(SITE)}" in told
-    engine = list(site_engine.files(Asked(config, production=True), guarded=True))
+    engine = list(site_engine.files(Scope(config, production=True), guarded=True))
     assert [item.state for item in engine] == ["ok", "ok", "ok"]
 
 

@@ -31,7 +31,7 @@ from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
 from tightframe_app.site import engine, machine
 from tightframe_app.site.check import look
-from tightframe_app.site.findings import Asked, Finding
+from tightframe_app.site.findings import Finding, Scope
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}
@@ -96,7 +96,7 @@ def _change(config: Path, **changes: Any) -> None:
 
 
 def _found(config: Path, **how: Any) -> list[Finding]:
-    return list(look(Asked(config, **{"production": True} | how)))
+    return list(look(Scope(config, **{"production": True} | how)))
 
 
 def _problems(config: Path, **how: Any) -> list[str]:
@@ -434,7 +434,7 @@ def test_one_account_is_told_and_what_everybody_can_reach_in_it(hospital: Path, 
     texts = {item.text: item.state for item in _found(config) if item.area == "accounts"}
     assert texts[f"any account of this machine can read records in {folder}"] == "note"
     changed = [text for text, state in texts.items() if state == "problem"]
-    assert any(f"can change {config}, or put another in its place: policy" in text for text in changed)
+    assert any(f"can change or replace {config}: policy" in text for text in changed)
 
 
 def test_two_accounts_are_held_apart_by_what_the_files_say(hospital: Path, tmp_path: Path) -> None:
@@ -501,7 +501,7 @@ def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> Non
         ("state", 0o750, None),
         ("state", 0o705, "can read the ledger and journal in"),
         ("startup/client.key", 0o604, "can read the key"),
-        (".", 0o711, "can read what jobs leave in"),
+        (".", 0o711, "can read the jobs' results in"),
         ("startup", 0o757, "can change"),
         ("local/privacy.json", 0o646, "can change"),
     ],
@@ -523,6 +523,6 @@ def test_engine_accounts_that_cannot_be_are_named(hospital: Path) -> None:
     _change(hospital, engine_account="no-such-account")
     assert any("TF-742: Expected the account 'no-such-account'" in text for text in _problems(hospital))
     _change(hospital, engine_account="root")
-    assert any("root, which reads everything" in text for text in _problems(hospital))
+    assert any("root, which can read everything" in text for text in _problems(hospital))
     _change(hospital, engine_account="../x")
     assert any("TF-202" in text and "engine_account" in text for text in _problems(hospital))

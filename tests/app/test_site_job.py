@@ -31,7 +31,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.enrolment_check import UNKNOWN
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.sums.release import release_profile
-from tightframe.rounds.sums.vault import remember, turn
+from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
@@ -126,7 +126,7 @@ def _state(hospital: Path) -> dict[str, str]:
 
 def _write(hospital: Path, *entries: Entry) -> None:
     """Add to what the site remembers."""
-    with turn(memory_of(hospital, "hospital-a", None).lasting()) as ledger:
+    with locked_ledger(memory_of(hospital, "hospital-a", None).lasting()) as ledger:
         remember(ledger, entries)
 
 

@@ -13,7 +13,7 @@ from tests.app.test_site_check import _kit
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
-from tightframe.rounds.sums.vault import remember, turn
+from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.journal import CohortAccepted, Entry, History, StaticOpened
 from tightframe_app.cli import app
@@ -47,7 +47,7 @@ def journal(config: Path) -> Memory:
 
 
 def write(memory: Memory, entries: Sequence[Entry]) -> None:
-    with turn(memory.lasting()) as ledger:
+    with locked_ledger(memory.lasting()) as ledger:
         remember(ledger, entries)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from tightframe import federation
 from tightframe.errors import TrainingError
 from tightframe.learning.class_sums import ClassSums
-from tightframe.learning.loop import BatchView
+from tightframe.learning.stages import BatchView
 from tightframe.methods import fedavg_etf
 from tightframe.methods.fedavg_etf import (
     DENOMINATOR,
@@ -348,7 +348,12 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
         kept = class_rules.withhold(
-            phase.schema, tensors, offer=torch.ones(4, dtype=torch.bool), counts=counts, least=5, speaks=True
+            phase.schema,
+            tensors,
+            offer=torch.ones(4, dtype=torch.bool),
+            counts=counts,
+            min_count=5,
+            active=True,
         )
         del kept[class_rules.HOLDERS]
         withheld[name] = (weight, kept)

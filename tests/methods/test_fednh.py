@@ -353,7 +353,12 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
         kept = classes.withhold(
-            phase.schema, tensors, offer=torch.ones(4, dtype=torch.bool), counts=counts, least=5, speaks=True
+            phase.schema,
+            tensors,
+            offer=torch.ones(4, dtype=torch.bool),
+            counts=counts,
+            min_count=5,
+            active=True,
         )
         del kept[classes.HOLDERS]
         withheld[name] = (weight, kept)

@@ -169,7 +169,7 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
         reading = advance(phase, state, totals, Cohort(exchange.round, cohort, 1.0))
         assert evaluation.NOTE in reading.notes
         state = reading.state
-    assert class_rules.remembered(state) is not None
+    assert class_rules.holders_in(state) is not None
     for name, value in result.state.model.items():
         assert torch.equal(state.model[name], value), name
     assert set(state.extra) == set(result.state.extra)

@@ -12,7 +12,8 @@ import torch
 
 from tightframe import federation
 from tightframe.config.job import parse_job
-from tightframe.config.policy import BelowPolicyError, PolicyBlock
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.rounds.riders import evaluation
 
@@ -105,12 +106,14 @@ def test_only_the_named_folds_become_zero() -> None:
     counted = {
         f"evaluation/{fold}/{name}": torch.ones(2) for fold in evaluation.FOLDS for name in ("scores", "loss")
     }
-    left = evaluation.without({**counted, "update/x": torch.ones(1)}, ["test"])
+    left = evaluation.blank_folds({**counted, "update/x": torch.ones(1)}, ["test"])
     assert {name for name, value in left.items() if not value.any()} == {
         "evaluation/test/scores",
         "evaluation/test/loss",
     }
-    assert all(torch.equal(value, counted[name]) for name, value in evaluation.without(counted, []).items())
+    assert all(
+        torch.equal(value, counted[name]) for name, value in evaluation.blank_folds(counted, []).items()
+    )
 
 
 def test_finer_score_bins_than_the_policy_allows_are_refused(small: dict[str, Any]) -> None:

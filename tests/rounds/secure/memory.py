@@ -7,24 +7,24 @@ from functools import partial
 from pathlib import Path
 
 from tightframe.config.site import SiteEntry
-from tightframe.rounds.lasting import Lasting, Places
+from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger
 from tightframe.rounds.sums.simulated_identity import simulated_identity
-from tightframe.rounds.sums.vault import look_at_journal, remember, turn
+from tightframe.rounds.sums.vault import locked_ledger, read_journal, remember
 from tightframe.securesum.journal import Entry
 
 
-def memory(folder: Path, site: str = "site-1") -> Lasting:
+def memory(folder: Path, site: str = "site-1") -> SiteLedger:
     """Of one run, in a folder of its own."""
-    places = Places(site, folder / "ledger.sqlite", folder / "secure_sum")
-    return Lasting(places, SiteEntry(), partial(simulated_identity, "a-run", site, production=False))
+    places = LedgerPaths(site, folder / "ledger.sqlite", folder / "secure_sum")
+    return SiteLedger(places, SiteEntry(), partial(simulated_identity, "a-run", site, production=False))
 
 
-def write(lasting: Lasting, entries: Sequence[Entry]) -> None:
+def write(lasting: SiteLedger, entries: Sequence[Entry]) -> None:
     """Add one step's entries."""
-    with turn(lasting) as ledger:
+    with locked_ledger(lasting) as ledger:
         remember(ledger, entries)
 
 
-def read(lasting: Lasting) -> list[Entry]:
+def read(lasting: SiteLedger) -> list[Entry]:
     """All entries."""
-    return look_at_journal(lasting.places, check=None)
+    return read_journal(lasting.paths, check=None)

@@ -58,7 +58,7 @@ def test_a_journal_that_cannot_be_read_is_never_taken_for_an_empty_one(tmp_path:
         ledger.remember(Remembered(({"entry": "of a later version"},)))
     with pytest.raises(MessageError), Vault(tmp_path, memory(tmp_path), on_disk=False).locked():
         pass
-    with sqlite3.connect(lasting.places.ledger) as database:
+    with sqlite3.connect(lasting.paths.ledger) as database:
         database.execute("UPDATE entries SET content = '{}' WHERE sequence = 1")
     database.close()
     with (
