@@ -15,7 +15,7 @@ PAGES = ("where.md", "design.md", "decisions.md")
 
 
 def named(page: str) -> list[str]:
-    """Paths in a page: what stands in backticks, or begins a line of a diagram, and has a slash or ends in .py."""
+    """Paths in a page: in backticks, or at the beginning of a diagram's line; with a slash, or ending in .py."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     ticked = re.findall(r"`([a-zA-Z_./]*[a-zA-Z_](?:/|\.py|\.md))`", text)
     drawn = re.findall(r"^ {4,}((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)(?= |$)", text, flags=re.MULTILINE)

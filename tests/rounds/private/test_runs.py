@@ -309,7 +309,8 @@ def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path
         context = replace(spending._context, entry=entry, records=spending._context.data)
         Budget(context, setup.privacy, SITES).check(setup.privacy.release_events)
 
-    with pytest.raises(BudgetError, match=r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"):
+    expected = r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"
+    with pytest.raises(BudgetError, match=expected):
         check(1)
     assert _charges_at(spending.path) == []
     check(2)  # what may be repeated is no release more
