@@ -1,4 +1,4 @@
-"""Rows of a table as a torch data set. Imports torch."""
+"""Records that are read a batch at a time, as a torch data set. Imports torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 
-class TableRecords(Dataset[tuple[torch.Tensor, int]]):
-    """Map-style data set of (float32 (D,), int label). A table has no training transforms.
+class BatchRecords(Dataset[tuple[torch.Tensor, int]]):
+    """Map-style data set of (float32 tensor, int label).
 
-    A whole batch is built at once (``__getitems__``), which makes wide, sparse rows cheap.
+    A whole batch is built at once (``__getitems__``), which makes wide, sparse rows and small images cheap.
 
     Args:
         labels: int64 (n,).
-        read: indices of B records -> their values, a new float32 array (B, D).
+        read: indices of B records -> their values, a new float32 array or tensor (B, ...).
     """
 
     def __init__(
-        self, labels: NDArray[np.int64], read: Callable[[Sequence[int]], NDArray[np.float32]]
+        self, labels: NDArray[np.int64], read: Callable[[Sequence[int]], NDArray[np.float32] | torch.Tensor]
     ) -> None:
         self._labels: list[int] = labels.tolist()
         self._read = read
@@ -36,5 +36,5 @@ class TableRecords(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
         """Return the records of a batch; torch's loader calls this instead of ``__getitem__``."""
-        values = torch.from_numpy(self._read(indices))
+        values = torch.as_tensor(self._read(indices))
         return list(zip(values.unbind(0), (self._labels[index] for index in indices), strict=True))

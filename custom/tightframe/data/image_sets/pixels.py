@@ -1,4 +1,4 @@
-"""Small images in memory as a torch data set. Imports torch."""
+"""Normalisation and augmentation of small images in memory. Imports torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
-from torch.utils.data import Dataset
 
 from tightframe.data.image_sets.readers import ImageSet
 from tightframe.phases import stream_seed
@@ -15,11 +14,8 @@ PADDING = 4
 """Black pixels around an image before it is cropped back to its size."""
 
 
-class PixelRecords(Dataset[tuple[torch.Tensor, int]]):
-    """Map-style data set of (float32 (channels, height, width), int label).
-
-    A whole batch is normalised at once (``__getitems__``), which for small images takes little more time
-    than copying them.
+class PixelBatches:
+    """Reads batches of normalised images, float32 (B, channels, height, width), for ``BatchRecords``.
 
     Args:
         images: the pixels.
@@ -31,26 +27,16 @@ class PixelRecords(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self, images: ImageSet, *, mean: float, std: float, augment_seed: int | None = None) -> None:
         self._pixels = torch.from_numpy(images.images)
-        self._labels: list[int] = images.labels.tolist()
         self._scale = 1.0 / (images.white * std)
         self._shift = -mean / std
-        self.augment_seed = augment_seed
+        self._augment_seed = augment_seed
 
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"Expected an index below {len(self)}, but got {index}.")
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-        """Return the records of a batch; torch's loader calls this instead of ``__getitem__``."""
+    def __call__(self, indices: Sequence[int]) -> torch.Tensor:
+        """Return the images of these indices, normalised."""
         pixels = self._pixels[list(indices)]
-        if self.augment_seed is not None:
-            pixels = _shifted(pixels, [stream_seed(self.augment_seed, index) for index in indices])
-        floats = pixels.float().mul_(self._scale).add_(self._shift)
-        return list(zip(floats.unbind(0), (self._labels[index] for index in indices), strict=True))
+        if self._augment_seed is not None:
+            pixels = _shifted(pixels, [stream_seed(self._augment_seed, index) for index in indices])
+        return pixels.float().mul_(self._scale).add_(self._shift)
 
 
 def _shifted(pixels: torch.Tensor, draws: Sequence[int]) -> torch.Tensor:
