@@ -16,8 +16,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding
 from opacus.accountants import RDPAccountant
-from tests.privacy.audit import gaussian_epsilon
-from tests.securesum.certificates import issue, make_root
+from tests.support.audit import gaussian_epsilon
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe import __version__, federation
 from tightframe.config.job import parse_job
