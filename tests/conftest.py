@@ -14,23 +14,24 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
+from tests.support import ROOT
+from tests.support.jobs import SMALL
 
-# A job small enough to train in a fraction of a second.
-SMALL: dict[str, Any] = {
-    "job_name": "small",
-    "method": "fedavg",
-    "dataset": "fed_isic2019",
-    "dataset_options": {"image_size": 16},
-    "model": "small_cnn",
-    "model_options": {"widths": [8, 8, 8]},
-    "sites": ["site-1", "site-2", "site-3"],
-    "min_sites": 2,
-    "rounds": 1,
-    "seed": 3,
-    "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
-}
-
-ROOT = Path(__file__).resolve().parent.parent
+WHOLE = [
+    ROOT / "tests" / name
+    for name in (
+        "benchmarks",
+        "ci/test_release.py",
+        "engine",
+        "faults",
+        "fuzz",
+        "production",
+        "rounds/private",
+        "rounds/server/test_resume.py",
+        "rounds/sums/test_runs.py",
+    )
+]
+"""Where all tests are `whole`: the simulator, a production federation, runs of many rounds."""
 
 
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
@@ -124,7 +125,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave fault tests out unless asked for; spread files that run the engine among the others."""
+    """Mark what is `whole` by its place; leave fault tests out unless asked for; spread files that wait."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in WHOLE):
+            item.add_marker("whole")
     if not config.getoption("--faults", False):
         left_out = [item for item in items if item.get_closest_marker("faults")]
         config.hook.pytest_deselected(items=left_out)

@@ -62,8 +62,8 @@ class LocalTransport:
 
     def _tell(self, site: str, code: str, error: Exception) -> None:
         if self._failed is not None:
-            told = error.outside() if isinstance(error, BelowPolicyError) else None
-            self._failed(site, code, in_words(told))
+            refusals = error.outside() if isinstance(error, BelowPolicyError) else None
+            self._failed(site, code, in_words(refusals))
 
 
 def run(

@@ -100,7 +100,7 @@ class TwoHeads(nn.Module):
         self.retrained.load_state_dict(self.generic.state_dict())
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return logits (B, C) of features (B, d)."""
         logits: torch.Tensor = (self.generic if self.training else self.retrained)(features)
         return logits
 
@@ -108,7 +108,7 @@ class TwoHeads(nn.Module):
 def head_gradients(
     features: torch.Tensor, label: int, weight: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """The sum over records of the cross-entropy's gradient in a linear head, eq. (3).
+    """Return the sum over records of the cross-entropy's gradient in a linear head, eq. (3).
 
     Args:
         features: z of records of one class, (B, d).
@@ -129,7 +129,7 @@ def head_gradients(
 
 
 def dissimilarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """``mean over rows of 1 - cos``, eq. (6), of two gradients (C, d + 1); a row of zeros has cosine 0."""
+    """Return ``mean over rows of 1 - cos``, eq. (6), of gradients (C, d + 1); a row of zeros has cosine 0."""
     return 1 - nn.functional.cosine_similarity(first, second, dim=1, eps=SHORTEST).mean()
 
 
@@ -137,7 +137,7 @@ def dissimilarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def class_gradients(
     records: Iterable[tuple[torch.Tensor, torch.Tensor]], weight: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A silo's mean gradient of each class, and which classes it has.
+    """Return a silo's mean gradient of each class, and which classes it has.
 
     Args:
         records: batches of features (B, d) and labels (B,).
@@ -176,7 +176,7 @@ def match_features(
     steps: int,
     learning_rate: float,
 ) -> torch.Tensor:
-    """One class's federated features after gradient descent on the dissimilarity, eq. (5) to (7).
+    """Return one class's federated features after gradient descent on the dissimilarity, eq. (5) to (7).
 
     Args:
         features: (M, d).
@@ -200,12 +200,12 @@ def match_features(
 
 
 def head(config: CreffConfig, width: int, classes: int) -> nn.Module:
-    """Both heads."""
+    """Return both heads."""
     return TwoHeads(width, classes)
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, and federated features drawn from a standard normal distribution."""
+    """Return the model that ``seed`` gives, and federated features from a standard normal distribution."""
     width = feature_width(model_update.shared_template(setting))
     stream = torch.Generator().manual_seed(stream_seed(seed, "creff", "features"))
     shape = (setting.num_classes, setting.config.features, width)
@@ -218,13 +218,13 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
-    """FedAvg's training beside class gradients; the mean, and the head's re-training."""
+    """Return FedAvg's training beside class gradients; the mean, and the head's re-training."""
     local = replace(plain_training(), fields=gradient_fields, finish=finish)
     return local, replace(averaging(), update=partial(update, setting, round))
 
 
 def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """Mean gradients of each class, flattened, and holders."""
+    """Return mean gradients of each class, flattened, and holders."""
     shared = partial(phases.Field, static=True, per_class=True)
     classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     return (
@@ -235,7 +235,7 @@ def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
 
 @torch.no_grad()
 def finish(trained: Trained) -> Contribution:
-    """Gradients of each class's records at the model received; nothing is kept."""
+    """Return gradients of each class's records at the model received; nothing is kept."""
     silo, received = trained.silo, model_update.received_model(trained.broadcast)
     model: Any = silo.load(received).eval()
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
@@ -245,7 +245,7 @@ def finish(trained: Trained) -> Contribution:
 
 
 def update(setting: Setting, round: int, state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """FedAvg's mean; then the federated features, and the head that is re-trained on them."""
+    """Take FedAvg's mean; then change the federated features, and re-train the head on them."""
     config: CreffConfig = setting.config
     model = model_update.apply_mean(state.model, totals, cohort)
     weight, bias = (state.model[RETRAINED + name] for name in ("weight", "bias"))
@@ -286,7 +286,7 @@ def update(setting: Setting, round: int, state: ServerState, totals: Totals, coh
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final model after one more round of training, with the generic head, which that trains."""
+    """Return the final model after one more round of training, with the generic head, which that trains."""
     own: Any = silo.load(model)
     local = silo.setting.local
     silo.fit(own, [Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)])

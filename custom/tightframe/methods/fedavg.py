@@ -39,7 +39,7 @@ class FedAvgConfig(StrictModel):
 
 
 def class_weights(counts: torch.Tensor) -> torch.Tensor:
-    """FLamby's weight of each class: all records over the class's own, ``N / N_c``, float32 (C,).
+    """Return FLamby's weight of each class: all records over the class's own, ``N / N_c``, float32 (C,).
 
     A class whose count is not known (fewer than three silos hold it, or none) gets the largest
     weight of the known ones, because it is rare; with no class known all weights are one.
@@ -54,7 +54,7 @@ def class_weights(counts: torch.Tensor) -> torch.Tensor:
 def focal_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *, gamma: float = 2.0
 ) -> torch.Tensor:
-    """The weighted focal loss: mean over records of ``-a_y (1 - p_y)^gamma log p_y``.
+    """Return the weighted focal loss: mean over records of ``-a_y (1 - p_y)^gamma log p_y``.
 
     Source: Lin, Goyal, Girshick, He and Dollar, Focal Loss for Dense Object Detection, ICCV 2017,
     eq. (5).
@@ -75,23 +75,23 @@ def focal_loss(
 
 
 def statistics(setting: Setting) -> tuple[Statistic, ...]:
-    """The focal loss needs all silos' class counts."""
+    """Ask for pooled class counts where the focal loss is chosen."""
     return ("class_counts",) if setting.config.loss == "focal" else ()
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Training by the chosen loss; the weighted mean, from a server that sends the class counts it has."""
+    """Return training by the chosen loss, and the mean of a server that sends the class counts it has."""
     config: FedAvgConfig = setting.config
     return LocalRule((config.loss,), partial(objective, config)), replace(averaging(), broadcast=counts_of)
 
 
 def counts_of(state: ServerState) -> Tensors:
-    """Pooled class counts, if the loss needs them."""
+    """Return pooled class counts, if the loss needs them."""
     return {name: state.extra[name] for name in (CLASS_COUNTS,) if name in state.extra}
 
 
 def objective(config: FedAvgConfig, silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-    """The chosen loss; the silo keeps nothing."""
+    """Return the chosen loss; the silo keeps nothing."""
     if config.loss == "cross_entropy":
         return Objective((cross_entropy(),))
     weights = class_weights(broadcast[CLASS_COUNTS]).to(silo.device)
@@ -105,7 +105,7 @@ def objective(config: FedAvgConfig, silo: SiloView, broadcast: Tensors, state: T
 
 
 def private(config: FedAvgConfig) -> str | None:
-    """The focal loss needs pooled class counts, which are opened exactly."""
+    """Refuse the focal loss: it needs pooled class counts, which are opened exactly."""
     return "loss 'focal' sums exact class counts; take 'cross_entropy'" if config.loss == "focal" else None
 
 

@@ -49,17 +49,17 @@ class FedBabuConfig(StrictModel):
 
 
 def head(config: FedBabuConfig, feature_width: int, num_classes: int) -> nn.Module:
-    """A linear head that does not train, drawn as the backbone's own would be."""
+    """Return a linear head that does not train, drawn as the backbone's own would be."""
     return nn.Linear(feature_width, num_classes).requires_grad_(False)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedAvg's training and mean: of what trains."""
+    """Return FedAvg's training and mean, of the parameters that train."""
     return plain_training(), averaging()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final model, fine-tuned on this silo's training records.
+    """Fine-tune the final model on this silo's training records.
 
     Args:
         silo: whose they are.

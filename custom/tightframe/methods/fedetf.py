@@ -94,7 +94,7 @@ class FedETFConfig(StrictModel):
 
 
 def head(config: FedETFConfig, feature_width: int, num_classes: int) -> EtfHead:
-    """Projection, unit length, frame and temperature: ``z = beta * mu V``.
+    """Return the head of projection, unit length, frame and temperature: ``z = beta * mu V``.
 
     Raises:
         ValueError: if there is no frame of this width for so many classes.
@@ -111,23 +111,23 @@ def head(config: FedETFConfig, feature_width: int, num_classes: int) -> EtfHead:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Training of backbone, projection and temperature by the balanced loss; their mean."""
+    """Return training of backbone, projection and temperature by the balanced loss, and their mean."""
     return LocalRule(TERMS, objective), ServerRule(model_update.model_fields, update)
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-    """The balanced loss; the silo keeps nothing."""
+    """Return the balanced loss; the silo keeps nothing."""
     stage = _balanced_stage(silo, silo.setting.local.epochs)
     return Objective(stage.terms, corrections=stage.corrections)
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j``; the frame stays as it is."""
+    """Set ``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j``; the frame stays as it is."""
     return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
 
 
 def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
-    """The balanced loss on everything that trains, with this silo's class counts as the prior."""
+    """Return the balanced loss on everything that trains, with this silo's class counts as the prior."""
     config, local = silo.setting.config, silo.setting.local
     counts = silo.class_counts("train").to(silo.device)
     term = Term(
@@ -149,12 +149,12 @@ def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
 
 
 def uses_prior(config: FedETFConfig) -> bool:
-    """Whether the loss depends on the silo's class counts."""
+    """Return whether the loss depends on the silo's class counts."""
     return config.gamma != 0 or config.zero_counts != "clamp"
 
 
 def private(config: FedETFConfig) -> str | None:
-    """Noisy counts cannot tell a class that the silo lacks from one that it has."""
+    """Refuse ``exclude``: noisy counts cannot tell a class that the silo lacks from one that it has."""
     return (
         "zero_counts 'exclude' needs exact class counts; take 'clamp'"
         if config.zero_counts == "exclude"
@@ -163,7 +163,7 @@ def private(config: FedETFConfig) -> str | None:
 
 
 def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[GradientCorrection, ...]:
-    """Takes the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
+    """Take the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
     if config.temperature_decay or not weight_decay:
         return ()
 
@@ -222,7 +222,7 @@ def _feature_stage(silo: SiloView, epochs: int) -> Stage:
 
 
 def _tuning_stages(config: FedETFConfig) -> list[Stage]:
-    """Steps 2 and 3 in turn: {V, beta}, then {p, beta}, each with an optimiser of its own."""
+    """Return steps 2 and 3 in turn: {V, beta}, then {p, beta}, each with an optimiser of its own."""
     beta = {TEMPERATURE} if config.personal_temperature == "trained" else set()
     weight_decay = config.projection_weight_decay
     frame = Stage(
@@ -254,13 +254,13 @@ class _OnFeatures(nn.Module):
         self.head.etf.requires_grad_(True)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The inputs."""
+        """Return the inputs."""
         return x
 
 
 @torch.no_grad()
 def _features(silo: SiloView, model: Any) -> Batch:
-    """Features (n, h) and labels (n,) of the training fold, without augmentation."""
+    """Return features (n, h) and labels (n,) of the training fold, without augmentation."""
     pairs = [
         (at_least_float32(model.features(inputs)), labels)
         for inputs, labels in silo.batches("train", augment=False, shuffle=False)
@@ -269,7 +269,7 @@ def _features(silo: SiloView, model: Any) -> Batch:
 
 
 def _shuffled(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Mini-batches in the order that the seed gives."""
+    """Yield mini-batches in the order that the seed gives."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     for chosen in loop.merge_single_tail(order.to(labels.device), batch_size):
         yield features[chosen], labels[chosen]

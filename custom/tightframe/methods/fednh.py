@@ -108,7 +108,7 @@ class FedNHConfig(StrictModel):
 def class_directions(
     features: torch.Tensor, labels: torch.Tensor, num_classes: int, weights: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per class the weighted sum of unit features, ``sum_i w_i f_i / max(|f_i|, 1e-12)``.
+    """Return per class the weighted sum of unit features, ``sum_i w_i f_i / max(|f_i|, 1e-12)``.
 
     Args:
         features: (B, d).
@@ -128,7 +128,7 @@ def class_directions(
 
 
 def unit_means(sums: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """``mu_c = normalise(sum_c / weight_c)``, (C, d); zero where a class is absent.
+    """Return ``mu_c = normalise(sum_c / weight_c)``, (C, d); zero where a class is absent.
 
     Args:
         sums: of ``class_directions``, (C, d).
@@ -139,7 +139,7 @@ def unit_means(sums: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def local_prototypes(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """What a silo sends in the official form: per class its count times its unit mean direction.
+    """Return a silo's terms in the official form: per class its count times its unit mean direction.
 
     ``Q_c = n_c mu_c`` with ``mu_c = normalise(mean of the unit features of class c)``.
 
@@ -159,7 +159,7 @@ def local_prototypes(features: torch.Tensor, labels: torch.Tensor, num_classes: 
 
 
 def update_prototypes(previous: torch.Tensor, summed: torch.Tensor, *, rho: float = 0.9) -> torch.Tensor:
-    """The next prototypes from the silos' summed terms: ``normalise(rho W + (1 - rho) normalise(sum))``.
+    """Return the next prototypes: ``normalise(rho W + (1 - rho) normalise(sum))``.
 
     A class without a direction (absent everywhere, withheld, or silos that point opposite ways) keeps
     its prototype; so does one whose new prototype would have no length.
@@ -184,14 +184,14 @@ def update_prototypes(previous: torch.Tensor, summed: torch.Tensor, *, rho: floa
 
 
 def head(config: FedNHConfig, width: int, classes: int) -> nn.Module:
-    """The cosine classifier with its first prototypes."""
+    """Return the cosine classifier with its first prototypes."""
     return NormalisedPrototypeHead(
         width, classes, init=config.init, scale=config.scale, learn_scale=config.learn_scale
     )
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Training of backbone and scale under fixed prototypes; the mean, and the prototypes' turn."""
+    """Return training of backbone and scale under fixed prototypes; the mean, and the prototypes' turn."""
     config: FedNHConfig = setting.config
     server = ServerRule(
         fields=partial(update_fields, weighted=config.average == "weighted"),
@@ -201,7 +201,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 
 def prototype_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """One vector for each class."""
+    """Return one vector for each class."""
     width = feature_width(model_update.shared_template(setting))
     by_one = setting.config.proto_release == "sum"
     return (
@@ -217,7 +217,7 @@ def prototype_fields(setting: Setting) -> tuple[phases.Field, ...]:
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-    """The cross-entropy, with the round's learning rate and gradients of limited length."""
+    """Return the cross-entropy, with the round's learning rate and gradients of limited length."""
     config: FedNHConfig = silo.setting.config
     settings = OptimizerSettings.of(silo.setting.local)
     decay = config.lr_decay ** max(silo.round - 1, 0)
@@ -229,13 +229,13 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
 
 
 def finish(trained: Trained) -> Contribution:
-    """One pass with the trained model for the class directions; nothing is kept."""
+    """Pass once with the trained model for the class directions; nothing is kept."""
     prototypes = trained.broadcast[model_update.BROADCAST + HEAD_PROTOTYPES]
     return Contribution({SUMS: prototype_terms(trained.silo, trained.model, prototypes)})
 
 
 def clip_gradients(largest: float) -> GradientCorrection:
-    """A correction that shortens the gradient of all parameters together to L2 norm ``largest``."""
+    """Return a correction that shortens the gradient of all parameters together to L2 norm ``largest``."""
 
     def correct(model: nn.Module) -> None:
         nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], largest)
@@ -245,7 +245,7 @@ def clip_gradients(largest: float) -> GradientCorrection:
 
 @torch.no_grad()
 def prototype_terms(silo: SiloView, model: nn.Module, prototypes: torch.Tensor) -> torch.Tensor:
-    """The silo's term of the prototypes' sum, (C, d) float64 on the CPU, by the method's options.
+    """Return the silo's term of the prototypes' sum, (C, d) float64 on the CPU, by the method's options.
 
     Args:
         silo: whose training fold is looked at; zeros without a look if it offers no prototypes.
@@ -281,7 +281,7 @@ def _passed(
     *,
     by_probability: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sums (C, d), weights (C,) and counts (C,) of all records, float64 on the CPU."""
+    """Return sums (C, d), weights (C,) and counts (C,) of all records, float64 on the CPU."""
     sums = torch.zeros(classes, width, dtype=torch.float64)
     weights, counts = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
     for inputs, labels in batches:
@@ -300,7 +300,7 @@ def _passed(
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedNHConfig) -> ServerState:
-    """The mean of the models, and prototypes turned by ``update_prototypes``.
+    """Average the models, and turn the prototypes by ``update_prototypes``.
 
     Where the prototypes' sum was not opened (a silo dropped out), all of them keep their values.
     """

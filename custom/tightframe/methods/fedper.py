@@ -38,12 +38,12 @@ class FedPerConfig(StrictModel):
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Training of both under the silo's own head; the mean of the body."""
+    """Return training of both under the silo's own head; the mean of the body."""
     return replace(plain_training(), start=with_own_head, finish=keep_head), averaging_body()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final body under this silo's head, after ``personal_epochs`` of both.
+    """Put the final body under this silo's head, and train both for ``personal_epochs``.
 
     Args:
         silo: whose training records are used.

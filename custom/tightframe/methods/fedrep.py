@@ -38,13 +38,13 @@ class FedRepConfig(StrictModel):
 
 
 def head_stage(setting: Setting) -> Stage:
-    """E_h epochs that leave the body's parameters as they are."""
+    """Return the stage of E_h epochs that leave the body's parameters as they are."""
     optimizer = OptimizerSettings.of(setting.local)
     return Stage((cross_entropy(),), optimizer, epochs=setting.config.head_epochs, trainable=in_head)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """The head's epochs under the silo's own head, then the body's; the mean of the body."""
+    """Return the head's epochs under the silo's own head, then the body's; the mean of the body."""
     objective = Objective((cross_entropy(),), trainable=in_body, before=(head_stage(setting),))
     local = LocalRule(
         ("cross_entropy",), lambda silo, broadcast, state: objective, start=with_own_head, finish=keep_head
@@ -53,7 +53,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final body under this silo's head, which is fitted to it by ``head_epochs`` more.
+    """Put the final body under this silo's head, and fit that to it by ``head_epochs`` more.
 
     Args:
         silo: whose training records are used.

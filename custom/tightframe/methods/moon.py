@@ -59,7 +59,7 @@ def contrastive_loss(
     *,
     tau: float = 0.5,
 ) -> torch.Tensor:
-    """The model-contrastive term, eq. (3): a mean over records.
+    """Return the model-contrastive term, eq. (3): a mean over records.
 
     Cosines of rows shorter than 1e-6 are taken as zero and have no gradient.
 
@@ -80,7 +80,7 @@ def contrastive_loss(
 
 
 def local_rule(config: MoonConfig) -> LocalRule:
-    """Cross-entropy and, from a silo's second participation on, the contrastive term."""
+    """Return the cross-entropy and, from a silo's second participation on, the contrastive term."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         if not state:
@@ -109,7 +109,7 @@ def _frozen(silo: SiloView, tensors: Tensors) -> nn.Module:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """MOON's training, FedAvg's mean."""
+    """Return MOON's training, FedAvg's mean."""
     return local_rule(setting.config), averaging()
 
 

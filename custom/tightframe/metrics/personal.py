@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 
 def weighted_accuracy(confusion: NDArray[Any], class_weights: NDArray[Any]) -> float:
-    """``sum_j a(y_j) 1[y_j = y^_j] / sum_j a(y_j)`` over records j: an accuracy weighted by class.
+    """Return an accuracy weighted by class: ``sum_j a(y_j) 1[y_j = y^_j] / sum_j a(y_j)`` over records j.
 
     Args:
         confusion: counts (C, C), rows true classes, columns predicted ones.
@@ -44,7 +44,7 @@ def weighted_accuracy(confusion: NDArray[Any], class_weights: NDArray[Any]) -> f
 
 
 def valid_class_accuracy(confusion: NDArray[Any], label_counts: NDArray[Any]) -> float:
-    """PM(V): the accuracy on records of the classes that the silo trained on, ``a(y) = 1[n_y > 0]``.
+    """Return PM(V): the accuracy on classes that the silo trained on, ``a(y) = 1[n_y > 0]``.
 
     Args:
         confusion: of the silo's model, counts (C, C), rows true.
@@ -64,7 +64,7 @@ def valid_class_accuracy(confusion: NDArray[Any], label_counts: NDArray[Any]) ->
 
 
 def label_share_accuracy(confusion: NDArray[Any], label_counts: NDArray[Any]) -> float:
-    """PM(L): the accuracy with each class at its share of the silo's training records, ``a(y) = n_y / n``.
+    """Return PM(L): the accuracy with each class at its share of the silo's records, ``a(y) = n_y / n``.
 
     Args:
         confusion: of the silo's model, counts (C, C), rows true.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tightframe.learning.class_sums import ratio_of_sums
 from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases.class_sums import class_sums, clip_features, noise_for
 from tightframe.privacy.releases.plan import ClassSumsConfig
@@ -48,13 +49,20 @@ def test_without_noise_the_means_and_counts_are_read() -> None:
     assert reading.means.dtype == reading.counts.dtype == torch.float64
 
 
-def test_classes_under_the_floor_are_not_usable() -> None:
+def test_classes_under_the_floor_keep_the_old_value() -> None:
     features, labels = _silo()
     config = ClassSumsConfig(noise_multiplier=2.0, count_floor=26.0)
     reading = _read(class_sums(features, labels, CLASSES, config), config)
     assert reading.usable.tolist() == [True, True, False, False]
     assert not reading.means[2:].any()
-    np.testing.assert_allclose(reading.means[:2], _means(features, labels)[:2], atol=1e-5)
+    # As methods read class sums: a class without records keeps what it has.
+    records = torch.where(reading.usable, reading.counts, 0.0)
+    previous = torch.full((CLASSES, WIDTH), 5.0)
+    merged, seen = ratio_of_sums(previous, reading.means * records[:, None], records)
+    assert seen.tolist() == [True, True, False, False]
+    assert merged.dtype == torch.float32
+    assert (merged[2:] == 5).all()
+    np.testing.assert_allclose(merged[:2], _means(features, labels)[:2], atol=1e-5)
 
 
 def test_the_floor_rises_with_the_noise_of_the_counts() -> None:

@@ -101,7 +101,7 @@ class FedMRConfig(InterOptions):
 def intra_class_loss(
     features: torch.Tensor, labels: torch.Tensor, *, form: IntraForm = "paper", eps: float = 1e-8
 ) -> torch.Tensor:
-    """The intra-class term: squared correlations between features within each class, eq. (3).
+    """Return the intra-class term: squared correlations between features within each class, eq. (3).
 
     For each class c with N_c >= 2 records in the batch, with its records standardised by the
     class's own mean and unbiased variance, ``z^ = (z - mean_c) / sqrt(var_c + eps)``::
@@ -172,7 +172,7 @@ def inter_class_loss(
     *,
     support: InterSupport = "observed",
 ) -> torch.Tensor:
-    """The inter-class term: a margin towards the record's own global prototype, eq. (4).
+    """Return the inter-class term: a margin towards the record's own global prototype, eq. (4).
 
     With C_b the classes of the batch that have a valid prototype, and S the supporting classes
     (``observed``: C_b, as printed; ``all``: every class with a valid prototype)::
@@ -221,7 +221,7 @@ def inter_class_loss(
 def update_prototypes(
     previous: torch.Tensor, feature_sums: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global prototypes: exact class means over all records of the silos that submitted.
+    """Return the global prototypes: exact class means over all records of the silos that submitted.
 
     ``G_c = sum_k n_kc g_kc / sum_k n_kc`` with g_kc the silo's class mean: the ratio of two sums. A
     class that nobody has keeps its previous prototype.
@@ -238,17 +238,17 @@ def update_prototypes(
 
 
 def uses_moments(setting: Setting) -> bool:
-    """Whether silos get the classes' second moments: with privacy, for the intra-class term."""
+    """Return whether silos receive the classes' second moments: with privacy, for the intra-class term."""
     return setting.privacy is not None and setting.config.mu_intra > 0
 
 
 def _summed_width(setting: Setting, width: int) -> int:
-    """Numbers that are summed for each class, beside their count."""
+    """Return how many numbers are summed for each class, beside their count."""
     return width + width * (width + 1) // 2 if uses_moments(setting) else width
 
 
 def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
-    """Training with both terms, and class sums; the mean, and the prototypes of the opened class sums."""
+    """Return training with both terms and class sums; the mean, and prototypes of the opened class sums."""
     server = ServerRule(model_update.model_fields, _updater(setting), initial=initial, broadcast=received)
     if setting.privacy is None:
         return LocalRule(TERMS, objective, partial(sum_fields, static=True), finish), server
@@ -259,7 +259,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
 
 
 def initial(setting: Setting) -> dict[str, torch.Tensor]:
-    """No prototypes yet."""
+    """Return no prototypes yet."""
     width = feature_width(model_update.shared_template(setting))
     extra = {
         PROTOTYPES: torch.zeros(setting.num_classes, width),
@@ -271,24 +271,24 @@ def initial(setting: Setting) -> dict[str, torch.Tensor]:
 
 
 def received(state: ServerState) -> dict[str, torch.Tensor]:
-    """The prototypes, which of them exist, and with privacy the classes' moments."""
+    """Return the prototypes, which of them exist, and with privacy the classes' moments."""
     return {name: state.extra[name] for name in (PROTOTYPES, VALID, MOMENTS) if name in state.extra}
 
 
 def sum_fields(setting: Setting, *, static: bool) -> tuple[phases.Field, ...]:
-    """Class feature sums and class counts."""
+    """Return class feature sums and class counts."""
     width = _summed_width(setting, feature_width(model_update.shared_template(setting)))
     return class_sum_fields(SUMS, COUNTS, setting.num_classes, width, static=static)
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-    """The cross-entropy and both terms; nothing is kept."""
+    """Return the cross-entropy and both terms; nothing is kept."""
     made = _reshaping_terms if silo.setting.privacy is None else _frozen_terms
     return Objective((cross_entropy(), *made(silo, broadcast)))
 
 
 def finish(trained: Trained) -> Contribution:
-    """One pass over the training fold for the class sums.
+    """Pass once over the training fold for the class sums.
 
     Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
     """
@@ -298,7 +298,7 @@ def finish(trained: Trained) -> Contribution:
 
 
 def finish_noisily(trained: Trained) -> Contribution:
-    """The same with privacy: sums of clipped features, and of their products if the terms need them."""
+    """Do the same with privacy: sums of clipped features, and of their products if the terms need them."""
     setting, model = trained.silo.setting, trained.model
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
     bound, second = setting.privacy.feature_clip, uses_moments(setting)
@@ -320,7 +320,7 @@ def _reshaping_terms(silo: SiloView, broadcast: Tensors) -> tuple[Term, Term]:
 
 
 def inter_term(silo: SiloView, broadcast: Tensors, options: InterOptions) -> Term:
-    """The inter-class term towards the prototypes received."""
+    """Return the inter-class term towards the prototypes received."""
     prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device)
     stream = silo.generator("lite")
 
@@ -336,7 +336,7 @@ def inter_term(silo: SiloView, broadcast: Tensors, options: InterOptions) -> Ter
 
 
 def _frozen_terms(silo: SiloView, broadcast: Tensors) -> tuple[Term, Term]:
-    """Both terms of one record each: what they compare it with is constant."""
+    """Return both terms of one record each: what they compare it with is constant."""
     setting, config = silo.setting, silo.setting.config
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
     return frozen_terms(
@@ -369,7 +369,7 @@ def _updater(setting: Setting) -> Callable[[ServerState, Totals, Cohort], Server
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid.
+    """Average the models as FedAvg; make prototypes of the two class sums, once valid always valid.
 
     Where the class sums were not opened (a silo dropped out), all prototypes keep their values.
     """
@@ -378,7 +378,7 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
 
 
 def with_new_prototypes(extra: Tensors, totals: Totals) -> Tensors:
-    """What the server keeps, with the prototypes of this round's class sums where they were opened."""
+    """Update the server's prototypes from this round's class sums, where they were opened."""
     if SUMS not in totals:
         return extra
     sums, counts = torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
@@ -388,7 +388,7 @@ def with_new_prototypes(extra: Tensors, totals: Totals) -> Tensors:
 
 
 def private(config: FedMRConfig) -> str | None:
-    """What has no form of one record each."""
+    """Return why these options have no loss of single records; None if they have."""
     if config.lite_m is not None:
         return "lite_m chooses among the records of a batch; leave it out"
     if config.intra_form == "official" and config.mu_intra > 0:

@@ -18,13 +18,13 @@ from tightframe.learning.stages import BatchView, Term, at_least_float32
 
 
 def clipped(features: torch.Tensor, bound: float) -> torch.Tensor:
-    """Each record's features (B, d), shortened to L2 norm ``bound`` where they are longer."""
+    """Shorten each record's features (B, d) to L2 norm ``bound`` where they are longer."""
     norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     return features * (bound / norms.clamp_min(bound))
 
 
 def moments(features: torch.Tensor) -> torch.Tensor:
-    """A record's features and their products, ``(z, z z^T)``: (B, d) -> (B, d + d (d + 1) / 2).
+    """Return each record's features and their products, ``(z, z z^T)``: (B, d) -> (B, d + d (d + 1) / 2).
 
     Of the symmetric product the upper triangle, the off-diagonal entries times sqrt(2), so that its L2
     norm is ``|z|^2``.
@@ -37,7 +37,7 @@ def moments(features: torch.Tensor) -> torch.Tensor:
 def frozen_statistics(
     means: torch.Tensor, width: int, *, least: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each class's mean, standard deviation and correlations, from the mean of its records' ``moments``.
+    """Return each class's mean, standard deviation and correlations, from its mean ``moments``.
 
     Noise can leave a covariance that is none: its eigenvalues are raised to ``least ** 2``.
 
@@ -69,7 +69,7 @@ def frozen_intra_loss(
     *,
     mean: bool = False,
 ) -> torch.Tensor:
-    """The intra-class term with the classes' statistics as constants: a mean of one value a record.
+    """Return the intra-class term with the classes' statistics as constants: a mean of one value a record.
 
     With mean, deviation and correlations R_c of each class frozen, ``z^ = (z - mean_c) / deviation_c``::
 
@@ -102,7 +102,7 @@ def frozen_intra_loss(
 def frozen_inter_loss(
     features: torch.Tensor, labels: torch.Tensor, prototypes: torch.Tensor, valid: torch.Tensor
 ) -> torch.Tensor:
-    """The inter-class term as a mean of one value a record, over all valid prototypes.
+    """Return the inter-class term as a mean of one value a record, over all valid prototypes.
 
     ::
 
@@ -136,7 +136,7 @@ def frozen_terms(
     inter: float,
     mean: bool = False,
 ) -> tuple[Term, Term]:
-    """Both terms for local training, each of one record.
+    """Return both terms for local training, each of one record.
 
     Args:
         prototypes: (C, d).
@@ -164,7 +164,7 @@ def frozen_terms(
 
 
 def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tensor:
-    """What is summed of records with privacy, of the norm to which features are clipped at most.
+    """Return each record's summed vector with privacy, of at most the norm to which features are clipped.
 
     Args:
         features: (B, d).
@@ -176,5 +176,5 @@ def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tenso
 
 
 def moment_scale(bound: float) -> float:
-    """What ``moments`` of a vector of norm ``bound`` are divided by: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
+    """Return the divisor of ``moments`` of a vector of norm b: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
     return math.sqrt(1 + bound**2)

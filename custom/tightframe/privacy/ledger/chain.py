@@ -57,7 +57,7 @@ class Chain:
     def verify(
         self, contents: Contents, published: Head | None, *, known: Sequence[tuple[int, str]] = ()
     ) -> Verified:
-        """All entries, if everything holds.
+        """Return all entries, if everything holds.
 
         Args:
             contents: what the file holds.
@@ -91,7 +91,7 @@ class Chain:
         )
 
     def _read(self, contents: Contents) -> None:
-        """Entries in turn; those that were read before and are the same are kept."""
+        """Read entries in turn; those that were read before and are the same are kept."""
         same = 0
         for old, new in zip(self._rows, contents.rows, strict=False):
             if old != new or contents.certificates.get(old[5]) != self._signers.get(old[5]):

@@ -1,4 +1,4 @@
-"""How entries are stored, chained and signed.
+"""Stored form of entries: how they are chained and signed.
 
 An entry's hash is SHA-256 over a canonical text (JSON, sorted keys) of all that it says and of the hash
 before it; the first one's is the ledger's own. Signed are ``encode_fields(ENTRY, hash)``, and for the
@@ -46,7 +46,7 @@ class Signer(Protocol):
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """The key's signature."""
+        """Sign with the key."""
         ...
 
 
@@ -57,7 +57,7 @@ Row: TypeAlias = tuple[int, str, str, str, str, str, str, bytes]
 def make_row(
     sequence: int, time: datetime, content: Content, retry: int, previous: str, signer: Signer
 ) -> Row:
-    """A new entry, signed, as it is stored."""
+    """Make a new entry, signed, as it is stored."""
     values = content.as_value()
     if isinstance(content, Charge):
         values["retry"] = retry
@@ -80,7 +80,7 @@ _UNREADABLE = (
 
 
 def read_row(row: Row, *, expected: int, previous: str) -> Entry:
-    """The entry of a stored row that continues the chain; its signature is the caller's to check.
+    """Read a stored row that continues the chain; its signature is the caller's to check.
 
     Raises:
         TamperError: TF-702, naming the entry.
@@ -112,12 +112,12 @@ def read_row(row: Row, *, expected: int, previous: str) -> Entry:
 
 
 def digest(data: bytes) -> str:
-    """SHA-256, as hexadecimal digits."""
+    """Return SHA-256 as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def canonical(values: Mapping[str, object]) -> str:
-    """The one text of plain values."""
+    """Return the one text of plain values."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 

@@ -27,13 +27,13 @@ is below this share of a bound is below the bound."""
 
 
 class SensitivityError(TightframeError):
-    """What a record or patient adds to a sum is over the bound that was charged for (TF-721)."""
+    """A record's or patient's term of a sum is over the bound that was charged for (TF-721)."""
 
     code = "TF-721"
 
 
 def clip_features(features: torch.Tensor, bound: float) -> torch.Tensor:
-    """Each record's feature vector, scaled down to an L2 norm of at most ``bound``.
+    """Scale each record's feature vector down to an L2 norm of at most ``bound``.
 
     Args:
         features: (B, d), any floating type; a record with a value that is not finite becomes zero, because
@@ -57,7 +57,7 @@ def clip_features(features: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def on_grid(features: torch.Tensor, bits: int, bound: float) -> torch.Tensor:
-    """``trunc(features * 2**bits)``: towards zero, so that no norm grows.
+    """Truncate to the grid, ``trunc(features * 2**bits)``: towards zero, so that no norm grows.
 
     Args:
         features: (B, d) float64, clipped to ``bound``.
@@ -93,7 +93,7 @@ def class_sums(
     *,
     patients: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The vector that is released, before its noise: ``(S_c, lambda_int N_c)`` of every class c.
+    """Return the released vector before its noise: ``(S_c, lambda_int N_c)`` of every class c.
 
     With ``neighbours="record"`` the sums of parts of the records may be added. With ``"patient"``, all
     records of a patient must be in one call, since the whole of what a patient adds is clipped.
@@ -121,7 +121,7 @@ def class_sums(
 
 
 def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> torch.Tensor:
-    """One silo's share of a release's noise, from the operating system's generator.
+    """Draw one silo's share of a release's noise, from the operating system's generator.
 
     Charge the release to the ledger before this is called.
 
@@ -146,7 +146,7 @@ def summed(
     squared_limit: int,
     patients: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The records' terms, added for every class.
+    """Add the records' terms for every class.
 
     Args:
         terms: (B, w) int64, each of squared norm ``squared_limit`` at most.
@@ -199,7 +199,7 @@ def _check_patients(config: ClassSumsConfig, patients: torch.Tensor | None) -> N
 def _clip_patients(
     terms: torch.Tensor, labels: torch.Tensor, num_classes: int, squared_limit: int, patients: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each patient adds to each class, scaled down so that all of it is within D.
+    """Scale each patient's terms down so that together they are within D.
 
     Returns:
         (P, w) int64, a row for each pair of a patient and a class, and the rows' classes (P,).
@@ -226,7 +226,7 @@ def _clip_patients(
 
 
 def _squared_norms(rows: torch.Tensor, owner: torch.Tensor, people: int, squared_limit: int) -> torch.Tensor:
-    """Each patient's squared norm in integers: exact up to the limit, above it where it is above."""
+    """Return each patient's squared norm in integers: exact up to the limit, above it where it is above."""
     # One integer beyond D is over the limit by itself, and its square is kept from wrapping around.
     beyond = math.isqrt(squared_limit) + 1
     squares = rows.clamp(-beyond, beyond) ** 2

@@ -46,7 +46,7 @@ MAX_CLASSES = 2**16
 
 @dataclass(frozen=True)
 class EvaluationConfig(NoisyRelease):
-    """How an evaluation's totals are released.
+    """Settings of an evaluation's release.
 
     Attributes:
         noise_multiplier: z, of one release: all totals of both folds together.
@@ -90,7 +90,7 @@ class EvaluationConfig(NoisyRelease):
 
 
 def cell_deviation(config: EvaluationConfig, *, silos: int, honest: int) -> float:
-    """Standard deviation of the noise in one cell of an opened confusion matrix, in records.
+    """Return the standard deviation of the noise in one cell of an opened confusion matrix, in records.
 
     Args:
         config: see there.
@@ -102,13 +102,13 @@ def cell_deviation(config: EvaluationConfig, *, silos: int, honest: int) -> floa
 
 
 def in_units(counts: NDArray[Any], units: int) -> NDArray[np.int64]:
-    """Whole counts of records as integers of the grid: int64, of any shape."""
+    """Convert whole counts of records to integers of the grid: int64, of any shape."""
     whole_counts: NDArray[np.int64] = np.rint(counts).astype(np.int64)
     return whole_counts * units
 
 
 def noise_for(shape: tuple[int, ...], config: EvaluationConfig, honest: int) -> NDArray[np.int64]:
-    """One silo's share of the noise. Charge the release to the ledger before this is called.
+    """Draw one silo's share of the noise. Charge the release to the ledger before this is called.
 
     Raises:
         RandomnessError: TF-720, if the operating system gives no random numbers.
@@ -117,7 +117,7 @@ def noise_for(shape: tuple[int, ...], config: EvaluationConfig, honest: int) -> 
 
 
 def term_bound(config: EvaluationConfig, num_records: int, num_silos: int) -> float:
-    """The largest absolute value of a silo's noisy totals as a number: the ``bound`` of their fields.
+    """Return the largest absolute value of a silo's noisy totals: the ``bound`` of their fields.
 
     Args:
         config: see there.

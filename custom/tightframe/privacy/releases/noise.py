@@ -86,7 +86,7 @@ class NoisyRelease(ABC):
 
 
 def variance_of_share(noise_multiplier: float, squared_sensitivity: int, honest: int) -> int:
-    """``z**2 D**2 / honest``, rounded up, plus 9: any ``honest`` silos together add ``z**2 D**2`` at least.
+    """Return ``z**2 D**2 / honest``, rounded up, plus 9: ``honest`` silos add at least ``z**2 D**2``.
 
     Args:
         noise_multiplier: z.

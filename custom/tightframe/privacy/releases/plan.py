@@ -1,4 +1,4 @@
-"""What a release of per-class sums is planned to be: its grid, its noise, its rounds and its charge.
+"""Plan of the releases of per-class sums: grid, noise, rounds and charge.
 
 A release is the vector ``(S_1 .. S_C, lambda N_1 .. lambda N_C)`` of summed features and record counts
 of every class, in integer units of ``2**-f``, with discrete Gaussian noise on every integer. Everything
@@ -36,7 +36,7 @@ RING_BITS, RING_FRACTION_BITS = 64, 24
 
 @dataclass(frozen=True)
 class ClassSumsConfig(NoisyRelease):
-    """How per-class sums are released; the same at all silos of a job.
+    """Settings of the releases of per-class sums; the same at all silos of a job.
 
     Attributes:
         noise_multiplier: z, noise standard deviation of one release over its L2 sensitivity.
@@ -109,19 +109,19 @@ class ClassSumsConfig(NoisyRelease):
 
 
 def noise_tail(config: ClassSumsConfig, honest: int) -> int:
-    """What no integer of a silo's noise is beyond, but with a probability below ``2**-80``, in units."""
+    """Bound a silo's noise, in units: an integer is beyond it with a probability below ``2**-80``."""
     squared = TAIL_DEVIATIONS**2 * config.share_variance(honest)
     return math.isqrt(squared - 1) + 1
 
 
 def largest_term(config: ClassSumsConfig, num_records: int) -> int:
-    """The largest integer in the sums of ``num_records`` records, or patients, before noise, in units."""
+    """Return the largest integer in the sums of ``num_records`` records, or patients, before noise."""
     each = math.isqrt(config.squared_sensitivity - 1) + 1
     return whole("num_records", num_records, 1, MAX_RECORDS) * each
 
 
 def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:
-    """The largest absolute value of a silo's noisy sums as a number: the ``bound`` of their field.
+    """Return the largest absolute value of a silo's noisy sums: the ``bound`` of their field.
 
     Args:
         config: see there.
@@ -132,7 +132,7 @@ def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:
 
 
 def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest: int) -> int:
-    """The largest absolute integer of a total, the tail of the noise included, in units of the grid.
+    """Return the largest absolute integer of a total, the tail of the noise included, in grid units.
 
     Args:
         config: see there.
@@ -161,7 +161,7 @@ def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest
 
 
 def release_rounds(rounds: int, releases: int, *, predicts: bool = False) -> tuple[int, ...]:
-    """The training rounds, from 1 on, in which class sums are released: at most ``releases`` of them.
+    """Return the rounds, from 1 on, in which class sums are released: at most ``releases`` of them.
 
     The rounds are cut into equal stretches, and each stretch releases in its middle: so no release is
     of a model that has hardly been trained, none is further than half a stretch from the rounds

@@ -22,7 +22,7 @@ _COUNT_DEVIATIONS = 3.0
 
 @dataclass(frozen=True)
 class ClassReading:
-    """What a release says of the classes.
+    """Class means and counts of a release.
 
     Attributes:
         means: (C, d) float64, class means of the clipped features, of norm B at most; zero where not usable.
@@ -54,23 +54,23 @@ class ReleaseAverage:
 
     @classmethod
     def empty(cls, num_classes: int, width: int) -> ReleaseAverage:
-        """No release yet; ``width`` is d + 1."""
+        """Return an average without a release; ``width`` is d + 1."""
         zero = torch.zeros((), dtype=torch.float64)
         return cls(torch.zeros(num_classes, width, dtype=torch.float64), zero, zero.clone())
 
     @classmethod
     def of(cls, state: Mapping[str, torch.Tensor]) -> ReleaseAverage:
-        """From what ``state`` gave."""
+        """Restore an average from its ``state``."""
         return cls(state["total"], state["weight"], state["noise"])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors by name."""
+        """Return the tensors by name."""
         return {"total": self.total, "weight": self.weight, "noise": self.noise}
 
     def add(
         self, total: torch.Tensor, *, silos: int = 1, honest: int = 1, decay: float = 1.0
     ) -> ReleaseAverage:
-        """With one more release.
+        """Return the average with one more release.
 
         Args:
             total: (C, d + 1) int64.
