@@ -28,15 +28,16 @@ from rich.table import Table
 from tightframe import data, federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
-from tightframe.learning.loop import OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.contribute import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo
 
 CENTRES = (1, 2, 3, 5)
 DEFAULT_DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
-FEDMR_GRID = ({"mu_intra": 1e-6, "mu_inter": 1e-2}, {"mu_intra": 1e-5, "mu_inter": 1e-2})
+FEDMR_GRID = ({"mu_intra": 0.1, "mu_inter": 1e-2}, {"mu_intra": 0.4, "mu_inter": 1e-2})
 
 
 def silos(root: Path, size: int) -> dict[str, SiloData]:

@@ -23,11 +23,13 @@ from torch.utils.data import DataLoader
 
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.learning.loop import OptimizerSettings, Stage, cross_entropy, merge_single_tail
+from tightframe.learning.loop import merge_single_tail
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Fold
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo.contribute import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo
 
 
 class Images:

@@ -47,11 +47,9 @@ FIRST_GRID_SEED = 1000
 """Seeds of the grid; those of the result lie below."""
 
 GRIDS: dict[str, list[dict[str, Any]]] = {
-    "fedmr": [
-        {"mu_intra": intra, "mu_inter": inter} for intra in (1e-6, 1e-5, 1e-4) for inter in (1e-3, 1e-2)
-    ]
+    "fedmr": [{"mu_intra": intra, "mu_inter": inter} for intra in (0.1, 0.4, 1.0) for inter in (1e-3, 1e-2)]
 }
-"""Declared before any result: mu_intra around its hundredth of the cross-entropy, mu_inter up to 1e-2."""
+"""Declared before any result: mu_intra around its default, mu_inter up to 1e-2."""
 
 DEFAULT_METHODS = ("fedmr", "fedetf", "fednh", "fedavg_etf")
 RESULTS = Path(__file__).resolve().parent / "results"

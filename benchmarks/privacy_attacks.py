@@ -29,9 +29,11 @@ from tightframe.data.base import SiloData
 from tightframe.data.image_sets import open_silos
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.releases.class_sums import as_numbers, class_sums, noise_for
+from tightframe.privacy.releases.class_sums import class_sums, noise_for
 from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.rounds.setup import prepare
 
@@ -79,8 +81,8 @@ def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)
         (torch.from_numpy(inputs[part]), torch.from_numpy(labels[part]))
         for part in loop.merge_single_tail(shuffled, 32)
     ]
-    settings = loop.OptimizerSettings(learning_rate=0.05, momentum=0.9)
-    stage = loop.Stage((loop.cross_entropy(),), settings, epochs=epochs)
+    settings = OptimizerSettings(learning_rate=0.05, momentum=0.9)
+    stage = Stage((cross_entropy(),), settings, epochs=epochs)
     loop.fit(model, lambda epoch: iter(batches), [stage], device="cpu")
     others, other_labels = _unit(model, inputs, labels)
     known = {label: others[other_labels == label].mean(0) for label in range(CLASSES)}
@@ -121,7 +123,7 @@ def released(features: Array, owners: Array, trials: int, noise: float | None) -
     units = class_sums(torch.from_numpy(features), torch.from_numpy(owners), trials, config)
     if noise is not None:
         units += noise_for(tuple(units.shape), config, honest=1)
-    found: Array = as_numbers(units, config).numpy()
+    found: Array = config.as_numbers(units.numpy())
     return found
 
 

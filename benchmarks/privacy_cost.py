@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tightframe import models
 from tightframe.learning import loop
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.normalisation import make_private
 from tightframe.privacy.training.per_sample import EngineName
@@ -59,8 +61,8 @@ def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
     inputs = torch.randn((case.batch, 3, case.size, case.size), generator=generator)
     records = TensorDataset(inputs, torch.randint(CLASSES, (case.batch,), generator=generator))
     model = build(case.model, case.size).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    settings = loop.OptimizerSettings(learning_rate=0.01, momentum=0.9)
-    stages = [loop.Stage((loop.cross_entropy(),), settings, steps=1)]
+    settings = OptimizerSettings(learning_rate=0.01, momentum=0.9)
+    stages = [Stage((cross_entropy(),), settings, steps=1)]
     if engine is None:
         return lambda: void(
             loop.fit(model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device="cpu", seed=0)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import DataError, JobError, RunError, TrainingError
-from tightframe.rounds.context import SiloContext
-from tightframe.rounds.server.coordinator import Coordinator, Message
+from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 

@@ -286,7 +286,7 @@ class SiloView(Protocol):
         """Mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
-        """Run the stages of local training and return ``learning.loop.FitReport``."""
+        """Run the stages of local training and return ``learning.stages.FitReport``."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """A random stream keyed by (seed, silo, round, purpose)."""
@@ -372,9 +372,18 @@ def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) ->
     return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
+def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the model's output for a batch: class logits (B, C)."""
+    output: torch.Tensor = model(inputs)
+    return output
+
+
 @dataclass(frozen=True)
 class Method:
-    """A method is a value. One paper, one file, ending in ``METHOD = Method(...)``.
+    """A method is a value. One paper, one file, ending in ``METHOD = ...``.
+
+    Most are made by ``learning.halves.composed_method`` from how a silo trains and what the server does
+    with the sums; a method that has no such form gives ``init_server`` and ``plan`` itself.
 
     Attributes:
         name: what a job calls it.
@@ -383,7 +392,8 @@ class Method:
         config: frozen pydantic model of its options.
         init_server: makes the state before round 1 from a seed.
         plan: the phases of one training round.
-        predict: class logits (B, C) of a batch from a model.
+        predict: class logits (B, C) of a batch from a model; the model's output unless a method says
+            otherwise.
         head: makes what replaces the backbone's linear head, from (options, feature width, classes):
             logits (B, C) of features (B, d). What is fixed for all silos is a parameter without a
             gradient: it travels with the model, but is never sent up. None keeps the backbone's.
@@ -406,7 +416,7 @@ class Method:
     config: type[BaseModel]
     init_server: Callable[[Setting, int], ServerState]
     plan: Callable[[Setting, int, int], tuple[Phase, ...]]
-    predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+    predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = logits
     head: Callable[[Any, int, int], torch.nn.Module | None] | None = None
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     private: Callable[[Any], str | None] | None = None

@@ -26,9 +26,10 @@ from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.phases import Schema
 from tightframe.rounds import checkpoint, codec
-from tightframe.rounds.context import SiloContext, journal_folder
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import unpack

@@ -104,7 +104,10 @@ def test_an_app_of_anything_else_is_refused_before_it_is_unpacked(
     told = AppDeployer().deploy(
         Workspace(str(tmp_path), "server"), JOB, {}, "app", HOSTILE["code"], SimpleNamespace()
     )
-    assert "other files" in told and sorted(one.name for one in tmp_path.iterdir()) == ["local", "startup"]
+    assert "files other than" in told and sorted(one.name for one in tmp_path.iterdir()) == [
+        "local",
+        "startup",
+    ]
     assert rules.APP_FILES.keys() == {Role.SITE, Role.SERVER}
 
 

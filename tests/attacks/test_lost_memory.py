@@ -185,7 +185,7 @@ def test_only_a_person_begins_a_lost_ledger_anew(hospitals: dict[str, Records], 
     three = {name: hospitals[name] for name in sorted(hospitals)[:3]}
     federation = federated(three, state, "job-c")
     federation.ask_to_enroll(SITE, federation.params())
-    assert "nothing was begun anew" in CliRunner().invoke(app, [*begin, "--yes"]).output
+    assert "no new ledger was begun" in CliRunner().invoke(app, [*begin, "--yes"]).output
 
 
 def old_journal(state: Path, entries: bytes) -> Path:

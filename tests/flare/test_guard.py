@@ -23,8 +23,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from tests.conftest import ROOT, SMALL
 from tests.flare.client import JOB_ID, Site, Wire
 
-from tightframe.config.policy import Policy, Refusal
-from tightframe.config.refusals import REFUSALS
+from tightframe.config.policy import Policy
+from tightframe.config.refusals import REFUSALS, Refusal
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
 from tightframe.flare import doors, guard
@@ -35,8 +35,8 @@ from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
-from tightframe.rounds.sums.secure_server import ServerIdentity
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
+from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import Masked, Receipt, SumId
 
 SECRET = 4711.4711

@@ -267,7 +267,7 @@ def test_a_board_that_cannot_be_drawn_ends_no_run(
         made.watch(one)
         monkeypatch.setattr(telemetry, "send_analytic_dxo", lambda *args: 1 / 0)
         one.watcher()
-    assert "what the run tells boards is incomplete" in caplog.text
+    assert "the run's telemetry is incomplete" in caplog.text
 
 
 @pytest.mark.parametrize(

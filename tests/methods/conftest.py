@@ -13,6 +13,7 @@ import torch
 
 from tightframe import models
 from tightframe.learning import loop
+from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Cohort, Setting, stream_seed
 
 
@@ -52,7 +53,7 @@ class FakeSilo:
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)
             yield inputs, self.labels[chosen]
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local
         return loop.fit(
             model,

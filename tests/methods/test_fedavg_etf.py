@@ -17,7 +17,7 @@ from torch import nn
 from tightframe import federation
 from tightframe.errors import TrainingError
 from tightframe.learning.class_sums import ClassSums
-from tightframe.learning.loop import BatchView
+from tightframe.learning.stages import BatchView
 from tightframe.methods import fedavg_etf
 from tightframe.methods.fedavg_etf import (
     DENOMINATOR,

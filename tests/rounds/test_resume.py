@@ -20,9 +20,8 @@ from tightframe.errors import JobError, RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
-from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.context import CHECKPOINT, SiloContext
 from tightframe.rounds.rows import Row
 from tightframe.rounds.server import resume
 from tightframe.rounds.silo import state
@@ -74,7 +73,7 @@ def stopped(wanted: JobConfig, folder: Path, *, number: int = 3) -> JobConfig:
     """A run that is stopped in a round, and the job that goes on with it."""
     with pytest.raises(PulledPlugError):
         federation.run_job(wanted, folder=folder, on_round=stop_in(number))
-    return resume.next_job(folder / "server" / checkpoint.CHECKPOINT)
+    return resume.next_job(folder / "server" / CHECKPOINT)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -88,7 +87,7 @@ def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> 
 
 
 def job_id(folder: Path) -> str:
-    return resume.read(folder / "server" / checkpoint.CHECKPOINT)[1].job_id
+    return resume.read(folder / "server" / CHECKPOINT)[1].job_id
 
 
 @dataclass
@@ -132,10 +131,10 @@ def test_a_chain_keeps_its_lineage_and_the_silos_may_be_a_phase_ahead(tmp_path: 
     second = stopped(wanted, tmp_path / "1", number=2)
     with pytest.raises(PulledPlugError):
         federation.run_job(second, folder=tmp_path / "2", stopped=tmp_path / "1", on_round=stop_in(2))
-    assert not (tmp_path / "2" / "server" / checkpoint.CHECKPOINT).exists()
+    assert not (tmp_path / "2" / "server" / CHECKPOINT).exists()
     with pytest.raises(PulledPlugError):
         federation.run_job(second, folder=tmp_path / "3", stopped=tmp_path / "1", on_round=stop_in(4))
-    third = resume.next_job(tmp_path / "3" / "server" / checkpoint.CHECKPOINT)
+    third = resume.next_job(tmp_path / "3" / "server" / CHECKPOINT)
     assert second.resume is not None and third.resume is not None
     assert third.resume.lineage == second.resume.lineage == job_id(tmp_path / "1")
     assert (third.resume.previous, third.resume.after_round) == (job_id(tmp_path / "3"), 3)
@@ -215,7 +214,7 @@ def test_a_silo_that_was_not_enrolled_stays_out_and_counts_stay_open(
 def test_a_wrong_checkpoint_is_named_before_any_task(wrong: str, broken: Stopped, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     shutil.copytree(broken.folder, folder)
-    path, going_on, code = folder / "server" / checkpoint.CHECKPOINT, broken.next, "TF-521"
+    path, going_on, code = folder / "server" / CHECKPOINT, broken.next, "TF-521"
     assert going_on.resume is not None
     if wrong == "missing":
         path.unlink()
@@ -238,8 +237,8 @@ def test_a_wrong_checkpoint_is_named_before_any_task(wrong: str, broken: Stopped
 
 
 def test_a_cut_checkpoint_and_one_of_an_older_format_are_named(broken: Stopped, tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.CHECKPOINT
-    data = (broken.folder / "server" / checkpoint.CHECKPOINT).read_bytes()
+    path = tmp_path / CHECKPOINT
+    data = (broken.folder / "server" / CHECKPOINT).read_bytes()
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(RunError, match="TF-507"):
         resume.next_job(path)

@@ -12,7 +12,8 @@ import torch
 
 from tightframe import federation
 from tightframe.config.job import parse_job
-from tightframe.config.policy import BelowPolicyError, PolicyBlock
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.rounds.riders import evaluation
 

@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 class TableRecords(Dataset[tuple[torch.Tensor, int]]):
     """Map-style data set of (float32 (D,), int label). A table has no training transforms.
 
-    A whole batch is made at once (``__getitems__``), so that a wide, sparse row costs little.
+    A whole batch is built at once (``__getitems__``), which makes wide, sparse rows cheap.
 
     Args:
         labels: int64 (n,).
-        read: values of the records of these numbers, a fresh float32 (B, D).
+        read: indices of B records -> their values, a new float32 array (B, D).
     """
 
     def __init__(
@@ -35,6 +35,6 @@ class TableRecords(Dataset[tuple[torch.Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-        """The records of a batch, as the loader asks for them."""
+        """Return the records of a batch; torch's loader calls this instead of ``__getitem__``."""
         values = torch.from_numpy(self._read(indices))
         return list(zip(values.unbind(0), (self._labels[index] for index in indices), strict=True))

@@ -1,8 +1,19 @@
-"""A training round put together of two halves: how a silo trains, and what the server makes of it.
+"""What a method is made of: how a silo trains, and what the server does with the sums.
 
-Many methods change only one of them: FedProx and MOON what a silo minimises, FedNova and FedOpt what
-the server does with the updates; SCAFFOLD changes both. As values of ``LocalRule`` and ``ServerRule``
-they can be put together freely (``methods.combine``), while every method stays a file of its own.
+A method with one exchange a round is two values::
+
+    LocalRule    objective  what a silo minimises: terms of the loss, corrections of the gradient
+                 start      from which model; the one received unless the method says otherwise
+                 finish     what it sends beside its update (``fields``), and the state that it keeps
+    ServerRule   update     the next state from the opened sums; ``averaging()`` is FedAvg's mean
+                 initial, broadcast   what the server keeps and sends beside the model
+
+``composed_method`` makes a ``phases.Method`` of them: state before round 1, schema, broadcast, local
+training, and the silo's personal model. ``scheduled_method`` does where they change from round to round.
+FedProx and MOON change the silo's half only, FedNova and FedOpt the server's, SCAFFOLD both, and
+``methods.combine`` pairs them freely. A method writes ``init_server`` and ``plan`` itself only where it
+has no such form: no global model (FedProto, local-only), gradients in two exchanges a round (FedILC), a
+module that trains beside the model (FedROD), class means taken while the model trains (FedAvg_ETF).
 """
 
 from __future__ import annotations
@@ -43,13 +54,17 @@ from tightframe.phases import (
 
 @dataclass(frozen=True)
 class Objective:
-    """What a silo minimises in one round: parts of a ``Stage``, and the stages before that one."""
+    """What a silo minimises in one round: parts of a ``Stage``, and the stages before that one.
+
+    ``optimizer`` None is the job's.
+    """
 
     terms: Sequence[Term]
     parameter_terms: Sequence[ParameterTerm] = ()
     corrections: Sequence[GradientCorrection] = ()
     trainable: Callable[[str], bool] = every_parameter
     before: Sequence[Stage] = ()
+    optimizer: OptimizerSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,8 @@ class ServerRule:
 
 Parts = Callable[[Setting], tuple[LocalRule, ServerRule]]
 """The halves that a method's options choose; ValueError where the job's training does not suit them."""
+ScheduledParts = Callable[[Setting, int, int], tuple[LocalRule, ServerRule]]
+"""Those of one round: (setting, round from 1, number of rounds)."""
 
 
 def plain_training() -> LocalRule:
@@ -171,42 +188,46 @@ def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]
     return ServerRule(fields=model_update.model_fields, update=update)
 
 
-def composed_method(*, name: str, title: str, paper: str, config: Any, parts: Parts, **others: Any) -> Method:
-    """A method of one phase a round, made of the two halves that its options choose.
+def scheduled_method(*, parts: ScheduledParts, **attributes: Any) -> Method:
+    """Make a method of one phase a round from the two halves of each round.
+
+    A silo's personal model is the final one after one more round, in which it hears of the server what it
+    heard in the last.
+
+    Args:
+        parts: the halves, from the setting, the round and the number of rounds.
+        **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``, and whatever is
+            to stand in place of what is made here.
+    """
+
+    def init_server(setting: Setting, seed: int) -> ServerState:
+        _, server = parts(setting, 1, 1)
+        return ServerState(model_update.initial_model(setting, seed), server.initial(setting))
+
+    def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+        return (train_phase(setting, *parts(setting, round, rounds)),)
+
+    return Method(**{"init_server": init_server, "plan": plan, **attributes})
+
+
+def composed_method(*, parts: Parts, **attributes: Any) -> Method:
+    """Make a method of one phase a round from the two halves that its options choose.
 
     A silo's personal model is the final one after one more round of the silo's half, which then hears
     nothing of the server but the model.
 
     Args:
-        name: as in ``phases.Method``.
-        title: likewise.
-        paper: likewise.
-        config: likewise.
         parts: the halves, from the setting.
-        **others: further attributes of ``phases.Method``.
+        **attributes: as of ``scheduled_method``. ``personalise=None`` lets the personal model's round hear
+            what the server broadcasts, for an objective that needs it.
     """
-
-    def init_server(setting: Setting, seed: int) -> ServerState:
-        _, server = parts(setting)
-        return ServerState(model_update.initial_model(setting, seed), server.initial(setting))
-
-    def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-        return (train_phase(setting, *parts(setting)),)
 
     def personalise(silo: SiloView, tensors: Tensors, state: Tensors) -> nn.Module:
         local, _ = parts(silo.setting)
         return train(silo, model_update.broadcast_model(tensors), state, local).model
 
-    return Method(
-        name=name,
-        title=title,
-        paper=paper,
-        config=config,
-        init_server=init_server,
-        plan=plan,
-        predict=predict,
-        personalise=personalise,
-        **others,
+    return scheduled_method(
+        parts=lambda setting, round, rounds: parts(setting), **{"personalise": personalise, **attributes}
     )
 
 
@@ -236,7 +257,7 @@ def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) 
     settings = silo.setting.local
     stage = Stage(
         terms=objective.terms,
-        optimizer=OptimizerSettings.of(settings),
+        optimizer=objective.optimizer or OptimizerSettings.of(settings),
         epochs=settings.epochs,
         trainable=objective.trainable,
         parameter_terms=objective.parameter_terms,
@@ -244,12 +265,6 @@ def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) 
     )
     report = silo.fit(model, [*objective.before, stage])
     return Trained(silo, broadcast, state, model, report, model_update.model_terms(received, model))
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
 
 
 def require_sgd(setting: Setting, what: str) -> None:

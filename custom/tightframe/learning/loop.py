@@ -17,36 +17,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe.errors import TrainingError
-from tightframe.learning.optimizers import Optimizer, OptimizerSettings
+from tightframe.learning.optimizers import Optimizer
 from tightframe.learning.stages import (
     Batch,
     Batches,
     BatchView,
     FitReport,
-    GradientCorrection,
-    ParameterTerm,
     Stage,
     Term,
     at_least_float32,
-    cross_entropy,
 )
-
-__all__ = [
-    "Batch",
-    "BatchView",
-    "Batches",
-    "FitReport",
-    "GradientCorrection",
-    "OptimizerSettings",
-    "ParameterTerm",
-    "Stage",
-    "Term",
-    "at_least_float32",
-    "cross_entropy",
-    "fit",
-    "is_out_of_memory",
-    "merge_single_tail",
-]
 
 Indices = TypeVar("Indices", bound=Any)
 

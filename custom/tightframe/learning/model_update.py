@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tightframe.learning.loop import FitReport
+from tightframe.learning.stages import FitReport
 from tightframe.phases import Cohort, Field, Setting, Tensors, Totals
 
 BROADCAST = "model/"

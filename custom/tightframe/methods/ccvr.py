@@ -21,7 +21,6 @@ covariance over n with a formula for n - 1; neither is the paper's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -220,17 +219,15 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     return plain_training(), averaging()
 
 
-METHOD = replace(
-    composed_method(
-        name="ccvr",
-        title="CCVR",
-        paper=(
-            "Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
-            "Non-IID Data, NeurIPS 2021"
-        ),
-        config=CcvrConfig,
-        parts=parts,
-        after=after,
+METHOD = composed_method(
+    name="ccvr",
+    title="CCVR",
+    paper=(
+        "Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
+        "Non-IID Data, NeurIPS 2021"
     ),
+    config=CcvrConfig,
+    parts=parts,
+    after=after,
     init_server=init_server,
 )

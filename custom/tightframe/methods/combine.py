@@ -16,8 +16,6 @@ from pydantic import BaseModel, Field, create_model, model_validator
 from torch import nn
 
 from tightframe import phases
-from tightframe.learning import model_update
-from tightframe.learning.class_sums import class_sum_fields, silo_class_sums
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -30,7 +28,6 @@ from tightframe.learning.halves import (
 from tightframe.learning.losses import ZeroCounts, balanced_softmax_loss
 from tightframe.learning.stages import Term
 from tightframe.methods import feddc, feddyn, fedmr, fednova, fedopt, fedprox, fedrs, moon, scaffold
-from tightframe.models import feature_width
 from tightframe.models.geometry_heads import (
     LOWEST_TEMPERATURE,
     EtfHead,
@@ -214,35 +211,26 @@ def with_prototypes(
         return replace(made, terms=(*made.terms, fedmr.inter_term(silo, broadcast, options)))
 
     def fields(setting: Setting) -> tuple[phases.Field, ...]:
-        sums = class_sum_fields(fedmr.SUMS, fedmr.COUNTS, setting.num_classes, _feature_width(setting))
-        return (*local.fields(setting), *sums)
+        return (*local.fields(setting), *fedmr.sum_fields(setting, static=True))
 
     def finish(trained: Trained) -> Contribution:
         made = local.finish(trained)
-        width = trained.broadcast[fedmr.PROTOTYPES].shape[1]
-        sums, counts = silo_class_sums(trained.silo, trained.model, width)
-        return replace(made, tensors={**made.tensors, fedmr.SUMS: sums, fedmr.COUNTS: counts})
+        return replace(made, tensors={**made.tensors, **fedmr.finish(trained).tensors})
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         changed = server.update(state, totals, cohort)
         return changed.evolve(extra=fedmr.with_new_prototypes(changed.extra, totals))
 
     def initial(setting: Setting) -> Tensors:
-        none_yet = fedmr.no_prototypes(setting.num_classes, _feature_width(setting))
-        return {**server.initial(setting), **none_yet}
+        return {**server.initial(setting), **fedmr.initial(setting)}
 
     def broadcast(state: ServerState) -> Tensors:
-        sent = {name: state.extra[name] for name in (fedmr.PROTOTYPES, fedmr.VALID)}
-        return {**server.broadcast(state), **sent}
+        return {**server.broadcast(state), **fedmr.received(state)}
 
     return (
         replace(local, names=(*local.names, "inter"), objective=objective, fields=fields, finish=finish),
         replace(server, update=update, initial=initial, broadcast=broadcast),
     )
-
-
-def _feature_width(setting: Setting) -> int:
-    return feature_width(model_update.shared_template(setting))
 
 
 def local_rule(setting: Setting) -> LocalRule:

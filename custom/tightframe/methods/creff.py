@@ -25,6 +25,8 @@ Published settings are 100 steps at 0.1 (in a configuration file) or 0.01 (in sc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +36,14 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
-from tightframe.learning.halves import predict
+from tightframe.learning.halves import (
+    LocalRule,
+    ServerRule,
+    Trained,
+    averaging,
+    plain_training,
+    scheduled_method,
+)
 from tightframe.learning.losses import fit_head
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
@@ -43,8 +52,6 @@ from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
-    Method,
-    Phase,
     ServerState,
     Setting,
     SiloView,
@@ -53,7 +60,6 @@ from tightframe.phases import (
     stream_seed,
 )
 
-TERMS = ("cross_entropy",)
 GRADIENTS, HOLDERS = "creff/gradients", "creff/holders"
 FEATURES, KNOWN, SEED = "creff_features", "creff_known", "creff_seed"
 GRADIENT_BOUND = 2.0**20
@@ -211,48 +217,31 @@ def init_server(setting: Setting, seed: int) -> ServerState:
     return ServerState(model_update.initial_model(setting, seed), extra)
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: class gradients at the model received, then FedAvg's training."""
-    classes = setting.num_classes
-    size = classes * (feature_width(model_update.shared_template(setting)) + 1)
-    shared = {"static": True, "per_class": True}
-    schema = phases.Schema(
-        (
-            *model_update.model_fields(setting),
-            *model_update.training_fields(TERMS),
-            phases.Field(GRADIENTS, (classes, size), bound=GRADIENT_BOUND, **shared),  # type: ignore[arg-type]
-            phases.Field(HOLDERS, (classes,), bound=1.0, **shared),  # type: ignore[arg-type]
-        )
-    )
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """FedAvg's training beside class gradients; the mean, and the head's re-training."""
+    local = replace(plain_training(), fields=gradient_fields, finish=finish)
+    return local, replace(averaging(), update=partial(update, setting, round))
+
+
+def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
+    """Mean gradients of each class, flattened, and holders."""
+    shared = partial(phases.Field, static=True, per_class=True)
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     return (
-        Phase(
-            "train",
-            schema,
-            broadcast,
-            contribute,
-            lambda state, totals, cohort: update(setting, round, state, totals, cohort),
-        ),
+        shared(GRADIENTS, (classes, classes * (width + 1)), bound=GRADIENT_BOUND),
+        shared(HOLDERS, (classes,), bound=1.0),
     )
 
 
-def broadcast(state: ServerState) -> Tensors:
-    """The model with both heads, as ``model/<name>``; the federated features stay at the server."""
-    return model_update.broadcast_model(state.model)
-
-
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """Gradients of each class's records at the model received, then E epochs; nothing is kept."""
-    received = model_update.received_model(broadcast)
-    model = silo.load(received).eval()
+@torch.no_grad()
+def finish(trained: Trained) -> Contribution:
+    """Gradients of each class's records at the model received; nothing is kept."""
+    silo, received = trained.silo, model_update.received_model(trained.broadcast)
+    model: Any = silo.load(received).eval()
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    with torch.no_grad():
-        made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
-        gradients, held = class_gradients(made, received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"])
-    local = silo.setting.local
-    stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
-    report = silo.fit(model, [stage])
-    terms = {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)}
-    return Contribution({**terms, GRADIENTS: gradients, HOLDERS: held})
+    features = ((model.features(inputs), labels) for inputs, labels in records)
+    gradients, held = class_gradients(features, received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"])
+    return Contribution({GRADIENTS: gradients, HOLDERS: held})
 
 
 def update(setting: Setting, round: int, state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
@@ -306,7 +295,7 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return module
 
 
-METHOD = Method(
+METHOD = scheduled_method(
     name="creff",
     title="CReFF",
     paper=(
@@ -314,9 +303,8 @@ METHOD = Method(
         "with Federated Features, IJCAI 2022"
     ),
     config=CreffConfig,
+    parts=parts,
     init_server=init_server,
-    plan=plan,
-    predict=predict,
     head=head,
     personalise=personalise,
 )

@@ -97,14 +97,12 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     return rule, averaging()
 
 
-METHOD = replace(
-    composed_method(
-        name="ditto",
-        title="Ditto",
-        paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
-        config=DittoConfig,
-        parts=parts,
-    ),
+METHOD = composed_method(
+    name="ditto",
+    title="Ditto",
+    paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+    config=DittoConfig,
+    parts=parts,
     # One more round of the personal half: near the final model, from what the silo kept.
     personalise=train_personal,
 )

@@ -28,7 +28,8 @@ from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
 from tightframe.learning.halves import update_fields
-from tightframe.learning.loop import BatchView, OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import BatchView, Stage, Term, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.options import StrictModel
@@ -336,12 +337,6 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvg
     return state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C), without offsets, because the label is not known."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 METHOD = Method(
     name="fedavg_etf",
     title="FedAvg_ETF",
@@ -350,5 +345,4 @@ METHOD = Method(
     head=head,
     init_server=init_server,
     plan=plan,
-    predict=predict,
 )

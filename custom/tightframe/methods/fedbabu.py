@@ -14,7 +14,6 @@ one and the same classifier. With BatchNorm its running statistics are averaged,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -28,7 +27,7 @@ from tightframe.learning.halves import (
     plain_training,
 )
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_models import in_body, in_head
+from tightframe.learning.own_heads import in_body, in_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
@@ -83,17 +82,15 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return own.eval()
 
 
-METHOD = replace(
-    composed_method(
-        name="fedbabu",
-        title="FedBABU",
-        paper=(
-            "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
-        ),
-        config=FedBabuConfig,
-        parts=parts,
-        head=head,
-        private=lambda config: None,
+METHOD = composed_method(
+    name="fedbabu",
+    title="FedBABU",
+    paper=(
+        "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     ),
+    config=FedBabuConfig,
+    parts=parts,
+    head=head,
+    private=lambda config: None,
     personalise=personalise,
 )

@@ -26,22 +26,12 @@ from torch import nn
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
-from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, predict, train_phase
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, scheduled_method
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import unit_features
 from tightframe.options import StrictModel
-from tightframe.phases import (
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    ServerState,
-    Setting,
-    SiloView,
-    Tensors,
-    Totals,
-)
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
 TERMS = ("cross_entropy", "prototypical")
 MEANS, HOLDERS = "prototypes/means", "prototypes/holders"
@@ -225,24 +215,16 @@ def _no_prototypes(setting: Setting) -> dict[str, torch.Tensor]:
     }
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, and no prototypes yet."""
-    return ServerState(model_update.initial_model(setting, seed), _no_prototypes(setting))
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """FedProc's training with alpha_t = 1 - t / T, and its server."""
+    return local_rule(setting.config, alpha=1 - round / rounds), server_rule()
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase, with the round's alpha_t."""
-    local = local_rule(setting.config, alpha=1 - round / rounds)
-    return (train_phase(setting, local, server_rule()),)
-
-
-METHOD = Method(
+METHOD = scheduled_method(
     name="fedproc",
     title="FedProc",
     paper="Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023",
     config=FedProcConfig,
     head=head,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
 )

@@ -29,7 +29,6 @@ from pydantic import Field
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
-from tightframe.learning.halves import predict
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.learning.stages import BatchView, Stage, Term, cross_entropy
@@ -164,7 +163,6 @@ METHOD = Method(
     config=FedProtoConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     own_model=own_tensors,
     personalise=own_trained,
 )

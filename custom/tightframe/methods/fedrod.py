@@ -25,8 +25,9 @@ from pydantic import Field
 from torch import nn
 
 from tightframe.learning import model_update
-from tightframe.learning.loop import BatchView, FitReport, OptimizerSettings, Stage, Term
 from tightframe.learning.losses import balanced_softmax_loss
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import BatchView, FitReport, Stage, Term
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import (
@@ -119,14 +120,8 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C): the generic head's, or the sum of both heads' for a personal model."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """This silo's own model: one more round of local training, then the sum of both heads.
+    """Make a personal model: one more round of local training, then the sum of both heads.
 
     Args:
         silo: whose training records are used.
@@ -201,6 +196,5 @@ METHOD = Method(
     config=FedRODConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     personalise=personalise,
 )

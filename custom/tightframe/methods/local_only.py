@@ -8,7 +8,6 @@ what is summed are a one, the means of the losses, and the evaluation. There is 
 from __future__ import annotations
 
 from tightframe.learning import model_update
-from tightframe.learning.halves import predict
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.learning.stages import Stage, cross_entropy
@@ -71,7 +70,6 @@ METHOD = Method(
     config=LocalOnlyConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     own_model=own_tensors,
     personalise=own_trained,
 )

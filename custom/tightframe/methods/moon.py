@@ -6,8 +6,8 @@ Source: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, eq. (3
     L_con = -log( e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_p) / tau}) )
 
 z are a record's features in the network in training, z_g in the global model just received and z_p
-in the silo's own model of the last round in which its term was summed; both of these are frozen and
-in evaluation mode. A silo that takes part for the first time has no such model and trains by L_ce
+in the model that the silo trained in the last round in which its term was summed; both of these are
+frozen and in evaluation mode. A silo that takes part for the first time has no such model and trains by L_ce
 alone. The paper compares the outputs of a projection head that it adds to the network; here they
 are the features that the classifier sees, so that the network is the same for all methods.
 

@@ -16,10 +16,8 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.site_ledger import KIT_HEAD, TRANSCRIPT, LedgerPaths, SiteLedger, journal_folder
+from tightframe.rounds.site_ledger import KIT_HEAD, TRANSCRIPT, LedgerPaths, SiteLedger
 from tightframe.securesum.identity import Anchor, Signer
-
-__all__ = ["DECLARATION", "SALT", "STATE", "Message", "SiloContext", "journal_folder"]
 
 STATE = "silo_state"
 CHECKPOINT = "checkpoint.safetensors"

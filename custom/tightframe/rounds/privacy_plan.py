@@ -199,7 +199,7 @@ class EvaluationPlan:
     @property
     def events(self) -> tuple[Gaussian, ...]:
         """Privacy events of the evaluations, repeats included."""
-        return evaluation_totals.events(self.config, len(self.after) + self.spare)
+        return self.config.events(len(self.after) + self.spare)
 
     def in_round(self, number: int) -> bool:
         """Check whether a training round evaluates the model that it begins with."""

@@ -188,13 +188,13 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     if job.privacy is not None:
         setup = _with_privacy(setup)
     _check_sums(setup, ceilings)
-    _check_own_models(setup)
+    _check_without_global_model(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
 
 
 def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
-    """Return backbone and options of each silo with a model of its own, and note what is wrong with them."""
+    """Return backbone and options of each site model, and note what is wrong with them."""
     if not isinstance(raw, dict) or not raw:
         return {}  # the job's own validation has refused what is no mapping
     if method is not None and method.own_model is None:
@@ -318,8 +318,8 @@ def _check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
         raise JobError([f"the method cannot be planned with these options: {error}"]) from None
 
 
-def _check_own_models(setup: JobSetup) -> None:
-    """Refuse settings that need a global model where the method has none.
+def _check_without_global_model(setup: JobSetup) -> None:
+    """Refuse what needs a global model where the method has none.
 
     Raises:
         JobError: TF-101, naming each setting.

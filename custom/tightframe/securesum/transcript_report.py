@@ -1,4 +1,4 @@
-"""What comes of checking a transcript: a refusal that names the line, or a report."""
+"""The results of checking a transcript: an error that names the line, or a report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tightframe.securesum.messages import Group, Params, SumId
 
 
 class TranscriptError(ProtocolError):
-    """A transcript is not what the rules and signatures allow (TF-616).
+    """A transcript violates the rules, or a signature in it is wrong (TF-616).
 
     Args:
-        line: the first line that is wrong, from 1.
-        what, expected, found, blamed: as for every refusal.
+        line: the first invalid line, from 1.
+        what, expected, found, blamed: as for ``ProtocolError``.
     """
 
     code = "TF-616"
@@ -33,9 +33,9 @@ class EpochReport:
     """One epoch, with the parameters that every site signed.
 
     Attributes:
-        params: what was agreed.
-        time: when certificates were checked, as the writer says.
-        keys: site -> SHA-256 (hex) of its provisioned public key, which is what a pin is.
+        params: the parameters of the epoch.
+        time: when certificates were checked, according to the writer.
+        keys: site -> SHA-256 (hex) of its provisioned public key, in the format of a pin.
     """
 
     params: Params
@@ -45,7 +45,7 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class SumReport:
-    """One sum; ``failure`` is its code if it was not opened, and ``groups`` is empty then."""
+    """One sum; if it was not opened, ``failure`` is the code and ``groups`` is empty."""
 
     epoch: int
     slot: int
@@ -58,14 +58,14 @@ class SumReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What a valid transcript says.
+    """The content of a valid transcript.
 
     Attributes:
-        view, job, version, started: of the run, as its writer says.
+        view, job, version, started: of the run, according to its writer.
         epochs, sums: in order.
-        simulated: whether the root certificate calls itself a simulated identity.
-        complete: whether the transcript has its last line.
-        reason: why the run ended early, as the writer says.
+        simulated: whether the subject of the root certificate is marked as a simulated identity.
+        complete: whether the transcript has its end line.
+        reason: why the run ended early, according to the writer.
         head: SHA-256 of the last line (hex), by which two copies can be compared.
     """
 
@@ -92,12 +92,12 @@ class Report:
 
     @property
     def failed(self) -> tuple[SumReport, ...]:
-        """The sums that were not."""
+        """The sums that were not opened."""
         return tuple(item for item in self.sums if item.failure is not None)
 
     @property
     def skipped(self) -> tuple[tuple[int, int], ...]:
-        """(epoch, slot) below an epoch's last used slot without a line: not used, or left out."""
+        """(epoch, slot) without a line, below an epoch's last used slot: not used, or left out."""
         used = {(item.epoch, item.slot) for item in self.sums}
         last = {epoch: max(slot for at, slot in used if at == epoch) for epoch, _ in used}
         every = ((epoch, slot) for epoch in sorted(last) for slot in range(last[epoch]))

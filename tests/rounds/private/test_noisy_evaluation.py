@@ -151,12 +151,12 @@ def test_each_record_of_either_fold_changes_a_term_by_exactly_the_sensitivity(
             score_bins=5,
         )
         found = with_noise(counted, config, 1)
-        return np.concatenate([evaluation_totals.as_units(item.numpy()).ravel() for item in found.values()])
+        return np.concatenate([config.as_units(item.numpy()).ravel() for item in found.values()])
 
     whole = term(torch.ones(12, dtype=torch.bool))
     for record in range(12):
         change = whole - term(torch.arange(12) != record)
-        assert sum(int(value) ** 2 for value in change) == evaluation_totals.squared_sensitivity(config)
+        assert sum(int(value) ** 2 for value in change) == config.squared_sensitivity
 
 
 def _session(folder: Path, **privacy: Any) -> tuple[SiloSession, JobSetup]:

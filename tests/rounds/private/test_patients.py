@@ -23,7 +23,6 @@ from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, NeighboursError
 from tightframe.privacy.releases.class_counts import COUNT_GRID
-from tightframe.privacy.releases.plan import squared_sensitivity
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
@@ -193,7 +192,7 @@ def test_without_any_one_patient_a_release_changes_by_its_sensitivity_at_most(
         lambda count, *_, **__: torch.zeros(count, dtype=torch.int64),
     )
     config = view(tmp_path, some(), method=method)._plan.class_sums
-    limit = squared_sensitivity(config) if method == "fedmr" else COUNT_GRID**2
+    limit = config.squared_sensitivity if method == "fedmr" else COUNT_GRID**2
     whole = _released(tmp_path / "whole", some(), method)
     owners = some().groups("train")
     assert owners is not None

@@ -31,7 +31,7 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
-from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
 from tightframe.rounds import site_ledger
 from tightframe.rounds.checkpoint import tensor_bytes
@@ -257,7 +257,7 @@ def test_the_total_over_the_silos_carries_the_promised_noise(
     # Six standard deviations of a sample variance either way; half the noise would be a quarter of it.
     assert abs(total.var() / promised**2 - 1) < 6 * (2 / count) ** 0.5
     assert abs(np.sum(drawn, 0).var() / promised**2 - 4 / 3) < 8 * (2 / count) ** 0.5
-    assert drawn[0].var() * config.grid**2 == pytest.approx(share_variance(config, honest), rel=0.25)
+    assert drawn[0].var() * config.grid**2 == pytest.approx(config.share_variance(honest), rel=0.25)
 
 
 def test_the_server_averages_releases_and_leaves_classes_below_the_floor() -> None:
@@ -309,7 +309,9 @@ def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path
         context = replace(spending._context, entry=entry, records=spending._context.data)
         Budget(context, setup.privacy, SITES).check(setup.privacy.release_events)
 
-    with pytest.raises(BudgetError, match=r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"):
+    with pytest.raises(
+        BudgetError, match=r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"
+    ):
         check(1)
     assert _charges_at(spending.path) == []
     check(2)  # what may be repeated is no release more

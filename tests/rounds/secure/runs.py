@@ -23,8 +23,8 @@ from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.plain import LATE, Accept
-from tightframe.rounds.sums.secure_server import ServerIdentity
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
+from tightframe.rounds.sums.transcripts import ServerIdentity
 
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 FOUR = ["site-1", "site-2", "site-3", "site-4"]

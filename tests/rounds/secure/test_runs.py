@@ -21,8 +21,8 @@ from tightframe.errors import PolicyError, RunError, SecureSumError
 from tightframe.methods import fedmr
 from tightframe.rounds import codec
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.contribute import LocalSilo
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums import secure_server
 from tightframe.securesum import messages, transcript
 from tightframe.securesum.identity import Anchor

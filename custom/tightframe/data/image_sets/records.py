@@ -1,4 +1,4 @@
-"""Small images that lie in memory, as a torch data set. Imports torch."""
+"""Small images in memory as a torch data set. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PADDING = 4
 class PixelRecords(Dataset[tuple[torch.Tensor, int]]):
     """Map-style data set of (float32 (channels, height, width), int label).
 
-    A whole batch is normalised at once (``__getitems__``), so that small images cost little more
-    than the copy.
+    A whole batch is normalised at once (``__getitems__``), which for small images takes little more time
+    than copying them.
 
     Args:
         images: the pixels.
-        mean: subtracted from pixels in [0, 1].
-        std: what they are then divided by.
-        augment_seed: None gives the images as they are; otherwise image i is shifted by up to 4
-            pixels and mirrored or not, by draws from (augment_seed, i) only.
+        mean: of pixels in [0, 1]; it is subtracted.
+        std: of pixels in [0, 1]; the difference is divided by it.
+        augment_seed: None gives the images unchanged; otherwise image i is shifted by up to 4 pixels
+            and possibly mirrored, by draws from (augment_seed, i) only.
     """
 
     def __init__(self, images: ImageSet, *, mean: float, std: float, augment_seed: int | None = None) -> None:
@@ -45,7 +45,7 @@ class PixelRecords(Dataset[tuple[torch.Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
-        """The records of a batch, as the loader asks for them."""
+        """Return the records of a batch; torch's loader calls this instead of ``__getitem__``."""
         pixels = self._pixels[list(indices)]
         if self.augment_seed is not None:
             pixels = _shifted(pixels, [stream_seed(self.augment_seed, index) for index in indices])
@@ -54,7 +54,7 @@ class PixelRecords(Dataset[tuple[torch.Tensor, int]]):
 
 
 def _shifted(pixels: torch.Tensor, draws: Sequence[int]) -> torch.Tensor:
-    """Random crop with 4 pixels of padding, and a horizontal flip of every second one.
+    """Crop images at random with 4 pixels of padding, and mirror each with probability one half.
 
     Args:
         pixels: uint8 (B, channels, height, width).

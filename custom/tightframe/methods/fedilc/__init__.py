@@ -40,30 +40,15 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.loop import FitReport, OptimizerSettings, Stage, cross_entropy
 from tightframe.learning.model_update import trained_parameters
+from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.server_optimizers import adam_step, kept_moments
+from tightframe.learning.stages import FitReport, Stage, cross_entropy
 from tightframe.methods.fedilc import geometric_mean, gradients
-from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty, fishr_penalty, gradient_variance
-from tightframe.methods.fedilc.geometric_mean import (
-    sign_log_terms,
-    weighted_geometric_mean,
-    weighted_geometric_mean_from_sums,
-)
+from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty
 from tightframe.methods.fedilc.gradients import last_layer
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, Phase, ServerState, Setting, SiloView, Tensors, Totals
-
-__all__ = [
-    "METHOD",
-    "FedILCConfig",
-    "Variant",
-    "fishr_penalty",
-    "gradient_variance",
-    "sign_log_terms",
-    "weighted_geometric_mean",
-    "weighted_geometric_mean_from_sums",
-]
 
 MiniBatches = Literal["intra_arith", "intra_geo"]
 WithFishr = Literal["fishr_arith_fullbatch", "inter_geo", MiniBatches]
@@ -393,12 +378,6 @@ def _direction(config: FedILCConfig, totals: Totals, name: str, silos: int) -> t
     return config.rule.mean({term: torch.as_tensor(item) for term, item in sums.items()}, silos)
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     """The final model after one epoch of the cross-entropy at the silo, by the job's own optimiser."""
     personal = silo.load(model)
@@ -416,6 +395,5 @@ METHOD = phases.Method(
     config=FedILCConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     personalise=personalise,
 )

@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe.errors import TrainingError
-from tightframe.learning.loop import at_least_float32
 from tightframe.learning.model_update import trained_parameters
+from tightframe.learning.stages import at_least_float32
 from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty, gradient_moments
 from tightframe.methods.fedilc.geometric_mean import RunningMean
 from tightframe.phases import SiloView

@@ -66,27 +66,37 @@ def frozen_intra_loss(
     labels: torch.Tensor,
     statistics: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     valid: torch.Tensor,
+    *,
+    mean: bool = False,
 ) -> torch.Tensor:
     """The intra-class term with the classes' statistics as constants: a mean of one value a record.
 
     With mean, deviation and correlations R_c of each class frozen, ``z^ = (z - mean_c) / deviation_c``::
 
-        l = (1 / B) sum_i 2 z^_i^T R_c z^_i
+        l = (1 / B) sum_i 2 z^_i^T R_c z^_i                                          (form ``paper``)
+        l = (1 / B) sum_i 2 z^_i^T (R_c - diag R_c) z^_i / (d (d - 1))         (form ``correlation``)
 
     Were R_c the batch's own, ``2 / (N_c - 1) sum_i z^_i^T R_c z^_i`` would have the gradient of
-    ``|R_c|_F^2`` in z^. Classes weigh as their records do, not alike as in eq. (3), because the number of
-    classes in a batch is a statistic of its records. Records of classes without statistics count as zero.
+    ``|R_c|_F^2`` in z^, and without the diagonal that of its off-diagonal entries. Classes weigh as their
+    records do, not alike as in eq. (3), because the number of classes in a batch is a statistic of its
+    records. Records of classes without statistics count as zero.
 
     Args:
         features: (B, d).
         labels: (B,) int64.
         statistics: ``frozen_statistics``.
         valid: which classes have any, (C,) bool.
+        mean: the form ``correlation``: a mean over off-diagonal entries.
     """
-    mean, deviation, correlation = (item[labels] for item in statistics)
-    standardised = (at_least_float32(features) - mean) / deviation
-    values = torch.einsum("bi,bij,bj->b", standardised, correlation, standardised)
-    return 2 * (values * valid[labels]).mean()
+    means, deviations, correlations = statistics
+    standardised = (at_least_float32(features) - means[labels]) / deviations[labels]
+    entries = 1
+    if mean:
+        width = features.shape[1]
+        correlations = correlations - torch.diag_embed(correlations.diagonal(dim1=1, dim2=2))
+        entries = max(1, width * (width - 1))
+    values = torch.einsum("bi,bij,bj->b", standardised, correlations[labels], standardised)
+    return 2 * (values * valid[labels]).mean() / entries
 
 
 def frozen_inter_loss(
@@ -124,6 +134,7 @@ def frozen_terms(
     bound: float,
     intra: float,
     inter: float,
+    mean: bool = False,
 ) -> tuple[Term, Term]:
     """Both terms for local training, each of one record.
 
@@ -134,13 +145,14 @@ def frozen_terms(
         bound: the L2 norm to which features are clipped.
         intra: weight of the intra-class term.
         inter: weight of the inter-class term.
+        mean: whether the intra-class term is a mean over off-diagonal correlations.
     """
 
     def between(view: BatchView) -> torch.Tensor:
         return frozen_inter_loss(clipped(view.features, bound), view.labels, prototypes, valid)
 
     def within(view: BatchView) -> torch.Tensor:
-        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid)
+        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid, mean=mean)
 
     other = Term("inter", inter, between, per_record=True)
     if means is None:

@@ -14,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, TamperError
-from tightframe.privacy.ledger.rows import ENTRY, Check, Row, digest, read_row, signed_message
+from tightframe.privacy.ledger.rows import ENTRY, Check, Row, digest, read_row
 from tightframe.privacy.ledger.store import Contents, Head, Store, genesis
+from tightframe.securesum.primitives import encode_fields
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Chain:
             raise TamperError("Expected the head record to be this ledger's, but got another's.", entry=1)
         for expected, row in enumerate(contents.rows[same:], start=same + 1):
             entry = read_row(row, expected=expected, previous=previous)
-            message = signed_message(ENTRY, entry.hash)
+            message = encode_fields(ENTRY, entry.hash)
             self._check_signature(
                 contents, entry.signer, message, entry.signature, entry.time, f"entry {expected}", expected
             )

@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 from tightframe.files import sync_folder, write_atomically
 from tightframe.privacy.ledger.entries import LedgerError, TamperError
-from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest, signed_message
+from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest
+from tightframe.securesum.primitives import encode_fields
 
 VERSION = 1
 _APPLICATION = 0x54464C47  # "TFLG", in the file's header
@@ -65,7 +66,7 @@ class Head:
     @property
     def message(self) -> bytes:
         """What is signed."""
-        return signed_message(HEAD, self.ledger, self.count, self.hash, self.time)
+        return encode_fields(HEAD, self.ledger, self.count, self.hash, self.time)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 
 from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.releases.class_sums import summed
-from tightframe.privacy.releases.plan import variance_of_share
+from tightframe.privacy.releases.noise import variance_of_share
 
 COUNT_GRID = 2**20
 """Units in one record: counts are noised on a grid this fine, since noise in whole records would need

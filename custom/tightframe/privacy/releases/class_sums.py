@@ -2,12 +2,12 @@
 
 The order at a silo is fixed: clip every record's feature vector to norm B, put it on the integer grid,
 add in int64, then add the silo's share of the noise. Whatever a record holds, its part of the sums
-is within the sensitivity of ``release_plan``; nothing here depends on a record in any other way, and
+is within the sensitivity of ``releases.plan``; nothing here depends on a record in any other way, and
 nothing refuses because of one, since a refusal would tell of it as well. Every class is offered: the
 floor under the *noisy* counts takes the place of all thresholds on true ones.
 
 A class *mean* is never what noise is added to: one record of a small class moves all of it, so that its
-sensitivity has no useful bound. Means are read from noisy sums, by ``release_reading``.
+sensitivity has no useful bound. Means are read from noisy sums, by ``releases.reading``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from tightframe.errors import TightframeError
 from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance, squared_sensitivity
+from tightframe.privacy.releases.plan import ClassSumsConfig
 
 _MARGIN = 1 - 2.0**-32
 """A float64 norm of up to a million numbers is right to ``2**-33`` in whatever order they are added, so what
@@ -117,7 +117,7 @@ def class_sums(
     rows = on_grid(clipped, config.fractional_bits, config.feature_limit / config.grid)
     counts = torch.full((len(rows), 1), config.count_units, dtype=torch.int64, device=rows.device)
     terms = torch.cat([rows, counts], 1)
-    return summed(terms, labels, num_classes, squared_sensitivity(config), patients)
+    return summed(terms, labels, num_classes, config.squared_sensitivity, patients)
 
 
 def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> torch.Tensor:
@@ -136,17 +136,7 @@ def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> t
     Raises:
         RandomnessError: TF-720, if the operating system gives no random numbers.
     """
-    return torch.from_numpy(discrete_gaussian(share_variance(config, honest), shape))
-
-
-def as_numbers(units: torch.Tensor, config: ClassSumsConfig) -> torch.Tensor:
-    """A release's integers as the float64 numbers that a field carries: exact, below ``2**53`` units."""
-    return units.to(torch.float64) / config.grid
-
-
-def as_units(numbers: torch.Tensor, config: ClassSumsConfig) -> torch.Tensor:
-    """The integers again, from what a field's total says."""
-    return (numbers.to(torch.float64) * config.grid).round().to(torch.int64)
+    return torch.from_numpy(discrete_gaussian(config.share_variance(honest), shape))
 
 
 def summed(

@@ -13,7 +13,6 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
-from tightframe.privacy.releases.class_sums import as_units
 from tightframe.privacy.releases.reading import ReleaseAverage
 from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_class_sum
 
@@ -58,7 +57,7 @@ def read(
     sums, counts = _pair(class_fields)
     config = plan.class_sums
     numbers = np.concatenate([totals[sums.name], totals[counts.name][:, None]], 1)
-    units = as_units(torch.from_numpy(numbers), config)
+    units = torch.from_numpy(config.as_units(numbers))
     earlier = {name.removeprefix(STATE): item for name, item in state.extra.items() if name.startswith(STATE)}
     average = ReleaseAverage.of(earlier) if earlier else ReleaseAverage.empty(*units.shape)
     average = average.add(units, silos=silos, honest=honest)

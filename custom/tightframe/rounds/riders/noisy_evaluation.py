@@ -50,8 +50,7 @@ def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
     config = plan.evaluation.config
 
     def released(silo: LocalSilo, counted: Tensors) -> Tensors:
-        events = evaluation_totals.events(config, 1)
-        silo.charge(purpose, events, alone=evaluation_totals.lone_event(config, silo.honest))
+        silo.charge(purpose, config.events(1), alone=config.lone_event(silo.honest))
         return with_noise(counted, config, silo.honest)
 
     return released
@@ -72,7 +71,7 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
             field = f"evaluation/{fold}/{name}"
             exact = evaluation_totals.in_units(counted[field].numpy(), unit)
             noisy = exact + evaluation_totals.noise_for(exact.shape, config, honest)
-            made[field] = torch.from_numpy(evaluation_totals.as_numbers(noisy))
+            made[field] = torch.from_numpy(config.as_numbers(noisy))
     return made
 
 
@@ -93,8 +92,7 @@ def summarise(
     read: dict[str, dict[str, Any]] = {}
     for fold in FOLDS:
         units = {
-            name: evaluation_totals.as_units(totals[f"evaluation/{fold}/{name}"])
-            for name in ("confusion", "scores")
+            name: config.as_units(totals[f"evaluation/{fold}/{name}"]) for name in ("confusion", "scores")
         }
         confusion = units["confusion"] / config.confusion_units
         scores = units["scores"] / config.score_units

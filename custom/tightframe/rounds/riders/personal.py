@@ -47,7 +47,7 @@ Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 NOTE = "personal"
 """Name of the note that holds the result of ``summarise``."""
 KEPT = "personal_model.safetensors"
-"""File of the silo's own model, in its run folder."""
+"""The personal model's file in the silo's run folder."""
 
 ACCURACY = "personal/accuracy"
 VALID_CLASSES = "personal/valid_classes"

@@ -30,17 +30,14 @@ from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.declaration import WEIGHTS
 from tightframe.rounds.sums.plain import (
-    Accept,
     PlainSums,
     Sums,
     TooFewError,
     Transport,
     describe_codes,
 )
-from tightframe.rounds.sums.secure_server import SecureSums, ServerIdentity
-from tightframe.rounds.sums.transcripts import ServerRecord
-
-__all__ = ["Accept", "Coordinator", "Message", "Result", "Transport"]
+from tightframe.rounds.sums.secure_server import SecureSums
+from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 
 
 @dataclass

@@ -14,8 +14,9 @@ import torch
 from safetensors import SafetensorError
 
 from tightframe.errors import ContributionError, RunError, TrainingError
-from tightframe.learning import loop
 from tightframe.learning.model_update import BROADCAST, UPDATE, broadcast_model, received_model
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Group, Phase, Schema, ServerState, Tensors
 from tightframe.rounds import codec, dropouts
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
@@ -25,11 +26,9 @@ from tightframe.rounds.riders import evaluation
 from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import report
-from tightframe.rounds.silo.view import LocalSilo, guarded
+from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.plain import Encoded
 from tightframe.securesum.messages import SumId
-
-__all__ = ["Contributor", "LocalSilo", "choose_device", "guarded"]
 
 START = "start.safetensors"
 OVER_BOUND = "TF-402"
@@ -191,9 +190,9 @@ class Contributor:
         self._context.log.info("%s: training the local-only baseline, %d epochs", self._context.name, epochs)
         silo = LocalSilo(self._context, setup, self._device, 0)
         model = silo.load(safetensors.torch.load_file(self._context.state_folder / START))
-        stage = loop.Stage(
-            terms=(loop.cross_entropy(),),
-            optimizer=loop.OptimizerSettings.of(setup.setting.local),
+        stage = Stage(
+            terms=(cross_entropy(),),
+            optimizer=OptimizerSettings.of(setup.setting.local),
             epochs=epochs,
         )
         with seeded(silo.stream("torch"), self._device):

@@ -21,13 +21,11 @@ from tightframe.config.job import Privacy
 from tightframe.data.base import SiloData, own_labels
 from tightframe.data.patients import record_patients
 from tightframe.errors import RunError
-from tightframe.learning import loop
-from tightframe.learning.stages import Batch
+from tightframe.learning.stages import Batch, FitReport, Stage
 from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
 from tightframe.privacy.releases import class_counts, class_sums
-from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
@@ -72,7 +70,7 @@ class PrivateSilo(LocalSilo):
         self._plan = setup.privacy
         self._budget = Budget(context, setup.privacy, cohort)
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Train by DP-SGD; the report has no losses, which are exact statistics of the records.
 
         Raises:
@@ -223,8 +221,8 @@ class PrivateSilo(LocalSilo):
             for portion, labels, owners in self._portions(features):
                 # `class_sums` counts what is not finite as zero: an error would reveal single records.
                 total += class_sums.class_sums(portion, labels, classes, config, patients=owners)
-        alone = release_plan.lone_events(config, 1, self.honest)[0] if self.honest > 1 else None
-        self._budget.charge(f"round {self.round} class sums", release_plan.events(config, 1), alone=alone)
+        alone = config.lone_event(self.honest)
+        self._budget.charge(f"round {self.round} class sums", config.events(1), alone=alone)
         return self._with_noise(total)
 
     def epsilon_terms(self) -> Tensors:
@@ -261,7 +259,7 @@ class PrivateSilo(LocalSilo):
     def _with_noise(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         config = self._plan.class_sums
         noisy = total + class_sums.noise_for(tuple(total.shape), config, self.honest)
-        numbers = class_sums.as_numbers(noisy, config)
+        numbers = torch.from_numpy(config.as_numbers(noisy.numpy()))
         return numbers[:, :-1], numbers[:, -1]
 
     @property

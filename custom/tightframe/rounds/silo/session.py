@@ -17,8 +17,9 @@ from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, Message, SiloContext
 from tightframe.rounds.silo import requests, state
+from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.secure_silo import SECURE, SecureSite
+from tightframe.rounds.sums.secure_silo import SecureSite
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.contribute import Contributor

@@ -14,6 +14,7 @@ from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
+from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.dropouts import Lost
@@ -181,7 +182,7 @@ class LocalSilo:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
         local = self.setting.local
         return loop.fit(

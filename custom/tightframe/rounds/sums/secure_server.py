@@ -30,8 +30,6 @@ from tightframe.securesum import messages, rules, server
 from tightframe.securesum.errors import RecoveryError, SurvivorsError
 from tightframe.securesum.identity import Verifier
 
-__all__ = ["SecureSums", "ServerIdentity"]
-
 
 class SecureSums:
     """Secure sums at the server.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.sums.common import SECURE, minimum, package_errors
+from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
@@ -22,8 +22,6 @@ from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Estab
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
-
-__all__ = ["SECURE", "SecureSite"]
 
 CHARGED = (OUT_OF_BUDGET, "TF-705")
 """Codes that the ledger raises in a process whose charge another process has made already.
