@@ -65,6 +65,7 @@ def test_names_are_listed_and_checked_without_torch(arguments: list[str], code: 
     assert done.stderr.endswith("light\n"), done.stderr
 
 
+@pytest.mark.whole
 def test_export_writes_what_was_asked_for(tmp_path: Path, tightframe: Command) -> None:
     done = tightframe(
         "jobs", "export", "fedmr_isic", "--preset", "full", "--rounds", "7",

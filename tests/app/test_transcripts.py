@@ -14,9 +14,9 @@ import pytest
 from click.testing import Result
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
-from tests.rounds.secure import runs
-from tests.securesum.certificates import Issued, issue, make_root
-from tests.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
+from tests.support import runs
+from tests.support.securesum.certificates import Issued, issue, make_root
+from tests.support.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
 from typer.testing import CliRunner
 
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem

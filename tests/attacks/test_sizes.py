@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.attacks.malicious_server import HEART, Federation, hearts
+from tests.support.attacks.malicious_server import HEART, Federation, hearts
 
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
@@ -39,6 +39,7 @@ print(json.dumps([codes, (peak() - before) // 1024]))
 """
 
 
+@pytest.mark.whole
 def test_hostile_models_take_no_memory() -> None:
     plain = {**HEART, **SITES, "method": "fedetf"}
     wide = {**plain, "model_options": {"widths": [16384, 16384]}}  # 1 GB

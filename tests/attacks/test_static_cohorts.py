@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.attacks.malicious_server import Federation, Records, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
 
 from tightframe.errors import SecureSumError
 from tightframe.rounds.sums.vault import read_journal

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.conftest import ROOT, SMALL
+from tests.support import ROOT
+from tests.support.jobs import SMALL
 
 from tightframe import __version__
 from tightframe.config.job import check_job, parse_job

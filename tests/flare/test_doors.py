@@ -14,7 +14,7 @@ import pytest
 from nvflare.private.defs import ControlCommandTopic, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Sender, Side, judge
@@ -251,7 +251,7 @@ def _ran(version: str, doors: str, asked: str, cell: str, parent: bool = True) -
     return done.stdout.splitlines()
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
     version = nvflare.__version__
     assert _ran(version, "site", "site", f"hospital-1.{J}") == ["fine", "fine", "fine"]

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from tests.attacks.malicious_server import Federation, hearts
 from tests.fuzz.mutations import WRONG, as_json, changed, damaged
-from tests.privacy.ledgers import CAP, SiteKeys, charge, open_ledger
+from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.ledgers import CAP, SiteKeys, charge, open_ledger
 from typer.testing import CliRunner
 
 from tightframe import federation

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation
@@ -383,6 +383,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.whole
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Flags in round 1, class means in round 2, offsets in round 3, under the class rules."""
     plain, secure = (

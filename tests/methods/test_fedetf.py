@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.in_memory import stateless_rounds
+from tests.support.methods.in_memory import stateless_rounds
 from torch import nn
 
 from tightframe.learning import loop, losses

@@ -14,17 +14,15 @@ from typing import Any
 import psutil
 import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-from tests.production.federation import ACCOUNTS, LEAD, SERVER, SITES
-from tests.production.private import every_file
-from tests.production.two_accounts import SERVICE, SITE, TwoAccounts, running
+from tests.support.production.federation import ACCOUNTS, LEAD, SERVER, SITES
+from tests.support.production.private import every_file
+from tests.support.production.two_accounts import SERVICE, SITE, TwoAccounts, running
 
 from tightframe_app.site.stop import running as processes_of
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes two system accounts and removes them"),
-]
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: makes two system accounts and removes them"
+)
 
 # What an account can do to each path of a list, by trying.
 TRY = """

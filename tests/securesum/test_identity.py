@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 from nvflare.lighter.utils import sign_content
-from tests.securesum.certificates import (
+from tests.support.securesum.certificates import (
     AT,
     Issued,
     ca_extensions,

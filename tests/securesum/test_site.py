@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.securesum import certificates
-from tests.securesum.protocol import (
+from tests.support.securesum import certificates
+from tests.support.securesum.protocol import (
     DATASET,
     JOB,
     MIXED,

@@ -194,7 +194,7 @@ def pins(
         list[str] | None, typer.Option(help="NAME=PIN that a peer no longer has, after a renewal.")
     ] = None,
 ) -> None:
-    """Print this site's pin, and change the pins that it has of its peers.
+    """Print this site's pin, and add or remove pins of its peers.
 
     A pin is the SHA-256 of a site's public key. A peer with a pin must have that key, whatever the keeper
     of the root key signs. While a peer renews its key it has two pins, the old and the new one.

@@ -1,4 +1,4 @@
-"""``tightframe jobs``: list, export and check job folders."""
+"""``tightframe jobs``: list, export, check and sign job folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
     from tightframe_app.jobs.recipes import Recipe
 
-app = typer.Typer(help="List, export and check job folders.", no_args_is_help=True)
+app = typer.Typer(help="List, export, check and sign job folders.", no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
 

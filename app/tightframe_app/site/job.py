@@ -57,7 +57,7 @@ def look(
     submitter = scope.submitter or next(iter(policy.allowed_submitters or ()), None)
 
     def check_built() -> None:
-        with policy.holding_size():
+        with policy.refuse_oversized():
             setup = prepare(job, policy.ceilings)
         policy.check_method(setup.setting.config, job)
 

@@ -148,7 +148,7 @@ def release_accept(
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import GIVEN_AWAY, release_profile
+    from tightframe.rounds.sums.release import REVEALED, release_profile
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.journal import CohortAccepted, Entry, History, ProfileAccepted
     from tightframe_app.jobs import folders as job_folders
@@ -173,7 +173,7 @@ def release_accept(
         after = [f"{name}: {value}" for name, _, value in differing]
         shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
         out.print(shown)
-        for text in dict.fromkeys(GIVEN_AWAY[name] for name, _, _ in differing):
+        for text in dict.fromkeys(REVEALED[name] for name, _, _ in differing):
             out.print(f"- {text}")
     known = _cohorts(entries, dataset)
     if known and set(known) != {roster}:

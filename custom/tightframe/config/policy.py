@@ -183,7 +183,7 @@ class Policy(StrictModel):
         return Ceilings(self.max_parameters, self.max_message_bytes)
 
     @contextmanager
-    def holding_size(self) -> Iterator[None]:
+    def refuse_oversized(self) -> Iterator[None]:
         """Turn a size error inside the block into a refusal by this policy.
 
         Raises:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress
+from tightframe.data.base import FOLDS, Progress
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
-
-FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 
 
 class ArrayData:
@@ -139,9 +137,9 @@ class ArrayData:
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """Return the fold's records: float32 of the values' shape, and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.table_records import TableRecords
+        from tightframe.data.batch_records import BatchRecords
 
-        return TableRecords(self.labels(fold), partial(_read, self._folds[fold][0]))
+        return BatchRecords(self.labels(fold), partial(_read, self._folds[fold][0]))
 
     def _error(self, fold: Fold, expected: str, code: str) -> DataError:
         return DataError(f"Expected {self.source} in the {fold} fold to have {expected}.", code=code)

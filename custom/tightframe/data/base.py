@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 PROGRESS_SECONDS = 5.0
-_FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 AnyPath = TypeVar("AnyPath", str, Path)
 Item = TypeVar("Item")
 
@@ -161,7 +161,7 @@ def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
             classes, or not one for each record.
     """
     expected = tuple(spec.input_shape(options))
-    for fold in _FOLDS:
+    for fold in FOLDS:
         where = f"{data.source}, {fold} fold"
         labels = np.asarray(data.labels(fold))
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

@@ -63,7 +63,7 @@ class Manifest:
         self._stream: IO[bytes] | None = None
 
     @classmethod
-    def open(cls, path: Path, recipe: Mapping[str, Any], *, beside: Path) -> Manifest:
+    def open(cls, path: Path, recipe: Mapping[str, Any], *, folder: Path) -> Manifest:
         """Read the manifest, or begin one.
 
         Lines that a crash left incomplete are ignored: their files are made again.
@@ -71,15 +71,15 @@ class Manifest:
         Args:
             path: of the manifest.
             recipe: plain values that describe how files are made.
-            beside: folder of the files.
+            folder: folder of the files.
 
         Raises:
             FileExistsError: if the folder's files were made with another recipe, or have no manifest.
         """
         if not path.exists():
-            if beside.is_dir() and any(beside.iterdir()):
+            if folder.is_dir() and any(folder.iterdir()):
                 raise FileExistsError(
-                    f"Expected {beside} to be empty or the output of an earlier run, but it holds files and "
+                    f"Expected {folder} to be empty or the output of an earlier run, but it holds files and "
                     f"there is no {path}: choose another output."
                 )
             return cls(path, recipe, {})

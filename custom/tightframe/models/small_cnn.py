@@ -14,8 +14,7 @@ from torch import nn
 
 from tightframe.models.base import BackboneSpec, Options, image_channels
 from tightframe.models.heads import Classifier
-
-GROUPS = 8
+from tightframe.models.layers import GROUPS
 
 
 class SmallCnnOptions(Options):

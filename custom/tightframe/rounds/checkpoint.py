@@ -176,7 +176,7 @@ class SiloStateStore:
         if self._lost.is_file():
             raise RunError(
                 "Expected this silo's own state of the job that this one continues, because the method keeps "
-                "some and this silo took part, but it is gone: starting it again would change the training.",
+                "some and this silo took part, but it is missing: an empty one would change the training.",
                 code="TF-522",
             )
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

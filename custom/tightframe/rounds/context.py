@@ -122,7 +122,7 @@ class SiloContext:
 
     @property
     def secure_folder(self) -> Path:
-        """Folder of this run's secure sums: in the simulator their secrets and replies."""
+        """Folder of this run's secure sums: in the simulator of their secrets, replies and ledger."""
         return (self.state_dir or self.run_dir) / "secure_sum"
 
     @property

@@ -193,9 +193,9 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     return setup
 
 
-def _site_models(method: Method | None, asked: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
-    """Return backbone and options of each site model, as far as they are right."""
-    if not isinstance(asked, dict) or not asked:
+def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
+    """Return backbone and options of each site model, and note what is wrong with them."""
+    if not isinstance(raw, dict) or not raw:
         return {}  # the job's own validation has refused what is no mapping
     if method is not None and method.own_model is None:
         others = ", ".join(item.name for item in methods.METHODS if item.own_model is not None)
@@ -204,7 +204,7 @@ def _site_models(method: Method | None, asked: Any, problems: list[str]) -> dict
             f"their own with {others}"
         )
     site_models = {}
-    for site, values in asked.items():
+    for site, values in raw.items():
         if isinstance(values, dict):
             place = f"site_models.{site}."
             backbone = look_up(models.get, values.get("model"), f"{place}model", problems)
@@ -270,14 +270,14 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
 
 def _without_losses(phase: Phase) -> Phase:
     """Return a phase without the silos' losses, which are exact statistics of records."""
-    kept = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
+    fields = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, broadcast, state)
-        names = {item.name for item in kept}
+        names = {item.name for item in fields}
         return replace(made, tensors={name: item for name, item in made.tensors.items() if name in names})
 
-    return replace(phase, schema=Schema(kept), contribute=contribute)
+    return replace(phase, schema=Schema(fields), contribute=contribute)
 
 
 def set_threads(threads: int) -> None:

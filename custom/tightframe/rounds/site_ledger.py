@@ -225,9 +225,7 @@ class SiteLedger:
     def _signing_keys(self) -> tuple[Signer, Check, Chain]:
         if self._keys is None:
             if self.identity is None:
-                raise SecureSumError(
-                    "this silo was given no identity to sign its ledger with.", code="TF-615"
-                )
+                raise SecureSumError("this silo has no identity to sign its ledger with.", code="TF-615")
             signer, anchor = self.identity()
             check = signature_check(trusted_roots(self.entry, anchor), name=self.paths.site)
             self._keys = signer, check, Chain(check)

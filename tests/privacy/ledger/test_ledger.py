@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
-from tests.privacy.ledgers import CAP, DATA, DELTA, SiteKeys, charge, open_ledger, ticking
-from tests.securesum.certificates import AT, issue, make_root
+from tests.support.ledgers import CAP, DATA, DELTA, SiteKeys, charge, open_ledger, ticking
+from tests.support.securesum.certificates import AT, issue, make_root
 
 from tightframe.privacy.accounting import BudgetError, guaranteed
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
@@ -400,7 +400,7 @@ def test_a_full_disk_charges_nothing_and_says_so(path: Path, keys: SiteKeys) -> 
     program = """
 import resource, sys
 from pathlib import Path
-from tests.privacy.ledgers import CAP, charge, ticking
+from tests.support.ledgers import CAP, charge, ticking
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.entries import LedgerError
 from tightframe.securesum.identity import KeySigner

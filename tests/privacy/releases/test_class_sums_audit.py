@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from tests.privacy.audit import (
+from tests.support.audit import (
     Bounds,
     clopper_pearson,
     gaussian_delta,

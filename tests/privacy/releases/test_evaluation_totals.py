@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
-from tests.privacy.audit import Bounds, gaussian_epsilon, lower_bounds
+from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
 
 from tightframe import metrics
 from tightframe.errors import ContributionError

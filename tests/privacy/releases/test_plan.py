@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.privacy.audit import gaussian_delta, gaussian_mu
+from tests.support.audit import gaussian_delta, gaussian_mu
 
 from tightframe.errors import ContributionError
 from tightframe.privacy import accounting

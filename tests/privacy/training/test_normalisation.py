@@ -55,6 +55,7 @@ def test_all_backbones_are_here() -> None:
     assert {name for name, _, _ in BACKBONES} == {spec.name for spec in models.BACKBONES}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "options", "shape", "form"),
     [(*case, "group") for case in BACKBONES]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.privacy.audit import Bounds, gaussian_epsilon, lower_bounds
+from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
 from torch import nn
 
 from tightframe.learning.optimizers import OptimizerSettings

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.privacy.audit import one_run_bound, right_guesses
+from tests.support.audit import one_run_bound, right_guesses
 
 from tightframe import federation
 from tightframe.config.job import parse_job

@@ -16,8 +16,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding
 from opacus.accountants import RDPAccountant
-from tests.privacy.audit import gaussian_epsilon
-from tests.securesum.certificates import issue, make_root
+from tests.support.audit import gaussian_epsilon
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe import __version__, federation
 from tightframe.config.job import parse_job
@@ -309,7 +309,8 @@ def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path
         context = replace(spending._context, entry=entry, records=spending._context.data)
         Budget(context, setup.privacy, SITES).check(setup.privacy.release_events)
 
-    with pytest.raises(BudgetError, match=r"at most 1 releases, .* plans 2: .*class sums in 1 round"):
+    expected = r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"
+    with pytest.raises(BudgetError, match=expected):
         check(1)
     assert _charges_at(spending.path) == []
     check(2)  # what may be repeated is no release more

@@ -117,9 +117,9 @@ class EicuData:
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """Return the fold's records: float32 (D,) of zeros and ones, and int label; no transforms."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.table_records import TableRecords
+        from tightframe.data.batch_records import BatchRecords
 
-        return TableRecords(self.labels(fold), partial(_read, self.matrix, self.rows(fold)))
+        return BatchRecords(self.labels(fold), partial(_read, self.matrix, self.rows(fold)))
 
 
 def _read(matrix: StayMatrix, rows: NDArray[np.int64], indices: Sequence[int]) -> NDArray[np.float32]:

@@ -163,9 +163,9 @@ class HeartData:
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """Return the fold's records: float32 (13,), raw, and int label; no transforms."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.table_records import TableRecords
+        from tightframe.data.batch_records import BatchRecords
 
-        return TableRecords(self.labels(fold), partial(_read, self._features[self._rows[fold]]))
+        return BatchRecords(self.labels(fold), partial(_read, self._features[self._rows[fold]]))
 
 
 def _read(features: Table, indices: Sequence[int]) -> Table:

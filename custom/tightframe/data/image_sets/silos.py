@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tightframe.data import partition
-from tightframe.data.base import DatasetSpec, Progress, SiloData
+from tightframe.data.base import FOLDS, DatasetSpec, Progress, SiloData
 from tightframe.data.image_sets import (
     ALLOWED,
     BENCHMARK_SETS,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Options = PartitionOptions | DerivedOptions
-FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 
 AUGMENTED = frozenset({"cifar10", "cifar100"})
 """The sets whose training images are cropped and flipped, as is usual."""
@@ -256,12 +255,13 @@ class BenchmarkSilo:
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """Return the fold's records: float32 of the set's input shape, and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.image_sets.records import PixelRecords
+        from tightframe.data.batch_records import BatchRecords
+        from tightframe.data.image_sets.pixels import PixelBatches
 
         mean, std = NORMALISED[self._spec.name]
         images = self._share.folds[fold]
         augmented = augment_seed if self._spec.name in AUGMENTED else None
-        return PixelRecords(images, mean=mean, std=std, augment_seed=augmented)
+        return BatchRecords(images.labels, PixelBatches(images, mean=mean, std=std, augment_seed=augmented))
 
 
 def open_site(name: str, site: ShareSite, options: Options) -> BenchmarkSilo:

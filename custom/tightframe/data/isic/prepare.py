@@ -157,7 +157,7 @@ def prepare(
             f"Expected the output in another folder than the originals, but both are {folder}."
         )
     try:
-        with Manifest.open(output / MANIFEST, RECIPE, beside=target) as manifest:
+        with Manifest.open(output / MANIFEST, RECIPE, folder=target) as manifest:
             _copy_split(split, output / SPLIT)
             target.mkdir(exist_ok=True)
             tasks = [

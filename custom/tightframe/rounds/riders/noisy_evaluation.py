@@ -261,19 +261,19 @@ def is_noisy(evaluation: Mapping[str, Any] | None) -> bool:
 
 
 def round_words(test: Mapping[str, Any]) -> str:
-    """A model's metrics on one line."""
+    """Describe a model's metrics on the test fold in one line."""
     answer = one_answer(test.get("one_answer"))
-    told = ", ".join(
+    metrics = ", ".join(
         f"noisy {name.replace('_', ' ')} {metric(test, name)}" for name in ("balanced_accuracy", "accuracy")
     )
-    return "; ".join([told, *([] if answer is None else [answer]), noise_words(test)])
+    return "; ".join([metrics, *([] if answer is None else [answer]), noise_words(test)])
 
 
 def noise_words(test: Mapping[str, Any]) -> str:
     """Say how much noise there is, and what the brackets mean."""
     return (
         f"noise of {test['noise_deviation']:.1f} records (standard deviation) in each confusion cell; in "
-        f"brackets where the exact value lies, as far as the noise goes, at {test['level']:.0%}"
+        f"brackets the {test['level']:.0%} interval of the exact value, for the noise alone"
     )
 
 

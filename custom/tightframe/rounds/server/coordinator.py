@@ -285,13 +285,12 @@ class Coordinator:
         phase = exchange.carrying(evaluate)
         if exchange.counts_only:
             collect = self._exchanges.collect_counts
-            row, totals = collect(transport, phase.schema, broadcast, exchange, evaluate=evaluate)
+            row, totals = collect(transport, exchange, broadcast, evaluate=evaluate)
             if row.shut:
                 self._handle_unopened(exchange, row)
         else:
-            row, totals = self._exchanges.collect(
-                transport, phase.schema, broadcast, exchange, evaluate=evaluate, among=among
-            )
+            collect_round = self._exchanges.collect
+            row, totals = collect_round(transport, exchange, broadcast, evaluate=evaluate, among=among)
         weights = {site: self.weights[site] for site in row.silos}
         cohort = Cohort(exchange.round, weights, max(self.weights.values()), enrolled=len(self.weights))
         reading = advance(phase, state, totals, cohort)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tightframe.config.job import JobConfig
-from tightframe.phases import Schema, Totals, stream_seed
+from tightframe.phases import Totals, stream_seed
 from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.plan import TRAIN, Exchange
@@ -51,9 +51,8 @@ class Exchanges:
     def collect(
         self,
         transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
         exchange: Exchange,
+        broadcast: Mapping[str, torch.Tensor],
         *,
         evaluate: bool,
         among: Sequence[str] | None = None,
@@ -63,9 +62,8 @@ class Exchanges:
 
         Args:
             transport: to the silos.
-            schema: of the sum.
-            broadcast: tensors by name.
             exchange: of the plan.
+            broadcast: tensors by name.
             evaluate: whether silos evaluate the model received.
             among: silos to ask; by default those drawn for the round.
             attempt: 1 if the sum is repeated.
@@ -77,8 +75,9 @@ class Exchanges:
             TooFewError: TF-501; nothing was opened.
         """
         started = time.monotonic()
+        schema = exchange.carrying(evaluate).schema
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, attempt)
-        request: Message = {
+        common: Message = {
             "kind": exchange.kind,
             "round": exchange.round,
             "phase": exchange.index,
@@ -86,11 +85,8 @@ class Exchanges:
             "evaluate": evaluate,
             "broadcast": checkpoint.tensor_bytes(broadcast),
         }
-        if exchange.closing:  # for the silos' own reports, which list the silos that dropped out
-            request["lost"] = {site: item.as_json() for site, item in self._record.lost.items()}
-        news = {site: dict(self.opened[self._known.get(site, 0) :]) for site in self._record.weights}
         drawn = self._drawn(exchange)
-        requests = {site: {**request, "opened": news[site]} for site in (drawn if among is None else among)}
+        requests = self._requests(exchange, common, drawn if among is None else among)
         left_out = {site: "TF-511" for site in drawn if site not in requests}
 
         self._record.status = self._record.status.summing(
@@ -125,12 +121,18 @@ class Exchanges:
         )
         return row, totals
 
+    def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
+        """Return each silo's request: the common part, and the sums opened that it may not know of."""
+        if exchange.closing:  # for the silos' own reports, which list the silos that dropped out
+            lost = {site: item.as_json() for site, item in self._record.lost.items()}
+            common = {**common, "lost": lost}
+        return {site: {**common, "opened": dict(self.opened[self._known.get(site, 0) :])} for site in silos}
+
     def collect_counts(
         self,
         transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
         exchange: Exchange,
+        broadcast: Mapping[str, torch.Tensor],
         *,
         evaluate: bool,
     ) -> tuple[Row, Totals]:
@@ -143,27 +145,19 @@ class Exchanges:
             TooFewError: TF-501; see ``collect``.
         """
         try:
-            row, totals = self.collect(transport, schema, broadcast, exchange, evaluate=evaluate)
+            row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate)
         except TooFewError as error:
             row = Row(exchange.round, exchange.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
             totals = {}
             if self._job.summation == "plain" or exchange.before or self._long_gone(exchange, row):
                 raise
         if row.shut and row.dropped and not self._long_gone(exchange, row):
-            row, totals = self._repeat(transport, schema, broadcast, row, exchange, evaluate=evaluate)
+            self._note_repeat(row)
+            row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate, attempt=1)
         return row, totals
 
-    def _repeat(
-        self,
-        transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
-        row: Row,
-        exchange: Exchange,
-        *,
-        evaluate: bool,
-    ) -> tuple[Row, Totals]:
-        """Repeat a sum of counts that was not opened because a silo had dropped out."""
+    def _note_repeat(self, row: Row) -> None:
+        """Log and record that a sum of counts is repeated because a silo had dropped out."""
         self._log.warning(
             "%s: counts are opened for all silos only, but %s; asking all once more",
             row.kind,
@@ -171,7 +165,6 @@ class Exchanges:
         )
         if row.bytes_up:  # an exchange with too few silos is recorded already
             self._record.dropped(row.kind, row.round, row.silos, row.dropped)
-        return self.collect(transport, schema, broadcast, exchange, evaluate=evaluate, attempt=1)
 
     def _long_gone(self, exchange: Exchange, row: Row) -> bool:
         """Check whether all silos missing at the closing were lost before the last training round."""

@@ -47,7 +47,7 @@ class Contributor:
 
     def __init__(self, context: SiloContext) -> None:
         self._context = context
-        with context.policy.holding_size():
+        with context.policy.refuse_oversized():
             self.setup = self._setup = prepare(context.job, context.policy.ceilings)
         context.policy.check_method(self._setup.setting.config, context.job)
         set_threads(context.job.threads)

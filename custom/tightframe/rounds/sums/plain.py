@@ -94,6 +94,13 @@ class Collected:
 class TooFewError(RunError):
     """Too few silos in a sum, so that nothing was opened.
 
+    Args:
+        title: of the sum, or the step before it.
+        least: number of silos needed.
+        cohort: silos that answered.
+        failed: silo -> code for the others.
+        detail: what these silos did, if not only answer.
+
     Attributes:
         cohort: silos that answered, sorted.
         failed: silo -> code for the others.
@@ -102,11 +109,11 @@ class TooFewError(RunError):
     code = "TF-501"
 
     def __init__(
-        self, where: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
+        self, title: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
     ) -> None:
         self.cohort, self.failed = sorted(cohort), dict(failed)
         super().__init__(
-            f"too few silos in {where}: expected at least {least}, but got {len(self.cohort)}"
+            f"too few silos in {title}: expected at least {least}, but got {len(self.cohort)}"
             f"{detail}; {describe_codes(failed)}."
         )
 

@@ -30,14 +30,14 @@ _EQUATIONS = (
 )
 _KINKS = (
     "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
-    "silo's update is as long as the limit. A series of such jobs tells each silo's update, its length and "
+    "silo's update is as long as the limit. A series of such jobs reveals each silo's update, its length and "
     "its direction."
 )
 _CLASS_APART = (
     "A class counts at a silo under one rule and not under the other: the difference between both totals is "
     "that silo's own class mean and number of records."
 )
-GIVEN_AWAY: Mapping[str, str] = {
+REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
     "updates": _EQUATIONS,
     "update_norm": _KINKS,
@@ -63,7 +63,7 @@ GIVEN_AWAY: Mapping[str, str] = {
         "This site's evaluation is in one total and not in the other: the difference is its own."
     ),
 }
-"""What two totals reveal that differ in a setting, explained to the person who decides."""
+"""Explanation, by setting, of what two totals reveal that differ in it, for the person who decides."""
 
 
 def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:

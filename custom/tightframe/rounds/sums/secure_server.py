@@ -97,7 +97,7 @@ class SecureSums:
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """Collect a sum in two exchanges, terms and shares; with one for agreement between after a drop-out.
+        """Collect a sum in two exchanges, terms and shares; after a drop-out in three.
 
         Raises:
             TooFewError: TF-501; nothing was opened.
@@ -131,7 +131,7 @@ class SecureSums:
             self.static_cohort = self.params.roster
         failed = dict(transport.exchange("contribute", to_all, add))
         try:
-            return self._open(transport, total, sum_id, schema, failed, down, up)
+            return self._open(transport, total, schema, failed, (down, up))
         except RunError as error:
             self._record.failed(total, error.code)
             raise
@@ -151,13 +151,20 @@ class SecureSums:
         self,
         transport: Transport,
         total: server.Sum,
-        sum_id: messages.SumId,
         schema: Schema,
         failed: dict[str, str],
-        down: int,
-        up: int,
+        traffic: tuple[int, int],
     ) -> Collected:
-        least, title = rules.minimum_survivors(self.params), sum_title(sum_id)
+        """Open a sum whose terms are in.
+
+        Args:
+            transport: to the silos.
+            total: the sum.
+            schema: of the sum.
+            failed: silo -> code, of those without a term in it.
+            traffic: bytes sent and received so far, for the record.
+        """
+        least, title = rules.minimum_survivors(self.params), sum_title(total.sum_id)
         try:
             cohort = list(total.close())
         except SurvivorsError:
@@ -166,7 +173,7 @@ class SecureSums:
         if not counts and not schema.group("update"):
             # Only counts, which are not opened for another cohort: there is nothing to reveal.
             self._record.failed(total, "TF-612")
-            return Collected(cohort, failed, {}, True, down, up)
+            return Collected(cohort, failed, {}, True, *traffic)
         lost: dict[str, str] = {}
         if not total.full:
             request = total.agreement_request().to_bytes()
@@ -185,26 +192,27 @@ class SecureSums:
             opened = total.open()
         except RecoveryError as error:
             self._log.error("%s: nothing was opened: %s", title, error)
-            if error.blamed:
-                raise RunError(
-                    f"nothing was opened in {title}: {error} {error.blamed} is to blame: check its "
-                    "installation, or export the job without it.",
-                    code=error.code,
-                ) from None
-            raise TooFewError(
-                title,
-                self.params.threshold,
-                total.revealers,
-                lost,
-                " with valid shares; nothing was opened",
-            ) from None
+            raise self._unopened(error, total, title, lost) from None
         for site, why in opened.blamed.items():
             self._log.error("%s is to blame: %s", site, why)
         for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
         shut = "static" not in opened.groups and bool(schema.group("static"))
-        return Collected(cohort, failed, _totals(schema, opened), shut, down, up)
+        return Collected(cohort, failed, _totals(schema, opened), shut, *traffic)
+
+    def _unopened(
+        self, error: RecoveryError, total: server.Sum, title: str, lost: Mapping[str, str]
+    ) -> RunError:
+        """Return the error for a sum that could not be opened, naming the silo to blame if there is one."""
+        if error.blamed:
+            return RunError(
+                f"nothing was opened in {title}: {error} {error.blamed} is to blame: check its "
+                "installation, or export the job without it.",
+                code=error.code,
+            )
+        detail = " with valid shares; nothing was opened"
+        return TooFewError(title, self.params.threshold, total.revealers, lost, detail)
 
     def _ask(
         self,

@@ -114,7 +114,7 @@ class Vault:
         self._read: tuple[str, int] = ("", 0)  # the ledger's id, and how many of its entries were read
         self._ledger: Ledger | None = None  # while the lock is held
         self._state: State | None = None
-        self._kept: dict[str, bytes] = {}
+        self._stored: dict[str, bytes] = {}
 
     @contextmanager
     def locked(self) -> Iterator[journal.History]:
@@ -150,7 +150,7 @@ class Vault:
             raise StateError("this site's session", expected="set up by enroll and confirm", found="none")
         return self._state
 
-    def commit(self, entries: Sequence[journal.Entry], state: State, kept: dict[str, bytes]) -> None:
+    def commit(self, entries: Sequence[journal.Entry], state: State, replies: dict[str, bytes]) -> None:
         """Make a step durable: the journal first, then the state and the replies by name."""
         if entries:
             if self._ledger is None:
@@ -159,7 +159,7 @@ class Vault:
         self._state = state
         if self._on_disk:
             self.keep("state", state.to_bytes())
-        for name, data in kept.items():
+        for name, data in replies.items():
             self.keep(name, data)
 
     def keep(self, name: str, data: bytes) -> None:
@@ -168,11 +168,11 @@ class Vault:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self._folder / name, data, mode=0o600)
         else:
-            self._kept[name] = data
+            self._stored[name] = data
 
     def recall(self, name: str) -> bytes | None:
         """Return the bytes stored under a name; None if there are none."""
         if not self._on_disk:
-            return self._kept.get(name)
+            return self._stored.get(name)
         path = self._folder / name
         return path.read_bytes() if path.is_file() else None
