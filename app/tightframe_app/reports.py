@@ -35,18 +35,19 @@ def report(
     A silo's page has that silo's own results: it is for the silo alone, and only its owner can read it.
     """
     from tightframe.report.reading import ServerResults, read
-    from tightframe.report.words import metric, one_answer
     from tightframe.report.writing import write
+    from tightframe.results.words import metric, one_answer
 
     page, results = write(folder, out), read(folder)
     said = []
     if isinstance(results, ServerResults):
-        outcome, test = results.outcome, results.outcome.evaluation and results.outcome.evaluation.test.told
+        outcome = results.outcome
+        test = None if outcome.evaluation is None else outcome.evaluation.test
         said = [outcome.ended.upper(), *outcome.notes]
-        if test:
-            noisy = "noisy " if test["noisy"] else ""
+        if test is not None:
+            noisy = "noisy " if test.noisy else ""
             said.append(f"{noisy}balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}")
-            said += [answer] if (answer := one_answer(test["one_answer"])) else []
+            said += [answer] if (answer := one_answer(test.one_answer)) else []
     for line in said:
         typer.echo(shown(line), err=True)  # for people: programs read where the page lies
     console(WIDTH).print(shown(str(page)), soft_wrap=True)

@@ -152,7 +152,7 @@ def _names(sites: str | None) -> list[str] | None:
 
 def _tell(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Say what was written, and how to run it."""
-    from tightframe.report.words import plural
+    from tightframe.results.words import plural
 
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is {changes[kind]} now; options of the recipe's own dropped: {', '.join(keys)}")

@@ -74,7 +74,8 @@ def asked_of(
 def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
     """The ledger that is meant; where there is none yet the command ends, in an error if it is ``needed``."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
-    from tightframe.rounds.lasting import TRANSCRIPT, lasting_journal
+    from tightframe.results.files import TRANSCRIPT
+    from tightframe.rounds.lasting import lasting_journal
 
     if (file is None) == (state_dir is None):
         raise typer.BadParameter(

@@ -19,9 +19,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tightframe.report.words import megabytes, one_answer, with_interval
-from tightframe.report.words import shown as number
-from tightframe.rounds.dropouts import NOT_MEASURED
+from tightframe.results.dropouts import NOT_MEASURED
+from tightframe.results.outcome import Outcome
+from tightframe.results.spent import Spent
+from tightframe.results.status import Status
+from tightframe.results.words import megabytes, one_answer, plural, with_interval
+from tightframe.results.words import shown as number
 from tightframe_app.screens import shown
 from tightframe_app.watch import silos
 from tightframe_app.watch.status import (
@@ -31,8 +34,6 @@ from tightframe_app.watch.status import (
     WAITING,
     LostError,
     NoOutcomeError,
-    Outcome,
-    RunStatus,
     Seen,
     Verdict,
     WatchError,
@@ -86,7 +87,7 @@ class View:
 
     job_id: str
     seen: Seen | None = None
-    last: RunStatus | None = None
+    last: Status | None = None
     elapsed: float = 0.0
     lost: float | None = None
     why: str = ""
@@ -137,7 +138,7 @@ def screen(view: View) -> RenderableType:
     return Group(title, Padding(grid, (0, 0, 0, 2)))
 
 
-def _rows(grid: Table, status: RunStatus, silent: Mapping[str, float | None]) -> None:
+def _rows(grid: Table, status: Status, silent: Mapping[str, float | None]) -> None:
     done = _done(status)
     bar = Table.grid(padding=(0, 2))
     bar.add_row(_round(status), ProgressBar(total=1.0, completed=done, width=24))
@@ -150,12 +151,12 @@ def _rows(grid: Table, status: RunStatus, silent: Mapping[str, float | None]) ->
     grid.add_row("so far", _cost(status))
 
 
-def _round(status: RunStatus) -> str:
+def _round(status: Status) -> str:
     text = f"{status.round} of {status.rounds}"
     return f"{text}, phase {status.phase} of {status.phases}" if status.phases > 1 else text
 
 
-def _done(status: RunStatus) -> float:
+def _done(status: Status) -> float:
     """The part of the rounds that is done, 0 to 1; a round that is under way counts by its phases."""
     if status.state == "trained" or status.kind in ("after", "closing", "personal"):
         return 1.0
@@ -165,26 +166,26 @@ def _done(status: RunStatus) -> float:
     return min(1.0, (status.round - 1 + (status.phase - 1) / phases) / status.rounds)
 
 
-def _loss(status: RunStatus) -> str:
+def _loss(status: Status) -> str:
     if status.loss is None:
         return "-" if status.epsilon_promised is None else "stays at the silos"
     since = status.unmeasured_since
     return number(status.loss) + ("" if since is None else f", none from round {since} on")
 
 
-def _accuracy(status: RunStatus) -> str:
+def _accuracy(status: Status) -> str:
     if status.balanced_accuracy is None:
         return "-"
     noisy = ", noisy" if status.noisy else ""
     told = with_interval(status.balanced_accuracy, status.balanced_accuracy_interval, status.classes)
-    answer = None if status.one_answer is None else one_answer(status.one_answer.model_dump(by_alias=True))
+    answer = one_answer(status.one_answer)
     only = "" if answer is None else f"; {answer}"
     return shown(f"{told} balanced, model of round {status.evaluated_round}{noisy}{only}")
 
 
-def _privacy(status: RunStatus) -> str:
+def _privacy(status: Status) -> str:
     if status.privacy is not None:
-        return shown(str(status.privacy))
+        return shown(_spent(status.privacy))
     if status.epsilon_promised is None:
         return "no differential privacy"
     return (
@@ -192,7 +193,15 @@ def _privacy(status: RunStatus) -> str:
     )
 
 
-def _cost(status: RunStatus) -> str:
+def _spent(spent: Spent) -> str:
+    """Describe what silos tell of epsilon."""
+    told = (spent.ranges() or ["not told"]) + spent.exact()
+    if spent.untold and spent.histogram:
+        told.append(f"{plural(spent.untold, 'silo')} told nothing")
+    return f"{', '.join(told)}; at most {spent.promised:g} promised, delta {spent.delta:g}"
+
+
+def _cost(status: Status) -> str:
     down, up = megabytes(status.bytes_down), megabytes(status.bytes_up)
     return f"{status.seconds:.1f} s in sums, {down} MB down, {up} MB up"
 

@@ -21,12 +21,13 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.tool.kit import kit_config
 
 from tightframe.flare.monitor import GROUP
+from tightframe.results.files import OUTCOME
+from tightframe.results.outcome import Outcome
 from tightframe_app.screens import shown
 from tightframe_app.watch.silos import Silences, missing
 from tightframe_app.watch.status import (
     LostError,
     NoOutcomeError,
-    Outcome,
     Seen,
     WatchError,
     read_outcome,
@@ -35,7 +36,8 @@ from tightframe_app.watch.status import (
 
 KITS = "kits"
 """Where ``nvflare package`` of the guides puts startup kits, below the current folder."""
-OUTCOME = Path("workspace", "outcome.json")
+RESULTS = "workspace"
+"""Folder of a downloaded job in which its results lie."""
 _REFUSED = (api_spec.AuthenticationError, api_spec.AuthorizationError)
 _GONE = (
     # ``RuntimeError`` and ``InternalError`` are all that the engine does not name: an answer that was cut
@@ -166,12 +168,12 @@ class Server:
                     raise NoOutcomeError(f"{self.user} may not download it", allowed=False) from None
                 except (*_NOT_YET, api_spec.JobNotDone) as error:
                     raise NoOutcomeError(f"it cannot be downloaded: {shown(str(error))}") from None
-            file = Path(location or folder) / OUTCOME
-            if not file.is_file():
+            results = Path(location or folder) / RESULTS
+            if not (results / OUTCOME).is_file():
                 raise NoOutcomeError(
-                    "there is no outcome.json in its result: it did not get as far as Tightframe"
+                    f"there is no {OUTCOME} in its result: it did not get as far as Tightframe"
                 )
-            return read_outcome(file.read_text(encoding="utf-8"))
+            return read_outcome(results)
 
     def close(self) -> None:
         """Take leave of the server, if there is a connection."""

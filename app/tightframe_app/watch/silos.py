@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
+from tightframe.errors import LATE
+from tightframe.results.status import Status
 from tightframe_app.screens import shown
-from tightframe_app.watch.status import RunStatus, meaning
+from tightframe_app.watch.status import meaning
 
-LATE = "TF-502"
 SILENCE = 30.0
 """Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
 
@@ -44,7 +45,7 @@ class Silences:
         return silent
 
 
-def missing(status: RunStatus) -> list[str]:
+def missing(status: Status) -> list[str]:
     """The silos that enrolment, or a sum which is being made, still waits for."""
     if status.state == "enrolling":
         return list(status.waiting)
@@ -54,7 +55,7 @@ def missing(status: RunStatus) -> list[str]:
 
 
 def rows(
-    status: RunStatus, silent: Mapping[str, float | None], *, brief: bool = False
+    status: Status, silent: Mapping[str, float | None], *, brief: bool = False
 ) -> list[tuple[str, str, str]]:
     """(what, which silos and why, style); what is empty is left out, the joined ones apart.
 

@@ -26,7 +26,7 @@ def stopped_run(folders: Any, job_id: str) -> Path:
     That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
     app's configuration folder is the app itself.
     """
-    from tightframe.rounds.checkpoint import CHECKPOINT
+    from tightframe.results.files import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
@@ -92,6 +92,7 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
+        from tightframe.report import writing
         from tightframe.rounds.server.coordinator import Coordinator
 
         folders = fl_ctx.get_engine().get_workspace()
@@ -118,6 +119,7 @@ class FederationController(Controller):
                 job_id=fl_ctx.get_job_id(),
                 stopped=stopped_run(folders, fl_ctx.get_job_id()),
                 log=self.logger,
+                write_page=writing.leave,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
             self._telemetry.watch(coordinator.record)

@@ -1,6 +1,6 @@
 """Tells the engine's consoles where a run stands: ``show_stats`` and the command ``tightframe.status``.
 
-Everything comes from ``rounds.status``: totals and facts of the protocol, which the server has anyway.
+Everything comes from ``results.status``: totals and facts of the protocol, which the server has anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from tightframe.rounds.status import Status
+from tightframe.results.status import Status
 
 GROUP = "tightframe"
 """Of the statistics, beside the engine's own groups."""

@@ -1,7 +1,7 @@
 """What a run tells boards: TensorBoard events by the engine's receiver, StatsD by the engine's reporter.
 
 Which of them, if any, is the server's own ``local/tightframe.json`` to say, never a job's. Everything comes
-from ``rounds.measures``: totals, and how many silos. Silos send nothing for it.
+from ``results.measures``: totals, and how many silos. Silos send nothing for it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from nvflare.metrics.metrics_publisher import publish_app_metrics
 
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.measures import PREFIX, Measure, of_rounds, of_run
+from tightframe.results.files import EVENTS
+from tightframe.results.measures import PREFIX, Measure, of_rounds, of_run
 from tightframe.rounds.server.record import RunRecord
-
-FOLDER = "tb_events"
-"""Of the events, beside the results."""
 
 
 class Telemetry:
@@ -127,11 +125,11 @@ def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
 def _receiver(fl_ctx: FLContext) -> Any:
     """The engine's receiver, started; without the federated events that it would take from silos."""
     engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", asked="server.tensorboard")
-    receiver = engine.TBAnalyticsReceiver(tb_folder=FOLDER, events=[ANALYTIC_EVENT_TYPE])
+    receiver = engine.TBAnalyticsReceiver(tb_folder=EVENTS, events=[ANALYTIC_EVENT_TYPE])
     receiver.handle_event(EventType.START_RUN, fl_ctx)
     if receiver.root_log_dir is None:  # the engine only logs what was wrong
         raise SiteConfigError(
-            f"Expected to make the folder {FOLDER} beside the results for server.tensorboard, but could not: "
+            f"Expected to make the folder {EVENTS} beside the results for server.tensorboard, but could not: "
             "the line before says why."
         )
     return receiver

@@ -16,14 +16,13 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.lasting import KIT_HEAD, TRANSCRIPT, Lasting, Places, lasting_journal
+from tightframe.results.files import TRANSCRIPT, WritePage
+from tightframe.rounds.lasting import KIT_HEAD, Lasting, Places, lasting_journal
 from tightframe.securesum.identity import Anchor, Signer
 
 __all__ = ["DECLARATION", "SALT", "STATE", "Message", "SiloContext", "lasting_journal"]
 
 STATE = "silo_state"
-CHECKPOINT = "checkpoint.safetensors"
-"""The server's state after a round, from which a resumed job goes on."""
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 DECLARATION = "declaration.json"
 SALT = "salt"
@@ -53,6 +52,7 @@ class SiloContext:
             own.
         kit: the startup kit's own folder, where a copy of the ledger's head is kept in production.
         identity: gives the silo's signer and what it trusts; asked for when secure sums need it.
+        write_page: makes the page of the silo's own report; without it there is none.
         at_work: told what the silo does, and how many batches of how many are done; for who watches.
         stopped: tells that the run was aborted.
         log: the silo's own log.
@@ -73,6 +73,7 @@ class SiloContext:
     ledger_dir: Path | None = None
     kit: Path | None = None
     identity: Callable[[], tuple[Signer, Anchor]] | None = None
+    write_page: WritePage | None = None
     at_work: Callable[[str, int, int], None] = lambda what, done, of: None
     stopped: Callable[[], bool] = lambda: False
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("tightframe.silo"))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightframe.errors import REASONS
+from tightframe.errors import LATE, REASONS
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, facts, figure, section, table, tag
 from tightframe.report.drawing.matrix import ABSENT, FAILED, Cell
 from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import kept
 from tightframe.report.reading import ServerResults, Transcript
-from tightframe.report.values import Exchange, Outcome
-from tightframe.report.words import names, plural
+from tightframe.results.exchanges import Row, names
+from tightframe.results.outcome import Outcome
+from tightframe.results.words import plural
 
 _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
 """Codes of answers that were not given or not taken on purpose; others are failures."""
-_LATE = "TF-502"
 _ASSUMED = {"malicious": "malicious (any deviation)", "semi_honest": "semi-honest (curious only)"}
 """What the sums hold against, whatever the server really is."""
 _WHAT_TO_DO = tag("p", "docs/errors.md says of each code what to do.")
@@ -197,20 +197,20 @@ def _results(transcript: Transcript) -> str:
     return f"{len(transcript.sums) - failed} opened, {failed} not opened"
 
 
-def _everyone(found: ServerResults, rows: Sequence[Exchange]) -> list[str]:
+def _everyone(found: ServerResults, rows: Sequence[Row]) -> list[str]:
     """The roster, and whoever is named beside it, lest a wrong file hides a silo."""
     named = {silo for row in rows for silo in (*row.silos, *row.dropped)}
     return [*found.outcome.roster, *sorted(named - set(found.outcome.roster))]
 
 
-def _cell(silo: str, row: Exchange, where: str, absent: dict[str, str]) -> Cell:
+def _cell(silo: str, row: Row, where: str, absent: dict[str, str]) -> Cell:
     if silo in row.silos:
         return Cell("in", "", f"{silo}, {where}: answered")
     if silo in row.dropped:
         code = row.dropped[silo]
         kind, sign = (
             ("late", "L")
-            if code == _LATE
+            if code == LATE
             else ("refused", "R")
             if code.startswith(_REFUSALS)
             else ("out", FAILED)

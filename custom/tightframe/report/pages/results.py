@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
 from tightframe.report.drawing.plots import Series
-from tightframe.report.values import Evaluation, Exchange, FoldMetrics
-from tightframe.report.words import metric, shown, with_interval
+from tightframe.results.evaluation import Evaluation, FoldMetrics
+from tightframe.results.exchanges import Row
+from tightframe.results.outcome import TOO_FEW
+from tightframe.results.words import metric, shown, with_interval
 
 MISSING = tag("span", "missing", class_="missing")
 NOISY = " that have enough noisy records to tell"
@@ -25,7 +27,7 @@ def value(found: float | None, digits: int = 3) -> Part:
 def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
     """A metric of a fold in a table; a noisy one with its interval and the classes that it is over."""
     found = None if fold is None else getattr(fold, name, None)
-    return MISSING if found is None or fold is None else metric(fold.told, name)
+    return MISSING if found is None or fold is None else metric(fold, name)
 
 
 def kept(rows: int, summary: str, content: Markup) -> Markup:
@@ -33,7 +35,7 @@ def kept(rows: int, summary: str, content: Markup) -> Markup:
     return content if rows <= LONG else folded(summary, content)
 
 
-def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_models: bool = False) -> Markup:
+def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models: bool = False) -> Markup:
     """Loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds.
 
     With ``own_models``, each silo's, there is an evaluation after the last round only.
@@ -164,7 +166,7 @@ def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
     """A class's recall; a noisy count of 0 does not say that there are no records."""
     if fold.noisy:
         told = fold.recall[name]
-        return "too few to tell" if told is None else with_interval(told, fold.recall_interval.get(name))
+        return TOO_FEW if told is None else with_interval(told, fold.recall_interval.get(name))
     return "no records" if count == 0 else value(fold.recall[name])
 
 

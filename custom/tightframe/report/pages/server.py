@@ -9,8 +9,9 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import participation, record, results
 from tightframe.report.reading import ServerResults
-from tightframe.report.values import Evaluation, FoldMetrics, Outcome
-from tightframe.report.words import metric, one_answer, plural, sentence, shown
+from tightframe.results.evaluation import Evaluation, FoldMetrics
+from tightframe.results.outcome import Outcome
+from tightframe.results.words import metric, one_answer, plural, sentence, shown
 
 
 def page(found: ServerResults) -> str:
@@ -72,16 +73,16 @@ def in_words(found: ServerResults) -> str:
         noisy = "noisy " if test.noisy else ""
         said.append(
             f"On {_records(found)} of {_whose(found)} {model_named(outcome)} {noisy}balanced accuracy "
-            f"{metric(test.told, 'balanced_accuracy')} and AUROC {metric(test.told, 'auroc')}"
+            f"{metric(test, 'balanced_accuracy')} and AUROC {metric(test, 'auroc')}"
             + (
                 f"; on {_number(validation, 'validation record')}, "
-                f"{metric(validation.told, 'balanced_accuracy')} "
-                f"and {metric(validation.told, 'auroc')}."
+                f"{metric(validation, 'balanced_accuracy')} "
+                f"and {metric(validation, 'auroc')}."
                 if validation.records or validation.noisy
                 else "; no validation records could be counted."
             )
         )
-        if (answer := one_answer(test.told["one_answer"])) is not None:
+        if (answer := one_answer(test.one_answer)) is not None:
             said.append(f"On the test records {answer}.")
     else:
         said.append(f"Its test metrics are missing: {why_missing(found)}.")
@@ -157,7 +158,7 @@ def _notices(found: ServerResults) -> list[Part]:
     if told is not None and told.noisy:
         notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(told)))
     if told is not None and outcome.evaluation is not None:
-        answer = one_answer(told.told["one_answer"])
+        answer = one_answer(told.one_answer)
         if answer is not None and told.one_answer is not None:
             title = "One answer." if told.one_answer.certain else "Perhaps one answer only."
             notices.append(layout.notice("warn", tag("b", title), f"On the test records {answer}."))
@@ -219,7 +220,7 @@ def _tiles(found: ServerResults) -> Markup:
 
 def _limits(test: FoldMetrics, name: str) -> str:
     """What belongs to a noisy number beside its value: its interval, and over how many classes it is."""
-    text, value = metric(test.told, name), shown(getattr(test, name))
+    text, value = metric(test, name), shown(getattr(test, name))
     return f": {text.removeprefix(value).lstrip(', ')}" if text != value else ""
 
 

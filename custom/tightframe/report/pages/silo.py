@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import results
-from tightframe.report.reading import SiloReport, SiloResults
-from tightframe.report.values import FoldMetrics, SiloModel, SiloPersonal
-from tightframe.report.words import one_answer, plural, shown
-from tightframe.rounding import rounded_up
+from tightframe.report.reading import SiloResults
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.files import MODEL
+from tightframe.results.files import PERSONAL as PERSONAL_MODEL
+from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
+from tightframe.results.words import one_answer, plural, rounded_up, shown
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
@@ -57,11 +59,11 @@ def page(found: SiloResults) -> str:
 
 def _one_answers(report: SiloReport) -> list[str]:
     """Which of the models give one answer, in sentences."""
-    told = {_final_model(report): report.final.test.told["one_answer"]}
+    told = {_final_model(report): report.final.test.one_answer}
     if report.local_only is not None:
-        told["the local-only model"] = report.local_only.test.told["one_answer"]
+        told["the local-only model"] = report.local_only.test.one_answer
     if report.personal is not None and report.personal.one_answer is not None:
-        told["the personal model"] = report.personal.one_answer.model_dump(by_alias=True)
+        told["the personal model"] = report.personal.one_answer
     return [
         f"On this silo's test records {answer.replace('the model', name, 1)}."
         for name, values in told.items()
@@ -256,8 +258,8 @@ def _hashes(report: SiloReport) -> Markup:
         facts(
             [
                 ("architecture", _architecture(report.model) if report.model else None),
-                ("model.safetensors", tag("code", report.model_sha256)),
-                ("personal_model.safetensors", tag("code", own.model_sha256) if own else None),
+                (MODEL, tag("code", report.model_sha256)),
+                (PERSONAL_MODEL, tag("code", own.model_sha256) if own else None),
             ]
         ),
         tag("p", f"Hashes are SHA-256; {whose}."),

@@ -107,6 +107,6 @@ def area(histograms: Floats, numbers: Floats) -> Floats:
     return areas
 
 
-def cut(low: float, high: float) -> list[float]:
-    """Limits of what lies in [0, 1] by its meaning, as plain values."""
-    return [min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)]
+def cut(low: float, high: float) -> tuple[float, float]:
+    """Cut limits of what lies in [0, 1] by its meaning."""
+    return min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)

@@ -1,33 +1,26 @@
-"""A silo's evaluation with noise: what it charges, draws and sends."""
+"""A silo's evaluation with noise, and what the server reads from the opened totals."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tightframe.phases import Tensors
+from tightframe.metrics import NEARLY_ALL
+from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
-from tightframe.rounds.riders import evaluation
+from tightframe.rounds.riders import evaluation, noise_intervals
 from tightframe.rounds.riders.evaluation import FOLDS
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
-
-
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from tightframe.metrics import NEARLY_ALL
-from tightframe.phases import Totals
-from tightframe.report.words import metric, one_answer, with_interval
-from tightframe.rounds.riders import noise_intervals
 
 
 def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
@@ -72,15 +65,14 @@ COUNT_FLOOR = 20.0
 """Fewer noisy records of a class are too few to tell how they fare."""
 DEVIATIONS = 3.0
 """Neither do counts tell that are below so many standard deviations of their own noise."""
-TOO_FEW = "too few to tell"
 MOST = 0.9
 """The share of records, at its lower limit, from which on a model is sure to give one answer."""
 
 
 def summarise(
     totals: Totals, config: EvaluationConfig, class_names: Sequence[str], *, silos: int, honest: int
-) -> dict[str, dict[str, Any]]:
-    """Metrics of each fold from opened noisy totals, as plain JSON values; see ``_fold``.
+) -> Evaluation:
+    """Return metrics of each fold from opened noisy totals; see ``_fold``.
 
     Args:
         totals: the fields ``evaluation/...``.
@@ -91,7 +83,7 @@ def summarise(
     """
     cell = evaluation_totals.cell_deviation(config, silos=silos, honest=honest)
     bin_deviation = cell * config.confusion_units / config.score_units
-    read: dict[str, dict[str, Any]] = {}
+    read: dict[str, FoldMetrics] = {}
     for fold in FOLDS:
         units = {
             name: evaluation_totals.as_units(totals[f"evaluation/{fold}/{name}"])
@@ -100,7 +92,7 @@ def summarise(
         confusion = units["confusion"] / config.confusion_units
         scores = units["scores"] / config.score_units
         read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation)
-    return read
+    return Evaluation(validation=read["validation"], test=read["test"])
 
 
 def _fold(
@@ -109,8 +101,8 @@ def _fold(
     class_names: Sequence[str],
     cell: float,
     bin_deviation: float,
-) -> dict[str, Any]:
-    """Metrics of one fold.
+) -> FoldMetrics:
+    """Return metrics of one fold.
 
     ``noise_deviation`` is that of one cell of the confusion matrix, in records. ``recall`` is None for
     classes with fewer noisy records than ``class_floor``, and ``balanced_accuracy`` is over the other
@@ -130,54 +122,54 @@ def _fold(
     total, right = float(confusion.sum()), float(np.trace(confusion))
     known = total >= max(COUNT_FLOOR, DEVIATIONS * cell * classes)
     number = int(told.sum())
-    return {
-        "noisy": True,
-        "noise_deviation": cell,
-        "level": noise_intervals.LEVEL,
-        "class_floor": floor,
-        "records": max(0, round(total)),
-        "records_interval": _records(total, cell * classes),
-        "loss": None,
-        "accuracy": float(np.clip(right / total, 0.0, 1.0)) if known else None,
-        "accuracy_interval": _accuracy(right, total, cell, classes) if known else None,
+    return FoldMetrics(
+        noisy=True,
+        noise_deviation=cell,
+        level=noise_intervals.LEVEL,
+        class_floor=floor,
+        records=max(0, round(total)),
+        records_interval=_records(total, cell * classes),
+        loss=None,
+        accuracy=float(np.clip(right / total, 0.0, 1.0)) if known else None,
+        accuracy_interval=_accuracy(right, total, cell, classes) if known else None,
         # Cut as a whole: shares cut one by one would be too large together where a model has no hit at all.
-        "balanced_accuracy": float(np.clip(recall[told].mean(), 0.0, 1.0)) if number else None,
-        "balanced_accuracy_interval": noise_intervals.cut(
+        balanced_accuracy=float(np.clip(recall[told].mean(), 0.0, 1.0)) if number else None,
+        balanced_accuracy_interval=noise_intervals.cut(
             *noise_intervals.mean(recall[told], limits[0][told], limits[1][told])
         )
         if number
         else None,
-        "balanced_accuracy_deviation": float(np.sqrt((spread[told] ** 2).sum()) / number) if number else None,
-        "classes_told": number,
-        "classes": classes,
-        "recall": {
+        balanced_accuracy_deviation=float(np.sqrt((spread[told] ** 2).sum()) / number) if number else None,
+        classes_told=number,
+        classes=classes,
+        recall={
             name: float(np.clip(value, 0.0, 1.0)) if enough else None
             for name, value, enough in zip(class_names, recall, told, strict=True)
         },
-        "recall_interval": {
+        recall_interval={
             name: noise_intervals.cut(float(low), float(high)) if enough else None
             for name, low, high, enough in zip(class_names, *limits, told, strict=True)
         },
-        "class_records": {
+        class_records={
             name: max(0, round(value)) for name, value in zip(class_names, row.tolist(), strict=True)
         },
-        "class_records_interval": {
+        class_records_interval={
             name: _records(value, cell * math.sqrt(classes))
             for name, value in zip(class_names, row.tolist(), strict=True)
         },
         **_areas(confusion, scores, cell, bin_deviation),
-        "average_precision": None,
-        "one_answer": _one_answer(confusion, class_names, cell) if known else None,
-    }
+        average_precision=None,
+        one_answer=_one_answer(confusion, class_names, cell) if known else None,
+    )
 
 
-def _records(count: float, noise: float) -> list[int]:
+def _records(count: float, noise: float) -> tuple[int, int]:
     """Limits of a number of records, which is none below 0."""
     reach = noise_intervals.NORMAL * noise
-    return [max(0, math.floor(count - reach)), max(0, math.ceil(count + reach))]
+    return max(0, math.floor(count - reach)), max(0, math.ceil(count + reach))
 
 
-def _accuracy(right: float, total: float, cell: float, classes: int) -> list[float]:
+def _accuracy(right: float, total: float, cell: float, classes: int) -> tuple[float, float]:
     wrong_noise = cell * math.sqrt(classes**2 - classes)
     low, high = noise_intervals.share(
         np.array([right]), np.array([total - right]), cell * math.sqrt(classes), wrong_noise
@@ -208,10 +200,8 @@ def _areas(
     }
 
 
-def _one_answer(
-    confusion: NDArray[np.float64], class_names: Sequence[str], cell: float
-) -> dict[str, Any] | None:
-    """The class that a model answers for all records, if the noise leaves that open; None if it does not.
+def _one_answer(confusion: NDArray[np.float64], class_names: Sequence[str], cell: float) -> OneAnswer | None:
+    """Return the class that a model answers for all records, if the noise leaves that open; else None.
 
     Judged by the records of all *other* classes: how many of them have that answer, too. ``certain`` if that
     is nearly all of them even at the lower limit.
@@ -227,60 +217,9 @@ def _one_answer(
     )
     if high[0] < NEARLY_ALL:
         return None
-    return {
-        "class": class_names[answer],
-        "share": float(np.clip(part / (part + rest), 0.0, 1.0)) if part + rest > 0 else None,
-        "interval": noise_intervals.cut(float(low[0]), float(high[0])),
-        "certain": bool(low[0] >= MOST),
-    }
-
-
-def is_noisy(evaluation: Mapping[str, Any] | None) -> bool:
-    """Whether a row's evaluation is one with noise."""
-    return evaluation is not None and bool(evaluation["test"].get("noisy"))
-
-
-def round_words(test: Mapping[str, Any]) -> str:
-    """A model's metrics on one line."""
-    answer = one_answer(test.get("one_answer"))
-    told = ", ".join(
-        f"noisy {name.replace('_', ' ')} {metric(test, name)}" for name in ("balanced_accuracy", "accuracy")
+    return OneAnswer(
+        of_class=class_names[answer],
+        share=float(np.clip(part / (part + rest), 0.0, 1.0)) if part + rest > 0 else None,
+        interval=noise_intervals.cut(float(low[0]), float(high[0])),
+        certain=bool(low[0] >= MOST),
     )
-    return "; ".join([told, *([] if answer is None else [answer]), noise_words(test)])
-
-
-def noise_words(test: Mapping[str, Any]) -> str:
-    """How much noise there is, and what stands in brackets."""
-    return (
-        f"noise of {test['noise_deviation']:.1f} records (standard deviation) in each confusion cell; in "
-        f"brackets where the exact value lies, as far as the noise goes, at {test['level']:.0%}"
-    )
-
-
-def screen_lines(test: Mapping[str, Any], whose: str, course: Sequence[tuple[int, Any]]) -> list[str]:
-    """The last screen's lines.
-
-    Args:
-        test: metrics of the last model on the test fold.
-        whose: of which silos the records are.
-        course: round and evaluation of each model that was evaluated.
-    """
-    low, high = test["records_interval"]
-    lines = [
-        f" Test records of {whose} (about {test['records']} [{low}, {high}], noisy):",
-        f"   noisy balanced accuracy {metric(test, 'balanced_accuracy')}",
-        f"   noisy accuracy {metric(test, 'accuracy')}",
-        f"   noisy AUROC {metric(test, 'auroc')}",
-    ]
-    if (answer := one_answer(test.get("one_answer"))) is not None:
-        lines.append(f"   NOTE: {answer}")
-    lines.append(f"   {noise_words(test)}")
-    lines.append(f"   below {test['class_floor']:.0f} noisy records a class has {TOO_FEW}")
-    if len(course) > 1:
-        lines.append(" Noisy balanced accuracy by round:")
-        lines += [f"   {number}: {metric(found['test'], 'balanced_accuracy')}" for number, found in course]
-    lines.append(" Noisy recall:")
-    for name, value in test["recall"].items():
-        shown = TOO_FEW if value is None else with_interval(value, test["recall_interval"][name], digits=2)
-        lines.append(f"   {name} {shown}")
-    return [*lines, " Exact test metrics: at each silo, in its own local_report.json"]

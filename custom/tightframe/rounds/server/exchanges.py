@@ -10,10 +10,10 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Schema, Totals, stream_seed
+from tightframe.results.exchanges import Row
 from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.plan import TRAIN, Exchange
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.common import minimum
 from tightframe.rounds.sums.plain import (
@@ -96,16 +96,16 @@ class Exchanges:
             self.opened.append((str(sum_id), found.cohort))
         seconds = time.monotonic() - started
         row = Row(
-            exchange.round,
-            exchange.kind,
-            found.cohort,
-            {**left_out, **found.failed},
-            seconds,
-            found.bytes_down,
-            found.bytes_up,
-            shut=found.shut,
+            round=exchange.round,
+            kind=exchange.kind,
             phase=exchange.index,
             phases=exchange.of,
+            silos=found.cohort,
+            dropped={**left_out, **found.failed},
+            seconds=round(seconds, 3),
+            bytes_down=found.bytes_down,
+            bytes_up=found.bytes_up,
+            static_opened=not found.shut,
         )
         return row, totals
 
@@ -125,11 +125,17 @@ class Exchanges:
         try:
             row, totals = self.collect(transport, schema, broadcast, exchange, evaluate=evaluate)
         except TooFewError as error:
-            row = Row(exchange.round, exchange.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
+            row = Row(
+                round=exchange.round,
+                kind=exchange.kind,
+                silos=error.cohort,
+                dropped=error.failed,
+                static_opened=False,
+            )
             totals = {}
             if self._job.summation == "plain" or exchange.before or self._long_gone(exchange, row):
                 raise
-        if row.shut and row.dropped and not self._long_gone(exchange, row):
+        if not row.static_opened and row.dropped and not self._long_gone(exchange, row):
             row, totals = self.again(transport, schema, broadcast, row, exchange, evaluate=evaluate)
         return row, totals
 
