@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.app.watching import OUTCOME
+from tests.results.building import evaluated, row
+
+from tightframe.results.exchanges import write_rows
+from tightframe.results.outcome import Outcome
 
 
 @pytest.mark.parametrize(
@@ -24,14 +28,13 @@ import pytest
 def test_a_run_must_have_learned(
     root: Path, tmp_path: Path, course: list[float | None], trained: bool, wrong: str | None
 ) -> None:
-    outcome = {"trained": trained, "reason": None if trained else "too few", "rounds": 3}
-    (tmp_path / "outcome.json").write_text(json.dumps(outcome))
+    ended = {"trained": trained, "reason": None if trained else "too few", "rounds": 3}
+    Outcome.model_validate(OUTCOME | ended).write(tmp_path)
     rows = [
-        {"round": number, "kind": "train" if number else "start", "balanced_accuracy": value}
+        row(number, "train" if number else "start", ["a"], evaluation=evaluated(balanced_accuracy=value))
         for number, value in enumerate(course)
     ]
-    rows.append({"round": 3, "kind": "closing", "balanced_accuracy": None})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path, [*rows, row(3, "closing", ["a"])])
     command = [sys.executable, str(root / ".ci" / "check_job"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == (wrong is None), done.stderr

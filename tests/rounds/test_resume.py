@@ -20,10 +20,10 @@ from tightframe.errors import JobError, RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
+from tightframe.results.exchanges import Row
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server import resume
 from tightframe.rounds.silo import state
 from tightframe.rounds.sums.secure_server import SecureSums
@@ -119,7 +119,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one_bit_for_bit(
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert same(found.state.model, whole.state.model) and same(found.state.extra, whole.state.extra)
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert found.outcome.best_round == whole.outcome.best_round
+    assert found.outcome.best_round_by_validation == whole.outcome.best_round_by_validation
     for name in ("model.safetensors", "best_model.safetensors"):
         ours, theirs = (tmp_path / run / "server" / name for run in ("resumed", "whole"))
         assert ours.read_bytes() == theirs.read_bytes()
@@ -185,7 +185,7 @@ def test_counts_stay_shut_for_another_cohort(tmp_path: Path, monkeypatch: pytest
     going_on = stopped(wanted, tmp_path / "again", number=2)
     monkeypatch.setattr(federation.LocalTransport, "exchange", without_the_fourth)
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "again")
-    assert [row.shut for row in found.outcome.rows if row.round > 1] == [True, True, True]
+    assert not any(row.static_opened for row in found.outcome.rows if row.round > 1)
     assert found.outcome.final() is None, "the evaluation is a count, too"
 
 
@@ -207,7 +207,7 @@ def test_a_silo_that_was_not_enrolled_stays_out_and_counts_stay_open(
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert same(found.state.model, whole.state.model)
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert found.outcome.absent == whole.outcome.absent == {"site-4": "TF-502"}
+    assert found.outcome.not_enrolled == whole.outcome.not_enrolled == {"site-4": "TF-502"}
     assert found.outcome.final() is not None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.errors import REASONS, TightframeError
-from tightframe.results.files import ResultsError
+from tightframe.results.files import OUTCOME, ResultsError, parsed, read_bytes
 from tightframe.results.outcome import Outcome
 from tightframe.results.status import Status
 from tightframe.results.words import metric, one_answer, plural
@@ -130,9 +130,9 @@ def read_outcome(folder: Path) -> Outcome:
         NoOutcomeError: if it cannot be read.
     """
     try:
-        return Outcome.read(folder)
+        return Outcome.checked(parsed(read_bytes(folder / OUTCOME), OUTCOME), OUTCOME)
     except ResultsError as error:
-        raise NoOutcomeError(f"its outcome was not understood: {error.args[0]}") from None
+        raise NoOutcomeError(f"its outcome cannot be read: {error.args[0]}") from None
 
 
 def meaning(code: str) -> str:

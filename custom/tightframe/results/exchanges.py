@@ -162,7 +162,7 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         )
     if before is not None and before.test is not None:
         which = "initial model" if before.round == 0 else f"model after round {before.round}"
-        parts.append(f"test of the {which}: {_in_words(before.test)}")
+        parts.append(f"test of the {which}: {in_words(before.test)}")
     if row.privacy is not None:
         parts.append(str(row.privacy))
     dropped = ""
@@ -178,7 +178,7 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
     return f"{head}: " + " | ".join(parts)
 
 
-def _in_words(test: FoldMetrics) -> str:
+def in_words(test: FoldMetrics) -> str:
     """Describe a model's test metrics in one line."""
     noisy = "noisy " if test.noisy else ""
     said = [

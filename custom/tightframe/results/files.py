@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,6 +32,7 @@ EVENTS = "tb_events"
 MAX_BYTES = 2**28
 """Largest size of a result file; a larger one is not ours."""
 SHOWN_PROBLEMS = 5
+_VERSION = re.compile(r"[0-9][\w.+-]{0,30}")
 
 WritePage = Callable[[Path, logging.Logger], None]
 """Writes the page of a folder of results, whatever may be wrong with them."""
@@ -183,4 +185,5 @@ def _writer(values: dict[str, Any]) -> str | None:
     """Name the version that a file says it is of."""
     versions = values.get("versions")
     version = versions.get("tightframe") if isinstance(versions, dict) else None
-    return f"Tightframe {version[:20]}" if isinstance(version, str) else None
+    known = isinstance(version, str) and _VERSION.fullmatch(version) is not None
+    return f"Tightframe {version}" if known else None

@@ -18,6 +18,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.phases import Fold
+from tightframe.report import writing
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import prepare
@@ -118,6 +119,7 @@ def contexts(
             records=twin(site),
             job_id=JOB_ID,
             identity=partial(simulated_identity, JOB_ID, site, production=False),
+            write_page=writing.leave,
             **changes,
         )
         for site in of.roster
@@ -126,7 +128,7 @@ def contexts(
 
 def coordinator(of: JobConfig, folder: Path) -> Coordinator:
     identity = ServerIdentity(JOB_ID, simulated_anchor(JOB_ID, production=False), simulated=True)
-    return Coordinator(prepare(of), folder / "server", identity=identity)
+    return Coordinator(prepare(of), folder / "server", identity=identity, write_page=writing.leave)
 
 
 def run(of: JobConfig, folder: Path, **wire: Any) -> tuple[Result, Wire]:
