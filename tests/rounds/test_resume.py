@@ -237,15 +237,16 @@ def test_a_wrong_checkpoint_is_named_before_any_task(wrong: str, broken: Stopped
     assert not any((tmp_path / "resumed").glob("site-*")), "no silo was asked for anything"
 
 
-def test_a_cut_checkpoint_and_one_of_an_older_format_are_named(broken: Stopped, tmp_path: Path) -> None:
+def test_a_cut_checkpoint_and_one_of_another_format_are_named(broken: Stopped, tmp_path: Path) -> None:
     path = tmp_path / checkpoint.CHECKPOINT
     data = (broken.folder / "server" / checkpoint.CHECKPOINT).read_bytes()
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(RunError, match="TF-507"):
         resume.next_job(path)
-    path.write_bytes(data.replace(b'\\"format\\": 2', b'\\"format\\": 1'))
-    with pytest.raises(RunError, match="TF-521"):
-        resume.next_job(path)
+    for other in (b"1", b"4"):
+        path.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": ' + other, 1))
+        with pytest.raises(RunError, match=r"TF-521.*format 3 or 2, but got " + other.decode()):
+            resume.next_job(path)
 
 
 def test_a_job_goes_on_with_rounds_that_it_has(broken: Stopped) -> None:

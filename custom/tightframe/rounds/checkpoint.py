@@ -28,7 +28,7 @@ from tightframe.securesum.messages import SumId
 
 DESCRIPTION = "tightframe"
 FORMAT = 3
-READABLE = (2, FORMAT)
+READABLE = (FORMAT, 2)
 """Formats that are read; the rows of metrics have another form in 2."""
 
 
@@ -109,7 +109,7 @@ def load_state(path: Path) -> Checkpoint:
     if not isinstance(described, dict) or described.get("format") not in READABLE:
         got = described.get("format") if isinstance(described, dict) else type(described).__name__
         raise RunError(
-            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {str(got)[:40]}: "
+            f"Expected {path} to be a checkpoint of format {FORMAT} or 2, but got {str(got)[:40]}: "
             "another version of tightframe wrote it, and has to go on with it.",
             code="TF-521",
         )

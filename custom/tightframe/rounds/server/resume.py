@@ -82,6 +82,8 @@ def _brought_up(row: Any) -> Any:
     if not isinstance(row, dict) or "format" in row:
         return row
     values = {**row, "static_opened": not row.get("shut", False)}
+    if isinstance(seconds := row.get("seconds"), float):
+        values["seconds"] = round(seconds, 3)
     if (spent := values.pop("spent", None)) is not None:
         keys = ("round", "promised", "delta", "silos", "bins", "shown")
         try:
