@@ -155,12 +155,12 @@ def test_the_rows_of_a_checkpoint_from_before_are_those_of_its_metrics(kind: str
     assert (kind == "noisy") == (last.privacy is not None)
 
 
-@pytest.mark.parametrize(
-    "spent",
-    [3, {}, {"round": 1}, {"round": 1, "promised": 8.0, "delta": 1, "silos": 3, "bins": 3, "shown": {}}],
-)
+SPENT = {"round": 1, "promised": 8.0, "delta": 1e-5, "silos": 3, "bins": [0] * 9, "shown": {}}
+
+
+@pytest.mark.parametrize("spent", [3, {}, {"round": 1}, SPENT | {"bins": 3}, SPENT | {"bins": [1, 2]}])
 def test_epsilon_of_an_older_checkpoint_that_cannot_be_read_is_named(spent: Any) -> None:
-    with pytest.raises(ValueError, match=r"of round 4|argument 2 is longer"):
+    with pytest.raises(ValueError, match="of round 4"):
         resume._brought_up({"round": 4, "spent": spent})
     assert resume._brought_up({"round": 4, "spent": SPENT})["privacy"].untold == 3
 

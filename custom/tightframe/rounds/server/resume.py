@@ -88,7 +88,7 @@ def _brought_up(row: Any) -> Any:
         keys = ("round", "promised", "delta", "silos", "bins", "shown")
         try:
             values["privacy"] = epsilon.spent(*(spent[key] for key in keys))
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"of round {row.get('round')}: {type(error).__name__}") from None
     return values
 
