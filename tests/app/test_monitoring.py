@@ -195,7 +195,7 @@ def test_a_run_that_tells_nothing_yet_is_starting(connect: Connect, stats: Any) 
             OVER,
             {"trained": "maybe"},
             3,
-            "its outcome cannot be read: Expected a file",
+            "its outcome cannot be read: Expected outcome.json as",
         ),
         ({"status": "FINISHED:ABORTED"}, None, 1, "ABORTED"),
         (

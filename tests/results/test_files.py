@@ -207,7 +207,7 @@ def test_a_later_file_names_its_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rounds": None}, r"rounds: .*has no `format`: Tightframe 0\.1\.0 wrote it.* Read it with that"),
+        ({"rounds": None}, r"rounds: .*no `format` in it: Tightframe 0\.1\.0 wrote it.* Read it with that"),
         ({"rounds": None, "versions": {}}, "a version before there were format numbers wrote it"),
         (
             {"rounds": None, "versions": {"tightframe": "\x1b[2J"}},

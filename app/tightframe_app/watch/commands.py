@@ -63,18 +63,18 @@ FETCHES = 3
 
 
 class Watched(Protocol):
-    """What a watcher needs of a server; ``monitoring.Server`` is one."""
+    """Questions that a watcher asks a server; ``monitoring.Server`` answers them."""
 
     def look(self, job_id: str) -> Seen:
         """Ask where a job stands."""
 
     def outcome(self, job_id: str) -> Outcome:
-        """What a run that is over has left behind."""
+        """Return the outcome of a run that is over."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a screen shows.
+    """Values that a screen shows.
 
     Attributes:
         job_id: of the run.
@@ -102,7 +102,7 @@ class View:
 
 
 def standing(view: View) -> str:
-    """Where a job stands, in words."""
+    """Describe where a job stands."""
     if view.seen is None:
         return "asking the server"
     if view.seen.over:
@@ -118,7 +118,7 @@ def standing(view: View) -> str:
 
 
 def screen(view: View) -> RenderableType:
-    """The live view: a pure function of what is known."""
+    """Draw the live view: a pure function of what is known."""
     seen, status = view.seen, view.last
     name = seen.name if seen is not None else view.job_id if status is None else status.job_name
     engine = "" if seen is None else shown(seen.engine)
@@ -157,7 +157,7 @@ def _round(status: Status) -> str:
 
 
 def _done(status: Status) -> float:
-    """The part of the rounds that is done, 0 to 1; a round that is under way counts by its phases."""
+    """Return the part of the rounds that is done, 0 to 1; a round under way counts by its phases."""
     if status.state == "trained" or status.kind in ("after", "closing", "personal"):
         return 1.0
     if status.kind != "train" or not status.rounds:
@@ -212,7 +212,7 @@ def _lost(view: View) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Hours, minutes, seconds.
+    """Return hours, minutes and seconds.
 
     >>> _clock(3671.9)
     '1:01:11'
@@ -222,7 +222,7 @@ def _clock(seconds: float) -> str:
 
 
 def line(view: View) -> str:
-    """The same in one line, for files and pipes; what only counts on (time, bytes) is not in it."""
+    """Describe a view in one line, for files and pipes, without time and bytes, which only count on."""
     if view.lost is not None:
         return f"{view.job_id}: {shown(view.why)}; trying again"
     if view.seen is None:
@@ -303,7 +303,7 @@ def _unreachable(view: View, error: str, lost: float) -> str:
 def _outcome(
     server: Watched, job_id: str, sleep: Callable[[float], None], every: float
 ) -> Outcome | NoOutcomeError:
-    """What the run left behind, or why that cannot be read."""
+    """Return what the run left behind, or why that cannot be read."""
     why = ""
     for _ in range(FETCHES):
         try:
@@ -317,7 +317,7 @@ def _outcome(
 
 
 def closing_words(verdict: Verdict) -> RenderableType:
-    """How it ended, as the last thing on the screen."""
+    """Draw how the run ended, as the last thing on the screen."""
     said = [Text(shown(item)) for line in verdict.lines for item in line.split("\n")]
     lines = [Padding(item, (0, 0, 0, 2), expand=False) for item in said]
     style = {TRAINED: "bold green", NOT_KNOWN: "bold yellow"}.get(verdict.code, "bold red")
@@ -328,7 +328,7 @@ def closing_words(verdict: Verdict) -> RenderableType:
 
 @contextmanager
 def _shower(out: Console) -> Iterator[Callable[[View], None]]:
-    """A live view on a terminal; elsewhere a line for each change, and now and then one that it goes on."""
+    """Give what shows a view: live on a terminal, elsewhere a line for each change and every half minute."""
     if not out.is_terminal:
         said, when = "", 0.0
 

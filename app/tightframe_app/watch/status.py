@@ -1,4 +1,4 @@
-"""What a watcher knows of a run, and what that means at its end: values, without engine or terminal."""
+"""Values that a watcher has of a run, and the verdict at its end; without engine or terminal."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NoOutcomeError(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """What the server told of a job when it was asked.
+    """Answer of the server to where a job stands.
 
     Attributes:
         engine: the engine's word for where the job stands.
@@ -100,7 +100,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run ended: the exit code, a word for it, what is known."""
+    """End of a run: the exit code, a word for it, what is known."""
 
     code: int
     title: str
@@ -114,12 +114,10 @@ def read_status(values: Mapping[str, Any]) -> Status:
         WatchError: TF-815, if it is none that this version knows.
     """
     try:
-        return Status.checked(values, "the run's status")
+        return Status.checked(dict(values), "the server's answer")
     except ResultsError as error:
         raise WatchError(
-            f"Expected the server to tell a run's status as this version of Tightframe does, but: "
-            f"{error.args[0]} Use the server's version here.",
-            code="TF-815",
+            f"{error.args[0]} Use the server's version of Tightframe here.", code="TF-815"
         ) from None
 
 
@@ -136,7 +134,7 @@ def read_outcome(folder: Path) -> Outcome:
 
 
 def meaning(code: str) -> str:
-    """A code with its meaning.
+    """Return a code with its meaning.
 
     >>> meaning("TF-502"), meaning("TF-501"), meaning("?")
     ('TF-502 (late)', 'TF-501 (too few silos)', '?')
@@ -193,7 +191,7 @@ def _failed(seen: Seen, last: Status | None, outcome: Outcome | None, fetch: tup
 
 
 def _after(seen: Seen) -> tuple[str, ...]:
-    """What the engine did once the run was over, where it did not just end the job."""
+    """Describe what the engine did once the run was over, where it did not just end the job."""
     if seen.engine == COMPLETED:
         return ()
     _, means = ENDS.get(seen.engine, ("", "the engine ended it"))
@@ -203,7 +201,7 @@ def _after(seen: Seen) -> tuple[str, ...]:
 
 
 def _go_on(job_id: str, outcome: Outcome) -> tuple[str, ...]:
-    """How a run goes on that was stopped after a round was done."""
+    """Say how a run goes on that was stopped after a round was done."""
     if not outcome.rounds_done:
         return ()
     made = f"tightframe jobs export {outcome.job_name} --resume {job_id} -o resumed"
@@ -211,7 +209,7 @@ def _go_on(job_id: str, outcome: Outcome) -> tuple[str, ...]:
 
 
 def _reason(outcome: Outcome | None, last: Status | None) -> list[str]:
-    """Why it stopped: at best in the run's own words, else the code that was seen."""
+    """Say why it stopped: at best in the run's own words, else by the code that was seen."""
     if outcome is not None:
         return [] if outcome.reason is None else [f"reason: {outcome.reason}"]
     return [] if last is None or last.reason is None else [f"reason: {meaning(last.reason)}"]

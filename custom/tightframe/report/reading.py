@@ -35,7 +35,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Epoch:
-    """What the silos of an epoch signed: who they are, and the numbers that a sum needs."""
+    """Parameters that the silos of an epoch signed: the roster, and the numbers that a sum needs."""
 
     number: int
     roster: tuple[str, ...]
@@ -59,7 +59,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a server's transcript says, as its writer has it.
+    """Content of a server's transcript, as its writer has it.
 
     Attributes:
         job, version, started: of the run.
@@ -80,7 +80,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class ServerResults:
-    """What the server of a run has left."""
+    """Results that a run's server has left."""
 
     outcome: Outcome
     rows: tuple[Row, ...]
@@ -91,7 +91,7 @@ class ServerResults:
 
 @dataclass(frozen=True)
 class SiloResults:
-    """What a silo has for itself."""
+    """Results that a silo has for itself."""
 
     report: SiloReport
 

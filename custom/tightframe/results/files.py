@@ -107,9 +107,9 @@ class ResultFile(Values):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            advice = _advice(values, cls.FORMAT)
+            advice = _advice(values)
             raise ResultsError(
-                f"Expected a file as a run writes it in {place}, but got: {problems(error)}.{advice}"
+                f"Expected {place} as a run writes it, but got: {problems(error)}.{advice}"
             ) from None
 
 
@@ -168,16 +168,14 @@ def _later(values: dict[str, Any], known: int) -> str | None:
     return f"got {str(form)[:40]!r}: it is no file of results, or was edited."
 
 
-def _advice(values: Any, known: int) -> str:
+def _advice(values: Any) -> str:
     """Say which version wrote values that do not fit, and what to do."""
-    if not isinstance(values, dict):
-        return ""
-    if "format" in values:
+    if not isinstance(values, dict) or "format" in values:
         return ""
     by = _writer(values) or "a version before there were format numbers"
     return (
-        f" The file has no `format`: {by} wrote it, in a form that this one ({known}) does not know. "
-        "Read it with that version."
+        f" There is no `format` in it: {by} wrote it, in a form that this version does not know. "
+        "Read it with that one."
     )
 
 

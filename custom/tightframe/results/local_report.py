@@ -20,7 +20,7 @@ class SiloRecords(Values):
 
 
 class SiloModel(Values):
-    """What a silo trained: a backbone's name and its options."""
+    """The model that a silo trained: a backbone's name and its options."""
 
     model: str
     model_options: dict[str, Any] = {}
@@ -55,7 +55,7 @@ class SiloPersonal(Values):
 
 
 class SiloPrivacy(Values):
-    """What a job has cost a silo's records, exactly, by each accountant."""
+    """Cost of a job for a silo's records, exactly, by each accountant."""
 
     epsilon: float
     rdp: float | None = None

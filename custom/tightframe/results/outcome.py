@@ -1,4 +1,4 @@
-"""How a run ended, ``outcome.json``, and the last screen."""
+"""The end of a run: ``outcome.json`` and the last screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run stands, for whoever watches it while it runs.
+"""Status of a run, for whoever watches it while it runs.
 
 Only totals and facts of the protocol: of a single silo its name, and why it is not there, as a code.
 """

@@ -17,13 +17,14 @@ from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
+from tightframe.errors import LATE
 from tightframe.phases import Fold
 from tightframe.report import writing
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.plain import LATE, Accept
+from tightframe.rounds.sums.plain import Accept
 from tightframe.rounds.sums.secure_server import ServerIdentity
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 

@@ -1,4 +1,4 @@
-"""Who took part: silos by exchange, who was missing and why, and what the protocol made of it."""
+"""Participation: silos by exchange, who was missing and why, and what the protocol made of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed"
 
 
 def silos(found: ServerResults) -> Markup:
-    """The grid of silos and exchanges, and everyone who was missing."""
+    """Show the grid of silos and exchanges, and everyone who was missing."""
     outcome = found.outcome
     rows = [row for row in found.rows if row.asked]
     if not rows and outcome.not_enrolled:
@@ -67,7 +67,7 @@ def silos(found: ServerResults) -> Markup:
 
 
 def _only_asked(outcome: Outcome) -> Markup:
-    """Every silo of a run that ended before anything was summed."""
+    """List every silo of a run that ended before anything was summed."""
     roster = [*outcome.roster, *sorted(outcome.not_enrolled.keys() - set(outcome.roster))]
     body = [
         [name, outcome.not_enrolled[name], _why(outcome, name)]
@@ -84,22 +84,22 @@ def _only_asked(outcome: Outcome) -> Markup:
 
 
 def _why(outcome: Outcome, silo: str) -> str:
-    """Why a silo is not in the run, with the rules that it tells."""
+    """Say why a silo is not in the run, with the rules that it tells."""
     return "; ".join([reason(outcome.not_enrolled[silo]), *outcome.not_enrolled_rules.get(silo, [])])
 
 
 def reason(code: str) -> str:
-    """What a code means, in a few words."""
+    """Say in a few words what a code means."""
     return REASONS.get(code, "-")
 
 
 def coded(code: str) -> str:
-    """A code, and what it means where a few words say it."""
+    """Return a code, and what it means where a few words say it."""
     return f"{code} ({REASONS[code]})" if code in REASONS else code
 
 
 def sums(found: ServerResults) -> Markup:
-    """What the protocol needed and had in each sum; of plain sums the job's own minimum."""
+    """Show what the protocol needed and had in each sum; of plain sums the job's own minimum."""
     outcome, transcript = found.outcome, found.transcript
     said = tag("p", f"{outcome.sums[:1].upper()}{outcome.sums[1:]}.") if outcome.sums else None
     if transcript is None:
@@ -187,7 +187,7 @@ def _survivors(transcript: Transcript) -> list[Part]:
 
 
 def _keys(named: Sequence[tuple[str, str]]) -> str:
-    """What short names stand for that are no round's number."""
+    """Explain short names that are no round's number."""
     kinds = {brief: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()}
     return "".join(f"; {brief.partition('.')[0]}: {name}" for brief, name in kinds.items())
 
@@ -198,7 +198,7 @@ def _results(transcript: Transcript) -> str:
 
 
 def _everyone(found: ServerResults, rows: Sequence[Row]) -> list[str]:
-    """The roster, and whoever is named beside it, lest a wrong file hides a silo."""
+    """Return the roster and whoever is named beside it, so that a wrong file hides no silo."""
     named = {silo for row in rows for silo in (*row.silos, *row.dropped)}
     return [*found.outcome.roster, *sorted(named - set(found.outcome.roster))]
 

@@ -28,7 +28,7 @@ UNSET = {
 
 
 def privacy(found: ServerResults) -> Markup:
-    """Which rules held and which were off, what was promised, and what was spent as far as it may be told."""
+    """Show which rules held and which were off, the promise, and what was spent as far as it may be told."""
     outcome = found.outcome
     parts: list[Part] = [tag("p", "Which rules held, and which were off:"), listed(outcome.rules)]
     promise = outcome.privacy
@@ -104,7 +104,7 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
 
 
 def traffic(found: ServerResults) -> Markup | None:
-    """Seconds and bytes of each exchange."""
+    """Show seconds and bytes of each exchange."""
     rows = [row for row in found.rows if row.seconds or row.bytes_up or row.bytes_down]
     if not rows:
         return None
@@ -149,7 +149,7 @@ def traffic(found: ServerResults) -> Markup | None:
 
 
 def configuration(found: ServerResults) -> Markup:
-    """Every value of the job, as it held."""
+    """Show every value of the job, as it held."""
     job, whole = found.outcome.job, found.outcome.effective
     if not job:
         return section("Configuration", tag("p", "The results do not say what the job was."))
@@ -169,7 +169,7 @@ def configuration(found: ServerResults) -> Markup:
 
 
 def proof(found: ServerResults) -> Markup:
-    """Versions, hashes, and how the transcript is checked."""
+    """Show versions, hashes, and how the transcript is checked."""
     outcome, card, transcript = found.outcome, found.card, found.transcript
     start = card.initial_model if card else None
     parts: list[Part] = [
@@ -214,7 +214,7 @@ def _plain(value: Any) -> str:
 
 
 def _told(key: str, value: Any) -> str:
-    """One of a job's values in a cell.
+    """Return one of a job's values for a cell.
 
     >>> _told("prototype_sites", None), _told("method_options.lite_m", None), _told("model_options", {})
     ('all', 'not set', 'none')

@@ -15,7 +15,7 @@ from tightframe.results.words import metric, one_answer, plural, sentence, shown
 
 
 def page(found: ServerResults) -> str:
-    """The whole page."""
+    """Return the whole page."""
     outcome = found.outcome
     final = outcome.evaluation
     parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
@@ -50,7 +50,7 @@ def page(found: ServerResults) -> str:
 
 
 def in_words(found: ServerResults) -> str:
-    """What the run was, how it ended and how good the model is, in one paragraph."""
+    """Describe the run, its end and its model in one paragraph."""
     outcome = found.outcome
     data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
     done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')}"
@@ -90,14 +90,14 @@ def in_words(found: ServerResults) -> str:
 
 
 def _without(outcome: Outcome) -> str:
-    """Whom the run had lost when it ended."""
+    """Name the silos that the run had lost when it ended."""
     if not outcome.lost:
         return ","
     return f", the last of them without {sentence(sorted(outcome.lost))},"
 
 
 def _models(job: Mapping[str, Any]) -> str:
-    """What was trained: the job's model, and those of silos that have others."""
+    """Name what was trained: the job's model, and those of silos that have others."""
     model, others = job.get("model"), job.get("site_models")
     if not isinstance(others, Mapping) or not others:
         return f"the model {model}" if model else "a model"
@@ -107,14 +107,14 @@ def _models(job: Mapping[str, Any]) -> str:
 
 
 def model_named(outcome: Outcome) -> str:
-    """What the metrics are of, and its verb."""
+    """Name what the metrics are of, with its verb."""
     if outcome.own_models:
         return "the silos' own models, each on its silo's records, have (there is no global model)"
     return "the final model has"
 
 
 def why_missing(found: ServerResults) -> str:
-    """Why the server has no evaluation of the final model."""
+    """Say why the server has no evaluation of the final model."""
     outcome = found.outcome
     if not outcome.trained:
         return "training did not end" if outcome.own_models else "there is no final model"
@@ -175,7 +175,7 @@ def _notices(found: ServerResults) -> list[Part]:
 
 
 def _noise(test: FoldMetrics) -> str:
-    """What noisy numbers are worth."""
+    """Say how noisy the numbers are."""
     limits = (
         ""
         if test.level is None
@@ -219,7 +219,7 @@ def _tiles(found: ServerResults) -> Markup:
 
 
 def _limits(test: FoldMetrics, name: str) -> str:
-    """What belongs to a noisy number beside its value: its interval, and over how many classes it is."""
+    """Return the interval of a noisy number, and how many classes it is over."""
     text, value = metric(test, name), shown(getattr(test, name))
     return f": {text.removeprefix(value).lstrip(', ')}" if text != value else ""
 
@@ -229,7 +229,7 @@ def _brackets(limits: Sequence[int]) -> str:
 
 
 def _number(fold: FoldMetrics, noun: str) -> str:
-    """How many records, with the limits of their noise."""
+    """Count records, with the limits of their noise."""
     if not fold.noisy:
         return f"the {plural(fold.records, noun)}"
     limits = "" if fold.records_interval is None else _brackets(fold.records_interval)
@@ -308,7 +308,7 @@ def _whose(found: ServerResults) -> str:
 
 
 def _same(outcome: Outcome) -> int:
-    """Test records that several silos have in common and count each for itself; 0 where each has its own."""
+    """Count the test records that several silos have in common; 0 where each has its own."""
     silos = len(outcome.evaluated_by)
     if outcome.evaluation is None or outcome.evaluation.test.noisy or not outcome.test_shared or silos < 2:
         return 0

@@ -19,7 +19,7 @@ GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
 
 def page(found: SiloResults) -> str:
-    """The whole page."""
+    """Return the whole page."""
     report = found.report
     test = report.final.test
     parts: list[Part] = [
@@ -58,7 +58,7 @@ def page(found: SiloResults) -> str:
 
 
 def _one_answers(report: SiloReport) -> list[str]:
-    """Which of the models give one answer, in sentences."""
+    """Name in sentences the models that give one answer."""
     told = {_final_model(report): report.final.test.one_answer}
     if report.local_only is not None:
         told["the local-only model"] = report.local_only.test.one_answer
@@ -72,7 +72,7 @@ def _one_answers(report: SiloReport) -> list[str]:
 
 
 def in_words(report: SiloReport) -> str:
-    """How the models compare on the silo's own test records, in one paragraph."""
+    """Compare the models on the silo's own test records in one paragraph."""
     test = report.final.test
     said = [
         f"{report.silo} has {plural(sum(report.records.train.values()), 'training record')} "
@@ -103,7 +103,7 @@ def in_words(report: SiloReport) -> str:
 
 
 def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
-    """Recall by class of each model that there is."""
+    """Return recall by class of each model that there is."""
     found: dict[str, Mapping[str, float | None]] = {_final(report): report.final.test.recall}
     if report.local_only is not None:
         found[LOCAL] = report.local_only.test.recall
@@ -114,7 +114,7 @@ def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
 
 
 def _final(report: SiloReport) -> str:
-    """How the model is called that the last round has left here."""
+    """Name the model that the last round has left here."""
     return OWN if report.own_model else GLOBAL
 
 
@@ -123,7 +123,7 @@ def _final_model(report: SiloReport) -> str:
 
 
 def balanced(confusion: Sequence[Sequence[int]]) -> float | None:
-    """The mean recall of the classes that have records."""
+    """Return the mean recall of the classes that have records."""
     there = [share for share in _shares(confusion) if share is not None]
     return sum(there) / len(there) if there else None
 
@@ -267,7 +267,7 @@ def _hashes(report: SiloReport) -> Markup:
 
 
 def _architecture(model: SiloModel) -> str:
-    """A backbone and its options, as the job has them.
+    """Describe a backbone and its options, as the job has them.
 
     >>> _architecture(SiloModel(model="mlp", model_options={"widths": [32, 8]}))
     'mlp (widths: [32, 8])'
