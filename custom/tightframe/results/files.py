@@ -31,7 +31,7 @@ EVENTS = "tb_events"
 """Folder of the TensorBoard events."""
 MAX_BYTES = 2**28
 """Largest size of a result file; a larger one is not ours."""
-SHOWN_PROBLEMS = 5
+_MOST_PROBLEMS = 5
 _VERSION = re.compile(r"[0-9][\w.+-]{0,30}")
 
 WritePage = Callable[[Path, logging.Logger], None]
@@ -153,8 +153,8 @@ def problems(error: ValidationError) -> str:
         f"{'.'.join(str(part) for part in item['loc']) or 'the whole'}: {item['msg']}"
         for item in error.errors(include_url=False, include_input=False)
     ]
-    more = f"; and {len(listed) - SHOWN_PROBLEMS} more" if len(listed) > SHOWN_PROBLEMS else ""
-    return f"{'; '.join(listed[:SHOWN_PROBLEMS])}{more}"
+    more = f"; and {len(listed) - _MOST_PROBLEMS} more" if len(listed) > _MOST_PROBLEMS else ""
+    return f"{'; '.join(listed[:_MOST_PROBLEMS])}{more}"
 
 
 def _later(values: dict[str, Any], known: int) -> str | None:

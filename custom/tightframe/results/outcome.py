@@ -11,7 +11,7 @@ from pydantic import Field
 from tightframe.errors import REASONS
 from tightframe.results.dropouts import NOT_MEASURED, Lost
 from tightframe.results.evaluation import Evaluation, FoldMetrics
-from tightframe.results.exchanges import Row, final_row, last_spent, noise_words
+from tightframe.results.exchanges import Row, final_row, noise_words
 from tightframe.results.files import (
     BEST,
     CARD,
@@ -163,10 +163,6 @@ class Ended(Outcome):
         """Return the row of the last model, if that was evaluated."""
         return final_row(self.rows, self.rounds_done)
 
-    def spent(self) -> Spent | None:
-        """Return what silos told last of the epsilon that the job has cost them; None without privacy."""
-        return last_spent(self.rows)
-
     def screen(self) -> str:
         """Describe the run on one screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
@@ -184,7 +180,7 @@ class Ended(Outcome):
         lines.append(f" Sums: {self.sums}")
         lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]
         lines += self._silo_lines()
-        if (spent := self.spent()) is not None:
+        if (spent := self.privacy_spent) is not None:
             lines.append(f" After round {spent.round}: {spent}")
         lines += self._metric_lines()
         lines += self._file_lines()

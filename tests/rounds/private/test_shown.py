@@ -143,7 +143,7 @@ def test_the_lead_finds_it_in_metrics_outcome_card_and_last_screen(
     assert last["range"] == [last["histogram"][0]["above"], last["histogram"][-1]["up_to"]]
     for name in ("outcome.json", "model.json"):
         assert json.loads((folder / "server" / name).read_text())["privacy_spent"] == last
-    spent = result.outcome.spent()
+    spent = result.outcome.privacy_spent
     assert spent is not None and f"After round 2: {spent}" in result.outcome.screen()
     assert f"site-4 shows {last['shown']['site-4']:.3f}" in str(spent)
 
