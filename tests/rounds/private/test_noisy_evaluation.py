@@ -316,14 +316,11 @@ def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     row = next(item for item in rows if item["evaluation"])
     assert row["noisy"] and row["noise_deviation"] == test.noise_deviation
     page = (tmp_path / "server" / "report.html").read_text(encoding="utf-8")
-    assert f"with noise: {test['noise_deviation']:.1f} records" in page and "Loss by round" not in page
-    assert f"final model has noisy balanced accuracy {test['balanced_accuracy']:.3f}" in page
+    assert f"with noise: {test.noise_deviation:.1f} records" in page and "Loss by round" not in page
+    assert f"final model has noisy balanced accuracy {test.balanced_accuracy:.3f}" in page
     low, high = test.balanced_accuracy_interval
     assert low <= exact <= high
-    assert (
-        f"{test['balanced_accuracy']:.3f} [{low:.3f}, {high:.3f}], {test['classes_told']} of 2 classes"
-        in page
-    )
+    assert f"{test.balanced_accuracy:.3f} [{low:.3f}, {high:.3f}], {test.classes_told} of 2 classes" in page
     # Noise and not the cohort protects these totals, so that the others may measure the final model.
     assert result.outcome.status == "trained" and list(result.outcome.lost) == ["site-4"]
     assert result.outcome.notes[1:] == ["The final model was measured without site-4: by 3 of 4 silos."]
