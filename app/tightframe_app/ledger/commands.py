@@ -416,6 +416,6 @@ def _time(time: datetime) -> str:
 
 
 def _up(value: float) -> str:
-    from tightframe.rounding import rounded_up
+    from tightframe.results.words import rounded_up
 
     return rounded_up(value)
