@@ -107,6 +107,7 @@ def _blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.whole
 def test_all_three_train_and_the_method_is_the_papers(site: Path, records: Path, tmp_path: Path) -> None:
     _run([sys.executable, "-c", TRAIN, str(tmp_path / "tensors.npz")], records, site)
     found = np.load(tmp_path / "tensors.npz")
@@ -137,6 +138,7 @@ def test_what_is_not_installed_cannot_be_named() -> None:
     assert caught.value.code == "TF-101"
 
 
+@pytest.mark.whole
 def test_what_is_installed_is_among_the_known_names(site: Path, tmp_path: Path) -> None:
     job = JOB | dict.fromkeys(("method", "dataset", "model"), "nothing")
     code = (
@@ -166,14 +168,14 @@ def test_the_pages_entry_points_are_the_packages(root: Path) -> None:
     assert block.strip() in (root / "docs" / "extension" / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.whole
 def test_the_pages_listing_shows_what_is_installed(site: Path, tmp_path: Path) -> None:
     (line,) = [block for block in _blocks("extension.md", "sh") if block.startswith("python -c")]
     said = _run(["bash", "-c", line.replace("python", sys.executable, 1)], tmp_path, site)
     assert [f"tightframe_vitals:{item}" in said for item in ("DATASET", "BACKBONE", "METHOD")] == [True] * 3
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.whole
 def test_the_engines_allow_list_need_not_know_of_it(site: Path, records: Path, tmp_path: Path) -> None:
     """The page's commands, in the engine's simulator with the list as it is."""
     shutil.copy(records / "vitals.json", tmp_path)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import DataError, JobError, RunError, TrainingError
-from tightframe.rounds.context import SiloContext
-from tightframe.rounds.server.coordinator import Coordinator, Message
+from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 
@@ -125,6 +125,7 @@ def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation
     assert evaluation["test"]["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, predicted))
 
 
+@pytest.mark.whole
 def test_fedavg_is_the_weighted_mean_of_the_silos_models(tmp_path: Path) -> None:
     """One round over all silos equals averaging one-silo runs by their numbers of records.
 
@@ -252,6 +253,7 @@ def test_another_job_at_a_silo_is_refused(tmp_path: Path) -> None:
         Coordinator(prepare(_job()), tmp_path).run(transport)
 
 
+@pytest.mark.whole
 def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +275,7 @@ def test_nothing_of_a_failing_silo_but_its_code_is_in_the_outcome(
         assert private.encode() not in path.read_bytes()
 
 
+@pytest.mark.whole
 def test_metrics_say_who_counted_them_and_partial_ones_choose_no_best_model(tmp_path: Path) -> None:
     """The model of round 1 is counted in round 2, where a silo drops out."""
     job = _job(rounds=3)
@@ -315,6 +318,7 @@ def test_an_abort_during_the_baselines_takes_nothing_back(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "outcome.json").read_text())["reason"] is None
 
 
+@pytest.mark.whole
 def test_after_a_lasting_loss_the_best_round_is_chosen_among_the_others(tmp_path: Path) -> None:
     job = _job(rounds=5)
     gone = _Failing(job, {"site-4": RunError("dead", code="TF-502")}, rounds=(2, 3, 4, 5, 6))
@@ -351,6 +355,7 @@ def test_a_method_that_is_not_the_registered_one_is_refused() -> None:
         federation.run(replace(methods.get("fedavg"), title="mine"), SILOS, 1, **SMALL)
 
 
+@pytest.mark.whole
 def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:
     """Under the class rules the first sum tells who holds which class, and the second has class sums."""
     all_in = federation.run("fedmr", SILOS, 2, **SMALL)
@@ -363,6 +368,7 @@ def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:
     assert not too_few.state.extra["prototypes"].any(), "two are not: a class sum would be nearly one's own"
 
 
+@pytest.mark.whole
 def test_without_the_class_rules_two_silos_prototypes_are_used_and_at_once() -> None:
     all_in, without = (
         federation.run("fedmr", SILOS, 1, prototype_sites=sites, class_rules="off", **SMALL)
@@ -394,6 +400,7 @@ def test_pretrained_start_is_used_and_its_hash_recorded(tmp_path: Path, finished
     assert rows[0]["balanced_accuracy"] == finished_rows[2].as_json()["balanced_accuracy"]
 
 
+@pytest.mark.whole
 def test_update_norm_bounds_the_update() -> None:
     start = federation.run("fedavg", SILOS, 1, **SMALL, update_norm=1e-9).state.model
     short = federation.run("fedavg", SILOS, 1, **SMALL, update_norm=0.1).state.model

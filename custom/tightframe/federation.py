@@ -23,15 +23,14 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
-from tightframe.rounds.checkpoint import CHECKPOINT
-from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.context import CHECKPOINT, STATE, Message, SiloContext
 from tightframe.rounds.rows import Row
-from tightframe.rounds.server.coordinator import Accept, Coordinator, Message, Result
+from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
-from tightframe.rounds.sums.plain import Failed
-from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.plain import Accept, Failed
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
+from tightframe.rounds.sums.transcripts import ServerIdentity
 
 
 class LocalTransport:
@@ -63,8 +62,8 @@ class LocalTransport:
 
     def _tell(self, site: str, code: str, error: Exception) -> None:
         if self._failed is not None:
-            told = error.outside() if isinstance(error, BelowPolicyError) else None
-            self._failed(site, code, in_words(told))
+            refusals = error.outside() if isinstance(error, BelowPolicyError) else None
+            self._failed(site, code, in_words(refusals))
 
 
 def run(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.securesum.transcripts import short_run, whole_run
+from tests.support.securesum.transcripts import short_run, whole_run
 from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError

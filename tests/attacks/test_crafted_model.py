@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
-from tests.attacks.malicious_server import Federation, Records, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
 
 UNITS = 1024
 # Public knowledge of the thirteen columns: typical values and spreads, of nobody's records.
@@ -53,6 +54,7 @@ def test_without_privacy_one_total_gives_records_to_a_server_that_chose_the_mode
     assert len(_read_records(federation, data)) > 50  # of 727: documented as open
 
 
+@pytest.mark.whole
 def test_with_privacy_the_same_model_gives_none(tmp_path: Path) -> None:
     data = hearts(6)
     private = {

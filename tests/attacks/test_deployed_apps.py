@@ -22,11 +22,11 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
-from tests.attacks.malicious_server import HEART
 from tests.attacks.test_engine_commands import JOB, Case, heard
 from tests.attacks.test_manifest import DATES, NOW, PROJECT, exported, job
-from tests.conftest import ROOT
-from tests.securesum.certificates import issue, make_root
+from tests.support import ROOT
+from tests.support.attacks.malicious_server import HEART
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig, parse_job
@@ -104,11 +104,14 @@ def test_an_app_of_anything_else_is_refused_before_it_is_unpacked(
     told = AppDeployer().deploy(
         Workspace(str(tmp_path), "server"), JOB, {}, "app", HOSTILE["code"], SimpleNamespace()
     )
-    assert "other files" in told and sorted(one.name for one in tmp_path.iterdir()) == ["local", "startup"]
+    assert "files other than" in told and sorted(one.name for one in tmp_path.iterdir()) == [
+        "local",
+        "startup",
+    ]
     assert rules.APP_FILES.keys() == {Role.SITE, Role.SERVER}
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_a_site_unpacks_no_app_with_code_or_settings_of_the_engine(tmp_path: Path) -> None:
     """As the server sends it. With the doors open the engine says what is missing, once it has unpacked."""
     for name in ("startup", "local"):
@@ -125,7 +128,7 @@ def test_a_site_unpacks_no_app_with_code_or_settings_of_the_engine(tmp_path: Pat
     assert not (tmp_path / JOB).exists()
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_a_site_deploys_no_job_whose_manifest_does_not_hold(tmp_path: Path) -> None:
     """By the site's own policy and root, before the engine has a folder for the job."""
     client = {"ssl_private_key": "client.key", "ssl_cert": "client.crt", "ssl_root_cert": "rootCA.pem"}
@@ -183,7 +186,7 @@ load_comm_drivers()
 """
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_the_engine_alone_runs_what_lies_in_a_jobs_configuration(tmp_path: Path) -> None:
     """Why: if this fails, the engine looks for its own settings elsewhere."""
     config = tmp_path / JOB / "app_hospital-1" / "config"

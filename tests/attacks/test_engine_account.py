@@ -29,8 +29,8 @@ import psutil
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.lighter.utils import sign_folders
-from tests.attacks.malicious_server import HEART
-from tests.securesum.certificates import issue, make_root
+from tests.support.attacks.malicious_server import HEART
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.config import job_manifest
 from tightframe.config.job import parse_job

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import ROOT
+from tests.support import ROOT
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.whole
 JOB = "0f8fad5b-d9cb-469f-a165-70867728950e"
 Case = dict[str, Any]
 
@@ -35,7 +35,13 @@ def heard(hospital: Path, cases: list[Case], *, shut: bool = True) -> dict[str, 
     """Let a hospital's engine hear messages, in a process of its own; what came of it."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "custom")])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attacks.engine_site", str(hospital), *([] if shut else ["--open"])],
+        [
+            sys.executable,
+            "-m",
+            "tests.support.attacks.engine_site",
+            str(hospital),
+            *([] if shut else ["--open"]),
+        ],
         input=json.dumps(cases),
         env={**os.environ, "PYTHONPATH": path},
         cwd=hospital,
@@ -92,6 +98,7 @@ def test_nobody_runs_shell_commands_at_a_hospital(hospital: Path) -> None:
     assert told["log"].count("TF-733: the doors refused admin:") == len(SENDERS)
 
 
+@pytest.mark.whole
 def test_nothing_is_deleted_stopped_or_told(hospital: Path) -> None:
     """One message for each command and each debugging topic that the engine has."""
     told = heard(hospital, [{"command": "sys.nothing"}], shut=False)

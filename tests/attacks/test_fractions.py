@@ -69,6 +69,7 @@ def test_many_numbers_of_right_answers_explain_a_total(
     assert explanations(sizes, total, personal.FRACTION_BITS) >= least
 
 
+@pytest.mark.whole
 def test_the_enumeration_names_every_count_of_a_fine_sum() -> None:
     sizes, right = (203, 172, 85), (105, 94, 56)
     fine = encoding.FRACTION_BITS_64

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import SecureSumError

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.attacks.malicious_server import HEART
-from tests.securesum.certificates import Issued, issue, make_root
+from tests.support.attacks.malicious_server import HEART
+from tests.support.securesum.certificates import Issued, issue, make_root
 
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig, parse_job

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.attacks.kits import accept_release
-from tests.attacks.malicious_server import Federation, Records, hearts, identity
+from tests.support.attacks.kits import accept_release
+from tests.support.attacks.malicious_server import Federation, Records, hearts, identity
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, SecureSumError

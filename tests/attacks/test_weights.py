@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.attacks.malicious_server import Federation, hearts, model_broadcast
-from tests.rounds.secure.runs import Wire, contexts, coordinator, job, run
+from tests.support.attacks.malicious_server import Federation, hearts, model_broadcast
+from tests.support.runs import Wire, contexts, coordinator, job, run
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import ContributionError, PolicyError, RunError

@@ -19,7 +19,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return eicu
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_federated_training_on_the_demo_reaches_an_auroc_of_seven_tenths(
     benchmark: ModuleType, real_data: Path
 ) -> None:

@@ -211,7 +211,7 @@ def test_utility_writes_every_run_and_the_grid(
     # A spare round is planned for and not needed.
     assert 3.0 < report["runs"][1]["spent"] <= 8.0
     shown = capsys.readouterr().out
-    assert "0.1" in shown and "0.3" in shown and "not paid for" in shown
+    assert "0.1" in shown and "0.3" in shown and "accounts for the search" in shown
 
 
 def test_inference_from_a_model_is_judged_by_the_coins(benchmark: ModuleType, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert caught.value.code == "TF-101"
 
 
+@pytest.mark.whole
 def test_enrolment_needs_no_torch(root: Path) -> None:
     """Opening, counting and checking happen in processes that must start fast."""
     code = (

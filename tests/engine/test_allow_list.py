@@ -1,11 +1,12 @@
-"""A job cannot make the engine build anything but our controller and our executor."""
+"""A job cannot make the engine build anything but our controller and our executor.
+
+That these two suffice for training is seen in `test_parity`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,6 @@ from typing import Any
 import pytest
 
 from tightframe.data.isic.folder import IMAGES
-
-pytestmark = pytest.mark.engine
 
 
 def _reads_show(folder: Path) -> bool:
@@ -51,20 +50,3 @@ def test_a_class_with_arguments_of_the_jobs_choice_is_not_built(
     assert "ComponentNotAuthorized" in run.output and "FedIsic2019" in run.output
     assert not (run.server / "metrics.jsonl").exists() and not (run.server / "outcome.json").exists()
     assert victim.stat().st_atime == 0, "the job had a file read"
-
-
-def test_the_two_classes_suffice_for_training(export: Callable[..., Path], tmp_path: Path) -> None:
-    """The list as it is, by the command as people type it, with a site configuration for one run."""
-    job = export(sites=3)
-    (tmp_path / "server.json").write_text(json.dumps({"sites": {}, "server": {}}))
-    command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "simulate", str(job)]
-    command += ["-t", "9", "-w", str(tmp_path / "my[ws]"), "-s", "server.json"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "threads: 3 instead of 9" in done.stdout
-    assert "site configuration: server.json, for the server only" in done.stdout
-    assert "SYNTHETIC TWIN" in done.stdout + done.stderr
-    local = tmp_path / "my[ws]" / "local"
-    assert [path.name for path in local.iterdir()] == ["resources.json"]
-    outcome = json.loads((local.parent / "server/simulate_job/outcome.json").read_text())
-    assert outcome["trained"] is True

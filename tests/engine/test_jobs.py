@@ -1,47 +1,76 @@
-"""Every committed job, made small, gives through NVFlare what it gives in one process, bit for bit."""
+"""Committed jobs, made small, give through NVFlare what they give in one process, bit for bit.
+
+One of each data set, and among them what a method adds to the sums: personal models, a second phase in a
+round, and memory under the class rules; `test_parity` has FedMR and its prototypes. A message has no field of
+a method's own, so that the other jobs run in one process alone. Noise has no seed: `test_privacy` has a
+private job.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import SMALL, assert_equal, run_alone, simulate_job
+from tests.support.engine.simulation import REDUCED, assert_equal, run_alone, simulate_job
 
+from tightframe.config.job import JobConfig
 from tightframe_app.jobs import folders, recipes
 
-pytestmark = pytest.mark.engine
-
 SITES = ["site-1", "site-2", "site-3"]
-BY_DATASET: dict[str, dict[str, Any]] = {
-    "fed_isic2019": {**SMALL, "rounds": 2},
-    "eicu": {
+JOBS: dict[str, dict[str, Any]] = {
+    # The memory of FedAvg_ETF acts from the third round on under the class rules.
+    "fedavg_etf_isic": {**REDUCED, "rounds": 3},
+    "fedilc_eicu": {
         "dataset_options.twin_scale": 0.02,
         "dataset_options.drugs": 40,
         "model_options.widths": [16, 8],
         "rounds": 2,
     },
-    "fed_heart_disease": {"rounds": 2, "training.epochs": 1},
+    # Here with plain sums, by name, where it is secure in one process: the totals are the same.
+    "fedetf_heart": {"rounds": 2, "training.epochs": 1, "summation": "plain"},
 }
-# The memory of FedAvg_ETF acts from the third round on under the class rules.
-OF_JOB: dict[str, dict[str, Any]] = {"fedavg_etf_isic": {"rounds": 3}}
-# `test_parity` has FedMR; noise has no seed, so `test_privacy` has the private ones.
-JOBS = [recipe.name for recipe in recipes.RECIPES if recipe.name != "fedmr_isic" and not recipe.job().privacy]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_in_nvflare_equals_the_one_in_process(name: str, tmp_path: Path) -> None:
+def test_a_job_in_nvflare_equals_the_secure_one_in_process(name: str, tmp_path: Path) -> None:
     recipe = recipes.get(name)
-    changes = BY_DATASET[recipe.values["dataset"]] | OF_JOB.get(name, {})
-    job = recipe.job(sites=SITES, changes=changes)
-    folder = tmp_path / name
-    folders.write_job(folders.job_files(job), folder)
-    done = simulate_job(folder, tmp_path, threads=len(SITES))
+    job = recipe.job(sites=SITES, changes=JOBS[name])
+    done = simulate_job(_exported(job, tmp_path / name), tmp_path, threads=len(SITES))
     assert done.code == 0, done.output
-    expected = run_alone(folder, tmp_path / "alone")
+    secure = recipe.job(sites=SITES, changes=JOBS[name] | {"summation": "secure"})
+    expected = run_alone(_exported(secure, tmp_path / "secure"), tmp_path / "alone")
     assert_equal(done.server, expected)
+    if job.summation == "plain":
+        assert "plain, as the job asks by name" in done.output
+        assert not (done.server / "transcript.jsonl").exists(), "nothing was signed"
     assert (done.outcome["personal"] is not None) == job.personalise
     if job.personalise:
         for site in SITES:
             ours = done.workspace / site / "simulate_job" / "personal_model.safetensors"
             assert ours.read_bytes() == (tmp_path / "alone" / site / ours.name).read_bytes()
+
+
+ALONE = [
+    recipe.name
+    for recipe in recipes.RECIPES
+    if recipe.name not in ("fedmr_isic", *JOBS) and not recipe.job().privacy
+]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_another_job_trains_in_one_process_and_its_sums_may_be_plain(name: str, tmp_path: Path) -> None:
+    for summation in ("plain", "secure"):
+        changes = (JOBS["fedilc_eicu"] if name.endswith("eicu") else REDUCED) | {"summation": summation}
+        job = recipes.get(name).job(sites=SITES, changes=changes)
+        run_alone(_exported(job, tmp_path / f"{summation}_job"), tmp_path / summation)
+    plain, secure = tmp_path / "plain" / "server", tmp_path / "secure" / "server"
+    assert_equal(plain, secure)
+    outcome = json.loads((secure / "outcome.json").read_text())
+    assert outcome["trained"] is True and (outcome["personal"] is not None) == job.personalise
+
+
+def _exported(job: JobConfig, folder: Path) -> Path:
+    folders.write_job(folders.job_files(job), folder)
+    return folder

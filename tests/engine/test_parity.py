@@ -1,17 +1,23 @@
-"""Runs through NVFlare equal runs in one process, and secure runs plain ones, bit for bit."""
+"""A run through NVFlare by our command equals the run in one process bit for bit.
+
+By the engine's command without a flag, which is a process for every task, `.ci/run` compares the README's
+job; `test_privacy` runs a job that way.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.engine.conftest import MODELS, Run, assert_equal, export_job, run_alone
-from tests.flare.boards import Daemon, expected_points, listening, read_events
+from tests.support.engine.simulation import MODELS, Run, assert_equal, export_job, run_alone
+from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 
-pytestmark = pytest.mark.engine
+from tightframe.flare.simulator import allow_list_text
+
 SITES = 3
 
 
@@ -22,24 +28,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_alone(export_job(folder, sites=SITES), folder)
 
 
-# Without the flag one worker serves all silos in turn, a process for each of their tasks. `test_secure` has
-# six silos at a time.
-@pytest.mark.parametrize("threads", [None, SITES], ids=["no flag", f"-t {SITES}"])
-def test_nvflare_equals_in_process(
-    export: Callable[..., Path],
-    simulate: Callable[..., Any],
-    alone: Path,
-    threads: int | None,
-) -> None:
-    with listening() as daemon:
-        # Where boards are asked for, nothing else of the run may change.
-        asked = {"server": {"tensorboard": True, "statsd": {"port": daemon.port}}} if threads else None
-        run, expected = simulate(export(sites=SITES), threads=threads, site_config=asked), alone
+def _assert_equal(run: Run, expected: Path) -> None:
     assert run.code == 0, run.output
-    if asked:
-        _assert_told(run, daemon)
-    else:
-        assert not (run.server / "tb_events").exists() and not daemon.lines
     assert "secure (the server sees totals of at least" in run.outcome["sums"]
     # The checkpoint has the job's id and seconds beside its tensors, which `assert_equal` compares.
     for name in MODELS[:2]:
@@ -49,6 +39,30 @@ def test_nvflare_equals_in_process(
         kept = run.workspace / site / "simulate_job"
         assert (kept / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
         assert json.loads((kept / "local_report.json").read_text())["silo"] == site
+
+
+def test_our_command_equals_in_process_with_two_classes_and_boards(
+    export: Callable[..., Path], alone: Path, tmp_path: Path
+) -> None:
+    """As people type it, with a file for one run; `test_secure` has six silos at a time."""
+    job = export(sites=SITES)
+    with listening() as daemon:
+        # Boards are asked for, and nothing else of the run may change.
+        asked = {"sites": {}, "server": {"tensorboard": True, "statsd": {"port": daemon.port}}}
+        (tmp_path / "server.json").write_text(json.dumps(asked))
+        command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "simulate", str(job)]
+        command += ["-t", "9", "-w", str(tmp_path / "my[ws]"), "-s", "server.json"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280, check=False)
+    run = Run(done.returncode, done.stdout + done.stderr, tmp_path / "my[ws]")
+    _assert_equal(run, alone)
+    _assert_told(run, daemon)
+    assert f"threads: {SITES} instead of 9" in done.stdout
+    assert "site configuration: server.json, for the server only" in done.stdout
+    assert "SYNTHETIC TWIN" in run.output
+    local = run.workspace / "local"
+    assert [path.name for path in local.iterdir()] == ["resources.json"]
+    assert (local / "resources.json").read_text() == allow_list_text()
+    assert run.outcome["trained"] is True
 
 
 def _assert_told(run: Run, daemon: Daemon) -> None:
@@ -70,14 +84,3 @@ def _assert_told(run: Run, daemon: Daemon) -> None:
 
 def _events(run: Run) -> list[Path]:
     return [path for path in run.workspace.rglob("events.out.tfevents.*") if path.is_file()]
-
-
-def test_plain_sums_by_name_give_the_same_in_nvflare(
-    export: Callable[..., Path], simulate: Callable[..., Any], alone: Path
-) -> None:
-    """Here against secure sums in one process, which equal those in NVFlare by the test above."""
-    run = simulate(export(sites=SITES, changes={"summation": "plain"}), threads=SITES)
-    assert run.code == 0, run.output
-    assert "plain, as the job asks by name" in run.output
-    assert not (run.server / "transcript.jsonl").exists(), "nothing was signed"
-    assert_equal(run.server, alone)

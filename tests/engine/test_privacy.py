@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from tests.engine.asking import FILE
-from tests.engine.conftest import SMALL, simulate_job
+from tests.support.engine.asking import FILE
+from tests.support.engine.simulation import REDUCED, simulate_job
 
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe_app.jobs import folders, recipes
-
-pytestmark = pytest.mark.engine
 
 SITES = ["site-1", "site-2", "site-3"]
 SERVER = "app/config/config_fed_server.json"
@@ -20,16 +17,18 @@ SERVER = "app/config/config_fed_server.json"
 
 def test_each_silos_ledger_outlasts_its_processes_and_consoles_see_the_run(tmp_path: Path) -> None:
     # Every record in every step: what sampled steps cost takes a second in each of many processes.
-    changes = {**SMALL, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
+    changes = {**REDUCED, "rounds": 2, "privacy.noise_multiplier": 2.0, "training.batch_size": 512}
     job = recipes.get("fedmr_isic_dp").job(sites=SITES, changes=changes)
     files = folders.job_files(job)
     server = json.loads(files[SERVER])
     server.setdefault("components", []).append({"id": "console", "path": "asking.Console", "args": {}})
     folder = tmp_path / "private"
     folders.write_job({**files, SERVER: json.dumps(server)}, folder)
-    done = simulate_job(folder, tmp_path, threads=1)
+    # By the engine's own command without a flag, one worker serves all silos in turn.
+    done = simulate_job(folder, tmp_path, threads=None)
     assert done.code == 0, done.output
     assert done.outcome["privacy"]["epsilon"] == 8.0 and done.outcome["evaluation"] is None
+    assert not (done.server / "tb_events").exists(), "no board is asked for"
     for site in SITES:
         state = done.workspace / site / "simulate_job" / "silo_state"
         entries = read_ledger(state / "privacy" / site / "ledger.sqlite", check=None).entries

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.engine
 CENTRES = {"site-1": 1, "site-2": 2, "site-3": 3, "site-4": 5}
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engine.conftest import assert_equal, export_job, run_alone, simulate_job
+from tests.support.engine.simulation import assert_equal, export_job, run_alone, simulate_job
 
 from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe_app.jobs import folders, resuming
-
-pytestmark = pytest.mark.engine
 
 # SCAFFOLD, because its silos keep state of their own.
 CHANGES = {"method": "scaffold", "training.momentum": 0.0, "rounds": 3}

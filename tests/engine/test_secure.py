@@ -1,6 +1,7 @@
-"""Secure sums through NVFlare: silos lost at setup and at the reveal, transcripts, and where secrets lie.
+"""Secure sums through NVFlare: a silo lost at the reveal, transcripts, and where secrets lie.
 
-Drop-outs during the training are in ``test_faults.py``.
+Silos lost during the setup and the training are in ``test_faults.py``. More silos than the threshold can
+spare, lost at the reveal, are in ``tests/rounds/secure``: to the engine they are late, like any other.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.conftest import Run, assert_equal, export_job, run_alone, simulate_job
-from typer.testing import CliRunner
+from tests.support.engine.simulation import Run, assert_equal, export_job, run_alone, simulate_job, verify
 
 from tightframe.rounds.sums.vault import restore
 from tightframe.securesum.messages import GROUPS, KINDS, SALT_BYTES
@@ -27,22 +27,10 @@ from tightframe.securesum.site_state import (
     slot_secret,
     slot_share,
 )
-from tightframe_app.cli import app
-
-pytestmark = pytest.mark.engine
 
 SIX = [f"site-{number}" for number in range(1, 7)]
 # As long as six silos that import torch on two busy cores may need for their first training.
-PATIENCE = {"site_timeout": 40, "fetch_timeout": 40}
-
-
-def verify(transcript: Path, root: Path) -> tuple[int, str]:
-    """``tightframe transcript verify``: exit code and output without line breaks."""
-    done = CliRunner().invoke(app, ["transcript", "verify", str(transcript), "--root", str(root)])
-    return done.exit_code, " ".join(done.output.split())
-
-
-# ---------------------------------------------------------------- a silo that is silent when shares are asked
+PATIENCE = {"site_timeout": 40, "fetch_timeout": 120}
 
 
 @pytest.fixture(scope="module")
@@ -198,45 +186,3 @@ def test_what_is_kept_at_the_end_is_the_owners_alone_and_of_no_use(silent: Run) 
         state = restore((kept / "state").read_bytes())
         assert isinstance(state, Established)
         assert all(isinstance(slot, Revealed) for slot in state.slots[:4]), "used slots hold nothing"
-
-
-# ---------------------------------------------------------------- more silos than the threshold can spare
-
-
-def test_two_silos_that_give_no_share_end_the_run_with_nothing_opened(tmp_path: Path) -> None:
-    """Of four, three must give their shares. All four terms have arrived by then."""
-    fault = {"site": ["site-2", "site-4"], "task": "reveal", "round": 1, "kind": "killed"}
-    changes = {**PATIENCE, "min_sites": 3}
-    run = simulate_job(export_job(tmp_path, sites=4, fault=fault, changes=changes), tmp_path, threads=4)
-    assert run.code != 0
-    reason = run.outcome["reason"]
-    assert run.outcome["trained"] is False and run.outcome["rounds_done"] == 0
-    assert "TF-501: too few silos in round 1: expected at least 3, but got 2" in reason
-    assert "nothing was opened" in reason
-    assert "site-2: TF-502" in reason and "site-4: TF-502" in reason
-    assert "NOT TRAINED" in run.output and "TF-501" in run.output
-    kept = {path.name for path in run.server.iterdir()}
-    assert not [name for name in kept if name.endswith(".safetensors")], kept
-    code, said = verify(run.server / "transcript.jsonl", run.server / "simulated_root.pem")
-    assert code == 0, said
-    assert "0 opened, 1 failed" in said and "the run ended early" in said
-
-
-# ---------------------------------------------------------------- silos that are lost while all set up
-
-
-@pytest.mark.parametrize("task", ["enroll", "confirm"])
-def test_a_silo_that_is_lost_during_the_setup_makes_a_smaller_roster(tmp_path: Path, task: str) -> None:
-    fault = {"site": ["site-5"], "task": task, "kind": "killed"}
-    changes = {**PATIENCE, "rounds": 1, "min_sites": 3}
-    run = simulate_job(export_job(tmp_path, sites=5, fault=fault, changes=changes), tmp_path, threads=5)
-    assert run.code == 0, run.output
-    assert run.outcome["trained"] is True
-    assert run.outcome["not_enrolled"] == {"site-5": "TF-502"}
-    assert "site-5 was not enrolled: TF-502 (late)" in run.output
-    assert "at least 3 of 4 silos; threshold 3" in run.outcome["sums"]
-    assert all(row["silos"] == SIX[:4] for row in run.rows if row["silos"])
-    assert all(row["static_opened"] for row in run.rows), "the roster that is left is whole"
-    assert run.outcome["evaluated_by"] == SIX[:4]
-    code, said = verify(run.server / "transcript.jsonl", run.server / "simulated_root.pem")
-    assert code == 0 and "4: site-1, site-2, site-3, site-4" in said, said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.faults.federation import WRONG_CLOCK, Six, running, set_up
+from tests.support.faults.federation import WRONG_CLOCK, Six, running, set_up
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import psutil
 import pytest
-from tests.faults.federation import FULL, PAUSED, RELAYED, SITES, Done, Six, assert_whole, over
-from tests.production.federation import LEAD
+from tests.support.faults.federation import FULL, PAUSED, RELAYED, SITES, Done, Six, assert_whole, over
+from tests.support.production.federation import LEAD
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 Undo = Callable[[], object]
 

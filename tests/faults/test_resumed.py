@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from tests.faults.federation import (
+from tests.support.faults.federation import (
     KILLED,
     ORPHANED,
     SITES,
@@ -22,13 +22,13 @@ from tests.faults.federation import (
     over,
     wait,
 )
-from tests.production.federation import FAULTS, LEAD, SERVER
+from tests.support.production.federation import FAULTS, LEAD, SERVER
 
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.server import resume
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.faults]
+pytestmark = pytest.mark.faults
 
 ROUNDS = 3
 YEARS = 4 * 366 * 24 * 3600

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.conftest import ROOT
-from tests.flare.boards import listening
 from tests.flare.test_telemetry import record, seen, simulated, told
+from tests.support import ROOT
+from tests.support.flare.boards import listening
 
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.rounds.rows import Row

@@ -14,7 +14,7 @@ import pytest
 from nvflare.private.defs import ControlCommandTopic, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin_commands import AdminCommands
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Sender, Side, judge
@@ -251,7 +251,7 @@ def _ran(version: str, doors: str, asked: str, cell: str, parent: bool = True) -
     return done.stdout.splitlines()
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
     version = nvflare.__version__
     assert _ran(version, "site", "site", f"hospital-1.{J}") == ["fine", "fine", "fine"]
@@ -262,7 +262,7 @@ def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
     )
     assert "ServerDoors" in _ran(version, "site", "server", "")[-1]
     *_, above = _ran(version, "site", "site", f"hospital-1.{J}", parent=False)
-    assert above.startswith("TF-731") and "start it anew" in above
+    assert above.startswith("TF-731") and "restart the engine" in above
     assert _ran(version, "site", "site", "")[-1].startswith("TF-731"), "no cell at all"
     assert _ran(version, "site", "site", "relay.hospital-1")[1].startswith("TF-731"), "beyond a relay"
     assert _ran(version, "site", "site", f"server.{J}")[1].startswith("TF-731"), "a server's cell"

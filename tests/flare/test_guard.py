@@ -20,11 +20,12 @@ from nvflare.apis.executor import Executor
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from tests.conftest import ROOT, SMALL
-from tests.flare.client import JOB_ID, Site, Wire
+from tests.support import ROOT
+from tests.support.flare.client import JOB_ID, Site, Wire
+from tests.support.jobs import SMALL
 
-from tightframe.config.policy import Policy, Refusal
-from tightframe.config.refusals import REFUSALS
+from tightframe.config.policy import Policy
+from tightframe.config.refusals import REFUSALS, Refusal
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
 from tightframe.flare import doors, guard
@@ -35,8 +36,8 @@ from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
-from tightframe.rounds.sums.secure_server import ServerIdentity
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
+from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import Masked, Receipt, SumId
 
 SECRET = 4711.4711
@@ -81,6 +82,7 @@ def _run(job: Mapping[str, Any], folder: Path, executors: Mapping[str, Executor]
     return wire
 
 
+@pytest.mark.whole
 def test_a_whole_secure_run_with_a_drop_out_passes_and_nothing_leaves_by_other_ways(tmp_path: Path) -> None:
     job = {**SMALL, "summation": "secure", "sites": [f"site-{i}" for i in range(1, 5)], "min_sites": 3}
     executors = {name: SiloExecutor(**job) for name in job["sites"]} | {"site-4": Failing(**job)}

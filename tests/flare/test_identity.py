@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
-from tests.securesum.certificates import AT, Issued, issue, make_root
+from tests.support.securesum.certificates import AT, Issued, issue, make_root
 
 from tightframe.errors import SiteConfigError
 from tightframe.flare.identity import server_anchor, site_identity
@@ -343,7 +343,7 @@ def distributed(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     return Kits(folder / "kits" / "project" / "prod_00")
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_kits_of_distributed_provisioning_work_as_they_are(distributed: Kits) -> None:
     signer, anchor = site_identity(distributed.startup("site-1"), "site-1", production=True)
     assert signer.certificate == distributed.certificate("site-1")
@@ -355,7 +355,7 @@ def test_kits_of_distributed_provisioning_work_as_they_are(distributed: Kits) ->
     assert root.subject != site.issuer
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "role"), [("localhost", "server"), ("lead@hospital.org", "lead")])
 def test_distributed_provisionings_server_and_admins_are_no_sites(
     distributed: Kits, name: str, role: str
@@ -367,7 +367,7 @@ def test_distributed_provisionings_server_and_admins_are_no_sites(
             _check_now(distributed.certificate(name), name, held)
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_kits_of_central_provisioning_need_a_missing_role_to_be_tolerated(central: Kits) -> None:
     startup = central.startup("site-1")
     message = refused(lambda: site_identity(startup, "site-1", production=True))
@@ -378,7 +378,7 @@ def test_kits_of_central_provisioning_need_a_missing_role_to_be_tolerated(centra
     verify_signature(signer.certificate, MESSAGE, signer.sign(MESSAGE), owner="site-1", what="a test")
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_central_provisionings_server_and_admins_are_no_sites(central: Kits) -> None:
     _, anchor = site_identity(central.startup("site-1"), "site-1", production=True, missing_role=True)
     with pytest.raises(IdentityError, match="but found 'lead'"):
@@ -388,7 +388,7 @@ def test_central_provisionings_server_and_admins_are_no_sites(central: Kits) -> 
         _check_now(central.certificate("localhost"), "localhost", anchor)
 
 
-@pytest.mark.engine
+@pytest.mark.whole
 def test_projects_do_not_accept_each_others_sites(central: Kits, distributed: Kits) -> None:
     _, anchor = site_identity(distributed.startup("site-1"), "site-1", production=True)
     with pytest.raises(IdentityError, match="a signature by another key"):

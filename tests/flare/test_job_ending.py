@@ -11,7 +11,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, RunProcessKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.server.job_runner import JobRunner
-from tests.conftest import ROOT
+from tests.support import ROOT
 
 from tightframe.flare.job_ending import WAIT, JobEnding
 

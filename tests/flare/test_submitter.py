@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from nvflare.apis.executor import Executor
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE
 from nvflare.lighter.utils import sign_folders, verify_folder_signature_and_get_signers
-from tests.attacks.malicious_server import HEART
-from tests.flare.client import JOB_ID, Site
-from tests.securesum.certificates import issue, make_root
+from tests.support.attacks.malicious_server import HEART
+from tests.support.flare.client import JOB_ID, Site
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.config import job_manifest
 from tightframe.config.job import parse_job

@@ -19,10 +19,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.fuel.data_event.data_bus import DataBus
-from tests.flare.boards import Daemon, expected_points, listening, read_events
-from tests.flare.client import Site
 from tests.flare.test_guard import RESEARCH, SECRET, HandMade
 from tests.flare.test_monitor import Engine
+from tests.support.flare.boards import Daemon, expected_points, listening, read_events
+from tests.support.flare.client import Site
 
 from tightframe import federation
 from tightframe.config.site import ServerEntry, StatsD
@@ -267,7 +267,7 @@ def test_a_board_that_cannot_be_drawn_ends_no_run(
         made.watch(one)
         monkeypatch.setattr(telemetry, "send_analytic_dxo", lambda *args: 1 / 0)
         one.watcher()
-    assert "what the run tells boards is incomplete" in caplog.text
+    assert "the run's telemetry is incomplete" in caplog.text
 
 
 @pytest.mark.parametrize(

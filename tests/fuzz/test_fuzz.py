@@ -18,7 +18,7 @@ def _logging_as_it_was() -> Iterator[None]:
     logging.getLogger("tightframe").setLevel(level)
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 @pytest.mark.parametrize("name", TARGETS)
 def test_whatever_is_read_is_read_or_refused_by_name(name: str, tmp_path: Path) -> None:
     target = TARGETS[name](tmp_path)

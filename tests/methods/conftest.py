@@ -1,68 +1,18 @@
-"""A silo without rounds: just enough of ``phases.SiloView`` to run a method's ``contribute``."""
+"""Settings, silos and sums for the tests of methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support.methods.silo import FakeSilo
 
 from tightframe import models
-from tightframe.learning import loop
 from tightframe.phases import Cohort, Setting, stream_seed
-
-
-@dataclass
-class FakeSilo:
-    """Records in memory, the same in every fold; augmentation adds noise, so that it can be noticed."""
-
-    name: str
-    setting: Setting
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    round: int = 1
-    seed: int = 0
-    offers_prototypes: bool = True
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    asked: list[dict[str, Any]] = field(default_factory=list)
-
-    def class_counts(self, fold: str) -> torch.Tensor:
-        return torch.bincount(self.labels, minlength=self.setting.num_classes)
-
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-        model = self.setting.build_model()
-        model.load_state_dict(dict(tensors))
-        return model
-
-    def batches(
-        self, fold: str, *, augment: bool, shuffle: bool, epoch: int = 0
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.asked.append({"fold": fold, "augment": augment, "shuffle": shuffle, "epoch": epoch})
-        stream = self.generator(f"order {epoch}")
-        order = torch.arange(len(self.labels))
-        if shuffle:
-            order = torch.randperm(len(self.labels), generator=stream)
-        for chosen in loop.merge_single_tail(order, self.setting.local.batch_size):
-            inputs = self.inputs[chosen]
-            if augment:
-                inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)
-            yield inputs, self.labels[chosen]
-
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
-        local = self.setting.local
-        return loop.fit(
-            model,
-            lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
-            stages,
-            device=self.device,
-        )
-
-    def generator(self, purpose: str) -> torch.Generator:
-        return torch.Generator().manual_seed(stream_seed(self.seed, self.name, self.round, purpose))
 
 
 @pytest.fixture

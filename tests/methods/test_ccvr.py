@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.in_memory import Records, in_turn
-from tests.rounds.secure.runs import FOUR, job, run
+from tests.support.methods.in_memory import Records, in_turn
+from tests.support.runs import FOUR, job, run
 
 from tightframe import federation
 from tightframe.errors import TrainingError
@@ -129,6 +129,7 @@ def _run(method: str = "ccvr", *, fails: bool = False, **changes: Any) -> Any:
     return federation.run(method, silos, 2, **{**options, **changes})
 
 
+@pytest.mark.whole
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Under the class rules: three silos hold each of the classes 0 and 1, all six class 2."""
     plain, secure = (_run(summation=kind) for kind in ("plain", "secure"))
@@ -139,6 +140,7 @@ def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     assert same == {name for name in bare.state.model if "head" not in name}, "the head is calibrated"
 
 
+@pytest.mark.whole
 def test_a_drop_out_after_the_rounds_is_asked_once_more(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = _run(fails=True, min_sites=3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods
@@ -248,6 +248,7 @@ def test_options_are_those_of_the_parts_with_their_defaults_and_bounds() -> None
     assert combine.head(CombineConfig(), 8, 3) is None
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "options",
     [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
 from tests.methods.test_combine import ALONE
 from tests.methods.test_feddc import FedDC
 from tests.methods.test_feddyn import FedDyn
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods
@@ -160,6 +160,7 @@ def test_a_personal_model_is_trained_without_prototypes(open_sum: Callable[..., 
     assert all(torch.equal(models[0][name], item) for name, item in models[1].items())
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     options = {"head": "etf", "local": "feddc", "server": "feddc", "prototypes": "fedmr"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods.in_memory import Records, in_turn
+from tests.support.methods.in_memory import Records, in_turn
 from torch import nn
 
 from tightframe import federation
@@ -165,6 +165,7 @@ def test_a_personal_model_predicts_with_the_head_that_it_trains(make_setting: An
     assert (own(silo.inputs).argmax(1) != 2).any() and not own.training
 
 
+@pytest.mark.whole
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Under the class rules: flags in round 1, gradients from round 2 on, all of classes 0 to 2."""
     plain, secure = (

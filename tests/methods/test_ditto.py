@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods
@@ -111,6 +111,7 @@ def test_the_defaults_are_those_of_the_comparison() -> None:
     }
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("ditto", {}, momentum=0.9)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation
 from tightframe.errors import TrainingError
 from tightframe.learning.class_sums import ClassSums
-from tightframe.learning.loop import BatchView
+from tightframe.learning.stages import BatchView
 from tightframe.methods import fedavg_etf
 from tightframe.methods.fedavg_etf import (
     DENOMINATOR,
@@ -348,7 +348,12 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
         kept = class_rules.withhold(
-            phase.schema, tensors, offer=torch.ones(4, dtype=torch.bool), counts=counts, least=5, speaks=True
+            phase.schema,
+            tensors,
+            offer=torch.ones(4, dtype=torch.bool),
+            counts=counts,
+            min_count=5,
+            active=True,
         )
         del kept[class_rules.HOLDERS]
         withheld[name] = (weight, kept)
@@ -378,6 +383,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.whole
 def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     """Flags in round 1, class means in round 2, offsets in round 3, under the class rules."""
     plain, secure = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods
@@ -110,6 +110,7 @@ def test_under_privacy_only_the_update_leaves(small: dict[str, Any], monkeypatch
     assert {item.mechanism for item in phase.schema.fields} <= {"training", "charges"}
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedaws", {"margin": 0.6}, momentum=0.9)

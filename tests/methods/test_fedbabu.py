@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.methods.fedbabu import METHOD, FedBabuConfig
@@ -46,6 +46,7 @@ def test_fine_tuning_changes_what_it_is_to(open_sum: Callable[..., Any], part: A
     assert not own.training
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedbabu", {}, momentum=0.9)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand, lossy
+from tests.support.methods import by_hand, lossy
 from torch import nn
 
 from tightframe import methods
@@ -153,6 +153,7 @@ def _summed(states: list[Tensors], name: str) -> torch.Tensor:
     return torch.stack([state[name] for state in states]).sum(0)
 
 
+@pytest.mark.whole
 def test_nothing_of_the_own_part_is_left_whoever_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_the_first_round_and_a_personal_model_have_no_penalty(open_sum: Callable
     by_hand.assert_models_agree(personal.state_dict(), expected.state_dict())
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedcurv", {"weight": 0.1}, momentum=0.9)

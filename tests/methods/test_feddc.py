@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand, lossy, quadratic
+from tests.support.methods import by_hand, lossy, quadratic
 from torch import nn
 
 from tightframe import methods
@@ -90,6 +90,7 @@ def test_on_quadratic_silos_it_ends_at_the_optimum_in_closed_form(open_sum: Call
     assert quadratic.distance_to_optimum(METHOD, FedDCConfig(alpha=0.5), open_sum) < 1e-4
 
 
+@pytest.mark.whole
 def test_the_server_has_the_sums_of_what_silos_keep_whoever_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_personal_model_is_trained_towards_the_silos_own_place(open_sum: Calla
     by_hand.assert_models_agree(personal.state_dict(), expected.state_dict(), atol=5e-6)
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("feddc", {"alpha": 0.1})

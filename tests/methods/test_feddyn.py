@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.methods import by_hand, lossy, quadratic
+from tests.support.methods import by_hand, lossy, quadratic
 from torch import nn
 
 from tightframe import methods
@@ -119,6 +119,7 @@ def test_the_regulariser_is_the_papers_by_autograd() -> None:
         torch.testing.assert_close(slope, -own[name] + alpha * (parameter - anchors[name]).detach())
 
 
+@pytest.mark.whole
 def test_the_server_has_the_sum_of_what_silos_keep_whoever_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_under_privacy_all_that_leaves_is_the_update() -> None:
         assert {item.mechanism for item in phase.schema.fields} <= {"training", "charges"}
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("feddyn", {"alpha": 0.1}, momentum=0.9)

@@ -33,7 +33,7 @@ def _accuracy(method: str, partition: dict[str, Any], seed: int) -> float:
     return float(final.evaluation["test"]["accuracy"])
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.parametrize("partition", [(5, 2), (10, 3)], ids=["P5C2", "P10C3"])
 def test_fedetf_is_above_fedavg_in_the_mean_of_three_seeds(partition: tuple[int, int]) -> None:
     silos, classes = partition

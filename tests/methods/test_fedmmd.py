@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 from torch import nn
 
 from tightframe import methods
@@ -121,6 +121,7 @@ def _report() -> Any:
     return FitReport()
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedmmd", {"weight": 0.5}, momentum=0.9)

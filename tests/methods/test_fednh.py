@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
 from torch import nn
 
 from tightframe import federation
@@ -353,7 +353,12 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
         kept = classes.withhold(
-            phase.schema, tensors, offer=torch.ones(4, dtype=torch.bool), counts=counts, least=5, speaks=True
+            phase.schema,
+            tensors,
+            offer=torch.ones(4, dtype=torch.bool),
+            counts=counts,
+            min_count=5,
+            active=True,
         )
         del kept[classes.HOLDERS]
         withheld[name] = (weight, kept)
@@ -421,6 +426,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.whole
 def test_secure_sums_give_the_same_bits_as_plain_ones(tmp_path: Path) -> None:
     plain = federation.run("fednh", made_silos(), 2, summation="plain", **OPTIONS).state.model
     options = OPTIONS | {"personalise": True}
@@ -438,6 +444,7 @@ def test_secure_sums_give_the_same_bits_as_plain_ones(tmp_path: Path) -> None:
     assert not torch.equal(personal["backbone.0.weight"], secure["backbone.0.weight"])
 
 
+@pytest.mark.whole
 def test_a_silo_that_drops_out_costs_a_turn_of_the_prototypes() -> None:
     silos = made_silos() | {"d": GoneOnce(RUN["d"], 3, time=2)}
     result = federation.run("fednh", silos, 2, min_sites=3, **OPTIONS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.config.job import parse_job
@@ -88,6 +88,7 @@ def test_other_optimisers_are_refused(small: dict[str, Any], monkeypatch: pytest
         prepare(job)
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fednova", {}, momentum=0.9)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand, lossy
+from tests.support.methods import by_hand, lossy
 from torch import nn
 
 from tightframe import methods
@@ -225,6 +225,7 @@ def test_a_job_gets_the_projection_that_it_names_and_none_with_privacy(
         prepare(job | {"privacy": {"epsilon": 4.0}, "weights": "uniform"})
 
 
+@pytest.mark.whole
 def test_under_the_class_rules_prototypes_follow_the_first_sum_and_a_drop_out_leaves_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +243,7 @@ def test_under_the_class_rules_prototypes_follow_the_first_sum_and_a_drop_out_le
     assert not torch.equal(states[1].model["head.output.weight"], states[0].model["head.output.weight"])
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     options = {"projection_width": 6}

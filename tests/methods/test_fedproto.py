@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.methods import by_hand
-from tests.rounds.secure.runs import FOUR, twin
+from tests.support.methods import by_hand
+from tests.support.runs import FOUR, twin
 from torch import nn
 
 from tightframe import federation

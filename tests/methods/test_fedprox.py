@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.methods import fedavg
@@ -31,6 +31,7 @@ def test_without_a_weight_it_is_fedavg(open_sum: Callable[..., Any]) -> None:
     assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedprox", {"mu": 0.1}, momentum=0.9)

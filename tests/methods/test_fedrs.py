@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.errors import JobError
@@ -110,6 +110,7 @@ def test_private_training_takes_the_soft_loss_with_constant_counts() -> None:
     assert seen == ["restricted"]
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("fedrs", {"alpha": 0.25}, momentum=0.9)

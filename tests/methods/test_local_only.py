@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.methods import by_hand
-from tests.report.conftest import Page, said
-from tests.rounds.secure.runs import FOUR, twin
+from tests.support.methods import by_hand
+from tests.support.pages import Page, said
+from tests.support.runs import FOUR, twin
 
 from tightframe import federation
 from tightframe.errors import JobError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
+from tests.support.methods import by_hand
 
 from tightframe import methods
 from tightframe.methods.moon import METHOD, PREVIOUS, MoonConfig, contrastive_loss
@@ -71,6 +71,7 @@ def test_the_first_round_is_plain_cross_entropy_and_reports_no_contrast(open_sum
     assert not any(name.startswith(PREVIOUS) for name in second.tensors), "the last model stays at the silo"
 
 
+@pytest.mark.whole
 def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     by_hand.assert_plain_is_secure("moon", {"mu": 5.0}, momentum=0.9)

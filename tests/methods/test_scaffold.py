@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.methods import by_hand, quadratic
-from tests.methods.lossy import LosesAnswers
-from tests.rounds.secure.runs import FOUR, contexts, coordinator, job
+from tests.support.methods import by_hand, quadratic
+from tests.support.methods.lossy import LosesAnswers
+from tests.support.runs import FOUR, contexts, coordinator, job
 from torch import nn
 
 from tightframe import methods
@@ -73,6 +73,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
 @pytest.mark.parametrize("losses", LOSSES)
 def test_c_is_the_mean_of_all_silos_control_variates_whoever_is_lost(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.methods import by_hand
-from tests.methods.conftest import FakeSilo
+from tests.support.methods import by_hand
+from tests.support.methods.silo import FakeSilo
 
 from tightframe import methods
 from tightframe.phases import stream_seed

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from scipy import stats
-from tests.privacy.audit import gaussian_epsilon, one_run_bound, one_run_p_value, right_guesses
+from tests.support.audit import gaussian_epsilon, one_run_bound, one_run_p_value, right_guesses
 
 
 def _exact(canaries: int, guesses: int, right: int, odds: int, delta: Fraction) -> Fraction:

@@ -14,17 +14,15 @@ from typing import Any
 import psutil
 import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
-from tests.production.federation import ACCOUNTS, LEAD, SERVER, SITES
-from tests.production.private import every_file
-from tests.production.two_accounts import SERVICE, SITE, TwoAccounts, running
+from tests.support.production.federation import ACCOUNTS, LEAD, SERVER, SITES
+from tests.support.production.private import every_file
+from tests.support.production.two_accounts import SERVICE, SITE, TwoAccounts, running
 
 from tightframe_app.site.stop import running as processes_of
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.slow,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes two system accounts and removes them"),
-]
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root: makes two system accounts and removes them"
+)
 
 # What an account can do to each path of a list, by trying.
 TRY = """
@@ -180,7 +178,9 @@ def test_the_engine_reads_no_key_that_signs_and_the_check_says_so(
     check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
     check += [str(federation.training_kit / "local" / "tightframe.json")]
     told = " ".join(federation.follow_two(slice(11, 12), more="--no-records").split())
-    assert f"{federation.engine} reads neither records, state folder nor key of {federation.training}" in told
+    assert (
+        f"{federation.engine} can read neither records, state folder nor key of {federation.training}" in told
+    )
     records = federation.records(SITE)
     records.chmod(0o755)
     try:

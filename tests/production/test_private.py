@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from tests.production.private import Search
+from tests.support.production.private import Search
 
 DRAW = np.random.default_rng(7)
 NOISE = DRAW.bytes(1001)
@@ -64,8 +64,8 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def search(key: Path) -> Search:
     made = Search()
-    assert made.bytes("vector", VECTOR.tobytes()) == 50
-    assert made.bytes("secret", SECRET) == 1
+    assert made.parts("vector", VECTOR.tobytes()) == 50
+    assert made.parts("secret", SECRET) == 1
     assert made.numbers("numbers", VECTOR) == 40
     made.key("key", key)
     made.counts("counts", [21, 9, 4, 0], CLASSES)

@@ -23,10 +23,10 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
-from tests.flare.boards import Daemon, expected_points, listening, read_events
-from tests.production import raw
-from tests.production.doors import bad_values, by, cases, contents, empty, engine_of
-from tests.production.federation import (
+from tests.support.flare.boards import Daemon, expected_points, listening, read_events
+from tests.support.production import raw
+from tests.support.production.doors import bad_values, by, cases, contents, empty, engine_of
+from tests.support.production.federation import (
     EXPIRED,
     LEAD,
     MEMBER,
@@ -42,10 +42,10 @@ from tests.production.federation import (
     greet,
     running,
 )
-from tests.production.private import every_file
-from tests.production.reach import private_values, reachable, told_to_the_lead
-from tests.production.spy.sitecustomize import noted
-from tests.production.watching import (
+from tests.support.production.private import every_file
+from tests.support.production.reach import private_values, reachable, told_to_the_lead
+from tests.support.production.spy.sitecustomize import noted
+from tests.support.production.watching import (
     held,
     kill,
     look_and_leave,
@@ -63,7 +63,6 @@ from tightframe.flare.identity import person_identity
 from tightframe.flare.monitor import COMMAND, GROUP
 from tightframe_app.jobs import folders
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
 HERE = "-c kits/consortium/prod_00/hospital-1/local/tightframe.json --site hospital-1"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
@@ -386,7 +385,7 @@ def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> 
         # The engine writes why after it has written that the job is over.
         meta = _ended(session, session.submit_job(str(job)), told="job_deploy_detail")
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
-    refused = "server: refused: it deploys an app of other files than a job's configuration"
+    refused = "server: refused: it deploys an app with files other than a job's configuration"
     assert meta["job_deploy_detail"] == [refused]
     told = watched(federation, LEAD, meta["job_id"], code=1)
     assert "NOT STARTED" in told and refused in " ".join(told.split())
@@ -621,6 +620,6 @@ def test_every_command_of_the_guides_was_run(federation: Federation, done: Path)
     assert federation.operations.not_run == install
     assert federation.site_guide.not_run == install | {
         "sudo install -d -m 0700 -o tightframe /var/lib/tightframe",
-        f"tightframe site release accept {HERE} --job JOB",  # tests/app/test_sites.py
+        f"tightframe site release accept {HERE} --job JOB",  # tests/app/site/test_commands.py
         f"tightframe ledger begin {HERE}",  # tests/attacks/test_lost_memory.py
     }

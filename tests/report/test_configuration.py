@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.report.conftest import Page, said
+from tests.support.pages import Page, said
 
 from tightframe.config.job import JobConfig, Privacy
 from tightframe.report.pages.record import UNSET

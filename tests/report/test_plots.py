@@ -5,7 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from tests.report.conftest import SVG, said
+from tests.support.pages import SVG, said
 
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.frame import ticks

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.report.conftest import SVG, Loads, Page, lines, said, values
-from tests.rounds.secure import runs
+from tests.support import runs
+from tests.support.pages import SVG, Loads, Page, lines, said, values
 
 from tightframe.errors import RunError
 from tightframe.report.writing import write

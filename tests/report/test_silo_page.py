@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.report.conftest import SVG, Page, said, values
+from tests.support.pages import SVG, Page, said, values
 
 from tightframe.report.writing import write
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
-from tests.report.conftest import Page, said
+from tests.support.pages import Page, said
 
 from tightframe import federation
 from tightframe.data.base import SiloData
@@ -42,6 +42,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path, dict
     return trained(folder, silos), folder, silos
 
 
+@pytest.mark.whole
 def test_a_shared_test_set_is_counted_once_a_silo_and_changes_no_metric(
     shared: tuple[Result, Path, dict[str, SiloData]],
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_shared_test_set_is_counted_once_a_silo_and_changes_no_metric(
     assert json.loads((server / "outcome.json").read_text())["test_shared"] is True
 
 
+@pytest.mark.whole
 def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
     silos = open_silos("digits", **DIVIDED, test="own")
     result = trained(tmp_path, silos, test="own")

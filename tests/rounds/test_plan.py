@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import SMALL
+from tests.support.jobs import SMALL
 
 from tightframe import federation
 from tightframe.errors import RunError
@@ -125,6 +125,7 @@ def counting(phase: Phase) -> Phase:
     )
 
 
+@pytest.mark.whole
 def test_a_rider_needs_its_own_file_and_the_plan_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_rider_needs_its_own_file_and_the_plan_alone(
     assert result.outcome.rows[-2].evaluation
 
 
+@pytest.mark.whole
 def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +171,7 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
         reading = advance(phase, state, totals, Cohort(exchange.round, cohort, 1.0))
         assert evaluation.NOTE in reading.notes
         state = reading.state
-    assert class_rules.remembered(state) is not None
+    assert class_rules.holders_in(state) is not None
     for name, value in result.state.model.items():
         assert torch.equal(state.model[name], value), name
     assert set(state.extra) == set(result.state.extra)

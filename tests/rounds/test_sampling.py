@@ -38,6 +38,7 @@ def test_each_round_is_of_as_many_silos_as_asked_and_not_always_of_the_same() ->
     assert closing.kind == "closing" and closing.silos == SILOS
 
 
+@pytest.mark.whole
 def test_the_draw_is_the_seeds_alone() -> None:
     first, again, other = (_run(sites_per_round=2, seed=seed, rounds=3) for seed in (5, 5, 6))
     assert [row.silos for row in first[1]] == [row.silos for row in again[1]]
@@ -46,6 +47,7 @@ def test_the_draw_is_the_seeds_alone() -> None:
         assert torch.equal(value, again[0].state.model[name])
 
 
+@pytest.mark.whole
 def test_a_round_is_the_mean_over_the_silos_drawn() -> None:
     one_each = {**SMALL, "seed": 5, "weights": "uniform"}
     sampled, rows = _run(sites_per_round=2, rounds=1, weights="uniform")
@@ -76,6 +78,7 @@ def test_a_round_is_the_mean_over_the_silos_drawn() -> None:
 METHODS = ["scaffold", "fednova", "moon", "fedetf", "fednh", "fedavg_etf", "fedrod", "feddyn", "fedcurv"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_with_silos_that_come_and_go(method: str) -> None:
     training = {**SMALL["training"], "momentum": 0.0}

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import SMALL
-from tests.rounds.secure.runs import FOUR, in_round, job, run
+from tests.support.jobs import SMALL
+from tests.support.runs import FOUR, in_round, job, run
 
 from tightframe import data, federation
 from tightframe.errors import JobError

@@ -13,11 +13,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tests.conftest import SMALL
-from tests.methods import lossy
-from tests.rounds import test_resume
-from tests.rounds.secure.runs import FOUR, twin
+from tests.rounds.server import test_resume
 from tests.rounds.test_setup import HEART
+from tests.support.jobs import SMALL
+from tests.support.methods import lossy
+from tests.support.runs import FOUR, twin
 from torch.nn import functional
 
 from tightframe import federation
@@ -84,6 +84,7 @@ def _prototypes(models: dict[str, Tensors]) -> NDArray[np.float64]:
     return np.stack([np.mean(means[label], axis=0) for label in sorted(means)])
 
 
+@pytest.mark.whole
 def test_a_run_of_three_architectures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="tightframe.run")
     plain, secure = _run(tmp_path / "plain", "plain"), _run(tmp_path / "secure", "secure")
@@ -119,6 +120,7 @@ def test_reports_name_the_architecture(tmp_path: Path) -> None:
     assert card["job"]["site_models"] == OTHERS and card["model_sha256"] is None
 
 
+@pytest.mark.whole
 def test_a_drop_out_goes_on_with_its_own_model_and_so_do_the_others(tmp_path: Path) -> None:
     asked = {"site_models": OTHERS, "model_options": {"widths": [8, 8, 8]}}
     _, once = lossy.run("fedproto", tmp_path / "once", (), rounds=1, **asked)
@@ -130,6 +132,7 @@ def test_a_drop_out_goes_on_with_its_own_model_and_so_do_the_others(tmp_path: Pa
     assert kept["site-2"][f"{OWN}backbone.1.weight"].shape == (12, 3 * 16 * 16)
 
 
+@pytest.mark.whole
 def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="tightframe.run")
     others = {"site-2": {"model": "mlp", "model_options": {"widths": [6, 4]}}}

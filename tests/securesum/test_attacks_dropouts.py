@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.securesum.hostile import (
+from tests.support.securesum.hostile import (
     closed,
     from_shares,
     names,
@@ -19,7 +19,7 @@ from tests.securesum.hostile import (
     session_key,
     without_pair_masks,
 )
-from tests.securesum.protocol import MIXED, World, add_integers
+from tests.support.securesum.protocol import MIXED, World, add_integers
 
 from tightframe.securesum import journal, rules
 from tightframe.securesum.errors import (
@@ -131,7 +131,7 @@ def closed_without(world: World, victim: str) -> Any:
 # Any strategy ------------------------------------------------------------------------------------
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.DataObject) -> None:

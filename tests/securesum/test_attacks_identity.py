@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.securesum import certificates
-from tests.securesum.hostile import (
+from tests.support.securesum import certificates
+from tests.support.securesum.hostile import (
     closed,
     custom,
     make_params,
@@ -26,7 +26,7 @@ from tests.securesum.hostile import (
     signer,
     verifier,
 )
-from tests.securesum.protocol import FixedSigner, World, root
+from tests.support.securesum.protocol import FixedSigner, World, root
 
 from tightframe.securesum import messages
 from tightframe.securesum.checks import verify

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_der_private_key
-from tests.securesum.hostile import custom, names, own_secrets, verifier
-from tests.securesum.protocol import FixedSigner, World
-from tests.securesum.replay import load, play
+from tests.support.securesum.hostile import custom, names, own_secrets, verifier
+from tests.support.securesum.protocol import FixedSigner, World
+from tests.support.securesum.replay import load, play
 
 from tightframe.securesum import masks
 from tightframe.securesum.errors import ProtocolError
@@ -99,7 +99,7 @@ def test_the_search_finds_a_secret_in_every_writing() -> None:
         assert list(found.leaks()), shown
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 def test_no_state_message_or_error_of_a_run_shows_a_secret() -> None:
     """Every state after every step, every message, and every refusal of the vectors with its traceback."""
     found = Collected()

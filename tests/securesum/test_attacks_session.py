@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.securesum.hostile import (
+from tests.support.securesum.hostile import (
     make_params,
     names,
     ready,
@@ -17,7 +17,7 @@ from tests.securesum.hostile import (
     signer,
     verifier,
 )
-from tests.securesum.protocol import MIXED, World, seeded
+from tests.support.securesum.protocol import MIXED, World, seeded
 
 from tightframe.securesum import messages
 from tightframe.securesum.checks import box_bound, box_key

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.securesum.hostile import closed, names, ready, refused, refused_by
-from tests.securesum.protocol import DATASET, JOB, MIXED, World
+from tests.support.securesum.hostile import closed, names, ready, refused, refused_by
+from tests.support.securesum.protocol import DATASET, JOB, MIXED, World
 
 from tightframe.securesum import journal
 from tightframe.securesum.errors import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.securesum.hostile import (
+from tests.support.securesum.hostile import (
     closed,
     names,
     ready,
@@ -15,7 +15,7 @@ from tests.securesum.hostile import (
     session_key,
     signed_receipt,
 )
-from tests.securesum.protocol import MIXED, World
+from tests.support.securesum.protocol import MIXED, World
 
 from tightframe.securesum import rules
 from tightframe.securesum.errors import (

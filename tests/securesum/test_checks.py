@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from tests.securesum.certificates import issue, make_root
+from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.securesum.checks import LOW_ORDER_SIGNING, Keys
 from tightframe.securesum.errors import KeyAgreementError

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.securesum.replay import Player, load, order, play
+from tests.support.securesum.replay import Player, load, order, play
 
 from tightframe.securesum import journal
 from tightframe.securesum.errors import MessageError, ProtocolError, StateError
@@ -304,7 +304,7 @@ CHOICE = ("enroll", "contribute")
 """Where the server may ask for other things that are in order: other parameters, another slot."""
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(NUMBERS), st.data())
 def test_a_well_formed_but_altered_message_is_refused_and_changes_nothing(
@@ -343,7 +343,7 @@ def test_a_well_formed_but_altered_message_is_refused_and_changes_nothing(
         site.random.data = randoms[name]  # type: ignore[attr-defined]
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 def test_every_good_message_is_taken_where_altered_ones_were_refused() -> None:
     """So that the refusals above are due to what was altered."""
     for number in NUMBERS:

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 from nvflare.lighter.utils import sign_content
-from tests.securesum.certificates import (
+from tests.support.securesum.certificates import (
     AT,
     Issued,
     ca_extensions,
@@ -38,11 +38,11 @@ from tests.securesum.certificates import (
     subject,
 )
 
+from tightframe.securesum.certificate import PublicKey
 from tightframe.securesum.errors import IdentityError, SignatureError
 from tightframe.securesum.identity import (
     Anchor,
     KeySigner,
-    PublicKey,
     Verifier,
     public_key_hash,
     verify_certificate,

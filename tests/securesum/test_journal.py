@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.securesum.protocol import make_params
+from tests.support.securesum.protocol import make_params
 
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
 from tightframe.securesum.journal import (

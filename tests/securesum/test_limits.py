@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.securesum.hostile import (
+from tests.support.securesum.hostile import (
     closed,
     difference,
     from_shares,
@@ -22,7 +22,7 @@ from tests.securesum.hostile import (
     session_key,
     without_pair_masks,
 )
-from tests.securesum.protocol import MIXED, World, add_integers
+from tests.support.securesum.protocol import MIXED, World, add_integers
 
 from tightframe.phases import Field, Schema
 from tightframe.rounds.riders import class_rules
@@ -99,8 +99,8 @@ def class_sums(offer: list[int], least: int, counts: Any) -> tuple[np.ndarray, n
             {"class_sums": rows},
             offer=torch.tensor(offer).bool(),
             counts=torch.tensor(own),
-            least=least,
-            speaks=True,
+            min_count=least,
+            active=True,
         )
         total += kept["class_sums"].numpy()
         holders += kept[class_rules.HOLDERS].numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-from tests.securesum.protocol import World, make_params, names
+from tests.support.securesum.protocol import World, make_params, names
 
 from tightframe.securesum.encoding import RingOverflowError, check_no_wrap
 from tightframe.securesum.errors import MessageError, ParametersError

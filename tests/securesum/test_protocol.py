@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.securesum.protocol import JOB, MIXED, World, names
+from tests.support.securesum.protocol import JOB, MIXED, World, names
 
 from tightframe.securesum import rules, server_setup, site_setup
 from tightframe.securesum.errors import ProtocolError, RecoveryError, StateError, SurvivorsError
@@ -46,7 +46,7 @@ def runs(draw: st.DrawFn) -> tuple[World, list[dict[str, list[str]]]]:
     return world, [{stage: draw(someone) for stage in stages} for _ in range(2)]
 
 
-@pytest.mark.broad
+@pytest.mark.whole
 @settings(deadline=None, max_examples=60)
 @given(runs())
 def test_the_total_is_exact_or_nothing_is_opened(case: tuple[World, list[dict[str, list[str]]]]) -> None:
@@ -105,7 +105,7 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     assert first[7] == Revealed(JOB, 0, 1, without.survivors, ("update",))
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_a_hundred_sites_of_which_ten_drop_out_and_nine_reveal_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.securesum.protocol import BROADCAST, MIXED, World, make_params, names, signer, verifier
+from tests.support.securesum.protocol import BROADCAST, MIXED, World, make_params, names, signer, verifier
 
 from tightframe.securesum import shamir
 from tightframe.securesum.checks import masked_hash

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tightframe.securesum import shamir
+from tightframe.securesum.primitives import Random
 from tightframe.securesum.shamir import recover, recover_many, split, split_many
 
 
@@ -62,7 +63,7 @@ def interpolated(points: dict[int, int]) -> int:
     return total
 
 
-def fixed(seed: int) -> shamir.Random:
+def fixed(seed: int) -> Random:
     return np.random.default_rng(seed).bytes
 
 

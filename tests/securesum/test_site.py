@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.securesum import certificates
-from tests.securesum.protocol import (
+from tests.support.securesum import certificates
+from tests.support.securesum.protocol import (
     DATASET,
     JOB,
     MIXED,
@@ -43,7 +43,6 @@ from tightframe.securesum.errors import (
 )
 from tightframe.securesum.identity import public_key_hash
 from tightframe.securesum.messages import (
-    HASH_BYTES,
     Advertisement,
     Advertisements,
     AgreementRequest,
@@ -56,7 +55,7 @@ from tightframe.securesum.messages import (
     hashes_signed,
     survivors_signed,
 )
-from tightframe.securesum.primitives import Secret, ed25519_sign, seal, x25519, x25519_public
+from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, seal, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
 from tightframe.securesum.site import reveal
 from tightframe.securesum.site_state import (

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.securesum import protocol
-from tests.securesum.certificates import AT, issue, make_root
-from tests.securesum.transcripts import (
+from tests.support.securesum import protocol
+from tests.support.securesum.certificates import AT, issue, make_root
+from tests.support.securesum.transcripts import (
     NAMES,
     PARAMS,
     Epoch,

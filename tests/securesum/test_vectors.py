@@ -16,10 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from tests.securesum import independent
-from tests.securesum.certificates import AT
-from tests.securesum.protocol import add_integers
-from tests.securesum.replay import load, order, params_of, play
+from tests.support.securesum import independent
+from tests.support.securesum.certificates import AT
+from tests.support.securesum.protocol import add_integers
+from tests.support.securesum.replay import load, order, params_of, play
 
 from tightframe.securesum import encoding, errors, masks, messages, primitives, shamir
 from tightframe.securesum.checks import box_key, commitment

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_serializer
 
 from tightframe.errors import JobError
-from tightframe.options import StrictModel, listed, no_such
+from tightframe.options import StrictModel, listed, unknown_name
 from tightframe.phases import Neighbours
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
@@ -277,7 +277,7 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         named = values.get(key)
         if isinstance(named, kind):
             unknown = sorted({str(site) for site in named} - set(sites))
-            problems += [f"{key}: {site}: {no_such('site of `sites`', site, sites)}" for site in unknown]
+            problems += [f"{key}: {site}: {unknown_name('site of `sites`', site, sites)}" for site in unknown]
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:

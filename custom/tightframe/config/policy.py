@@ -38,8 +38,6 @@ MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
 """Endings of the names of method options that count passes over the records."""
 
-__all__ = ["MIN_CLASS_COUNT", "PROFILES", "BelowPolicyError", "Policy", "PolicyBlock", "Profile", "Refusal"]
-
 
 class Policy(StrictModel):
     """One site's rules, complete.
@@ -185,7 +183,7 @@ class Policy(StrictModel):
         return Ceilings(self.max_parameters, self.max_message_bytes)
 
     @contextmanager
-    def holding_size(self) -> Iterator[None]:
+    def refuse_oversized(self) -> Iterator[None]:
         """Turn a size error inside the block into a refusal by this policy.
 
         Raises:

@@ -16,15 +16,16 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash
-from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
+from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
 from tightframe.options import StrictModel, listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
-"""Marker of a configuration that ``tightframe simulate`` copied into the workspace for one run: its SHA-256,
-its origin and the id of the process that copied it."""
+"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its
+SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
 _KEYS_WITHOUT_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))

@@ -9,7 +9,8 @@ from typing import Any
 
 from tightframe.errors import REASONS
 from tightframe.report.words import one_answer, plural, shown
-from tightframe.rounds.checkpoint import BEST, CHECKPOINT
+from tightframe.rounds.checkpoint import BEST
+from tightframe.rounds.context import CHECKPOINT
 from tightframe.rounds.dropouts import NOT_MEASURED, Lost
 from tightframe.rounds.riders import noisy_evaluation
 from tightframe.rounds.riders.epsilon import Spent

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never, cast
+from typing import ClassVar, Self, TypeAlias, assert_never, get_args
 
+from tightframe.securesum import reading
 from tightframe.securesum.errors import (
     MessageError,
     ReleaseProfileError,
@@ -18,7 +19,7 @@ from tightframe.securesum.errors import (
     StaticCohortError,
     SurvivorsError,
 )
-from tightframe.securesum.messages import GROUPS, Group, Params, SumId
+from tightframe.securesum.messages import GROUPS, Group, Params, SumId, read_sum_id
 from tightframe.securesum.primitives import Value
 
 Slot: TypeAlias = tuple[str, int, int]
@@ -29,8 +30,61 @@ Profile: TypeAlias = tuple[tuple[str, str], ...]
 before the sum, sorted by name. The caller chooses the settings."""
 
 
+class JournalEntry(reading.Record):
+    """A fact as plain values: its kind, then its fields, bytes as hexadecimal digits.
+
+    This class is no dataclass, and its subclasses set ``KIND`` and ``KEYS`` without annotating them, as
+    those of ``reading.Message`` do.
+    """
+
+    KIND: ClassVar[str]
+    KEYS: ClassVar[reading.Keys]
+
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values for a journal in JSON."""
+        values = super().as_value().items()
+        return {
+            "entry": self.KIND,
+            **{key: item.hex() if isinstance(item, bytes) else item for key, item in values},
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> Self:
+        """Return the entry of which ``value`` is the ``as_value``.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        keys = {"entry": reading.one_of(cls.KIND), **cls.KEYS}
+        parts = reading.record(keys)(value, f"a journal entry {cls.KIND}")
+        return cls(**{key: part for key, part in parts.items() if key != "entry"})
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise MessageError(where, expected="text", found=reading.described(value))
+    return value
+
+
+def _digits(value: object, where: str) -> bytes:
+    try:
+        return bytes.fromhex(_text(value, where))
+    except ValueError:
+        raise MessageError(where, expected="hexadecimal digits", found="other text") from None
+
+
+def _profile(value: object, where: str) -> Profile:
+    return tuple(sorted(reading.mapping(_text, 1, 2**16)(value, where).items()))
+
+
+_COUNT = reading.integer(0, 2**63 - 1)
+_NAMES = reading.sequence(_text, 0, 2**16)
+_GROUPS = reading.sequence(reading.one_of(*GROUPS), 0, len(GROUPS))
+_SLOT: reading.Keys = {"job": _text, "epoch": _COUNT, "slot": _COUNT}
+
+
 @dataclass(frozen=True)
-class Advertised:
+class Advertised(JournalEntry):
     """This site took part in the setup of an epoch: SHA-256 of its parameters and of the advertisement."""
 
     job: str
@@ -38,25 +92,12 @@ class Advertised:
     params: bytes
     advertisement: bytes
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values; bytes as hexadecimal digits."""
-        return {
-            "entry": "advertised",
-            "job": self.job,
-            "epoch": self.epoch,
-            "params": self.params.hex(),
-            "advertisement": self.advertisement.hex(),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Advertised:
-        """The inverse of ``as_value``."""
-        read = _Reader("advertised", value, "job", "epoch", "params", "advertisement")
-        return cls(read.text("job"), read.number("epoch"), read.bytes("params"), read.bytes("advertisement"))
+    KIND = "advertised"
+    KEYS = {"job": _text, "epoch": _COUNT, "params": _digits, "advertisement": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class SlotUsed:
+class SlotUsed(JournalEntry):
     """A term was masked with a slot's secrets: SHA-256 of the masked bytes of each group."""
 
     job: str
@@ -66,27 +107,12 @@ class SlotUsed:
     update: bytes
     static: bytes
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values; bytes as hexadecimal digits."""
-        return {
-            "entry": "slot_used",
-            "job": self.job,
-            "epoch": self.epoch,
-            "slot": self.slot,
-            "sum_id": self.sum_id.as_value(),
-            "update": self.update.hex(),
-            "static": self.static.hex(),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> SlotUsed:
-        """The inverse of ``as_value``."""
-        read = _Reader("slot_used", value, "job", "epoch", "slot", "sum_id", "update", "static")
-        return cls(*read.slot(), read.sum_id("sum_id"), read.bytes("update"), read.bytes("static"))
+    KIND = "slot_used"
+    KEYS = {**_SLOT, "sum_id": read_sum_id, "update": _digits, "static": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Agreed:
+class Agreed(JournalEntry):
     """This site signed a survivor set that is smaller than the roster."""
 
     job: str
@@ -94,25 +120,12 @@ class Agreed:
     slot: int
     survivors: tuple[str, ...]
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "agreed",
-            "job": self.job,
-            "epoch": self.epoch,
-            "slot": self.slot,
-            "survivors": list(self.survivors),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Agreed:
-        """The inverse of ``as_value``."""
-        read = _Reader("agreed", value, "job", "epoch", "slot", "survivors")
-        return cls(*read.slot(), read.names("survivors"))
+    KIND = "agreed"
+    KEYS = {**_SLOT, "survivors": _NAMES}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Revealed:
+class Revealed(JournalEntry):
     """This site revealed its shares of a slot for a survivor set: of b for its members, of s for the rest."""
 
     job: str
@@ -121,130 +134,74 @@ class Revealed:
     survivors: tuple[str, ...]
     groups: tuple[Group, ...]
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "revealed",
-            "job": self.job,
-            "epoch": self.epoch,
-            "slot": self.slot,
-            "survivors": list(self.survivors),
-            "groups": list(self.groups),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Revealed:
-        """The inverse of ``as_value``."""
-        read = _Reader("revealed", value, "job", "epoch", "slot", "survivors", "groups")
-        return cls(*read.slot(), read.names("survivors"), read.groups("groups"))
+    KIND = "revealed"
+    KEYS = {**_SLOT, "survivors": _NAMES, "groups": _GROUPS}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StaticMasked:
+class StaticMasked(JournalEntry):
     """This site masked a static term of a data set for a cohort; from then on t other sites can open it."""
 
     dataset: str
     roster: tuple[str, ...]
     lineage: str
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "static_masked",
-            "dataset": self.dataset,
-            "roster": list(self.roster),
-            "lineage": self.lineage,
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> StaticMasked:
-        """The inverse of ``as_value``."""
-        read = _Reader("static_masked", value, "dataset", "roster", "lineage")
-        return cls(read.text("dataset"), read.names("roster"), read.text("lineage"))
+    KIND = "static_masked"
+    KEYS = {"dataset": _text, "roster": _NAMES, "lineage": _text}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StaticOpened:
+class StaticOpened(JournalEntry):
     """This site revealed its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
 
     dataset: str
     roster: tuple[str, ...]
     lineage: str
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "static_opened",
-            "dataset": self.dataset,
-            "roster": list(self.roster),
-            "lineage": self.lineage,
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> StaticOpened:
-        """The inverse of ``as_value``."""
-        read = _Reader("static_opened", value, "dataset", "roster", "lineage")
-        return cls(read.text("dataset"), read.names("roster"), read.text("lineage"))
+    KIND = "static_opened"
+    KEYS = {"dataset": _text, "roster": _NAMES, "lineage": _text}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class CohortAccepted:
+class CohortAccepted(JournalEntry):
     """A person at this site accepted one other cohort for a data set, knowing what that discloses."""
 
     dataset: str
     roster: tuple[str, ...]
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {"entry": "cohort_accepted", "dataset": self.dataset, "roster": list(self.roster)}
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> CohortAccepted:
-        """The inverse of ``as_value``."""
-        read = _Reader("cohort_accepted", value, "dataset", "roster")
-        return cls(read.text("dataset"), read.names("roster"))
+    KIND = "cohort_accepted"
+    KEYS = {"dataset": _text, "roster": _NAMES}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class ProfileUsed:
+class ProfileUsed(JournalEntry):
     """This site masked a term of a data set under a release profile, in a lineage of jobs."""
 
     dataset: str
     profile: Profile
     lineage: str
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "profile_used",
-            "dataset": self.dataset,
-            "profile": dict(self.profile),
-            "lineage": self.lineage,
-        }
+    KIND = "profile_used"
+    KEYS = {"dataset": _text, "profile": _profile, "lineage": _text}  # noqa: RUF012
 
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> ProfileUsed:
-        """The inverse of ``as_value``."""
-        read = _Reader("profile_used", value, "dataset", "profile", "lineage")
-        return cls(read.text("dataset"), read.profile("profile"), read.text("lineage"))
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values; the profile as a map."""
+        return {**super().as_value(), "profile": dict(self.profile)}
 
 
 @dataclass(frozen=True)
-class ProfileAccepted:
+class ProfileAccepted(JournalEntry):
     """A person at this site accepted a further release profile for a data set, knowing what both disclose."""
 
     dataset: str
     profile: Profile
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {"entry": "profile_accepted", "dataset": self.dataset, "profile": dict(self.profile)}
+    KIND = "profile_accepted"
+    KEYS = {"dataset": _text, "profile": _profile}  # noqa: RUF012
 
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> ProfileAccepted:
-        """The inverse of ``as_value``."""
-        read = _Reader("profile_accepted", value, "dataset", "profile")
-        return cls(read.text("dataset"), read.profile("profile"))
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values; the profile as a map."""
+        return {**super().as_value(), "profile": dict(self.profile)}
 
 
 Entry: TypeAlias = (
@@ -259,17 +216,7 @@ Entry: TypeAlias = (
     | ProfileAccepted
 )
 
-_ENTRIES: Mapping[object, type[Entry]] = {
-    "advertised": Advertised,
-    "slot_used": SlotUsed,
-    "agreed": Agreed,
-    "revealed": Revealed,
-    "static_masked": StaticMasked,
-    "static_opened": StaticOpened,
-    "cohort_accepted": CohortAccepted,
-    "profile_used": ProfileUsed,
-    "profile_accepted": ProfileAccepted,
-}
+_ENTRIES: Mapping[object, type[Entry]] = {kind.KIND: kind for kind in get_args(Entry)}
 
 
 def entry_from_value(value: Mapping[str, Value]) -> Entry:
@@ -459,62 +406,3 @@ def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[M
 
 def _settings(profile: Mapping[str, str], names: Sequence[str]) -> str:
     return ", ".join(f"{name} {profile[name]}" for name in names)
-
-
-class _Reader:
-    """Reads one entry's plain values, each with its type."""
-
-    def __init__(self, kind: str, value: Mapping[str, Value], *keys: str) -> None:
-        self._kind, self._value = kind, value
-        if set(value) != {"entry", *keys} or value["entry"] != kind:
-            raise self._error(f"the keys {sorted(('entry', *keys))}")
-
-    def _error(self, expected: str) -> MessageError:
-        return MessageError(f"a journal entry {self._kind}", expected=expected, found="something else")
-
-    def text(self, key: str) -> str:
-        value = self._value[key]
-        if not isinstance(value, str):
-            raise self._error(f"{key} as text")
-        return value
-
-    def number(self, key: str) -> int:
-        value = self._value[key]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(f"{key} as an integer")
-        return value
-
-    def bytes(self, key: str) -> bytes:
-        try:
-            return bytes.fromhex(self.text(key))
-        except ValueError:
-            raise self._error(f"{key} as hexadecimal digits") from None
-
-    def names(self, key: str) -> tuple[str, ...]:
-        value = self._value[key]
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._error(f"{key} as a list of names")
-        return tuple(cast("list[str]", value))
-
-    def profile(self, key: str) -> Profile:
-        value = self._value[key]
-        parts = [part for item in value.items() for part in item] if isinstance(value, dict) else []
-        if not parts or not all(isinstance(part, str) for part in parts):
-            raise self._error(f"{key} as texts by name")
-        return tuple(sorted(cast("dict[str, str]", value).items()))
-
-    def groups(self, key: str) -> tuple[Group, ...]:
-        names = self.names(key)
-        if not set(names) <= set(GROUPS):
-            raise self._error(f"{key} of {list(GROUPS)}")
-        return cast("tuple[Group, ...]", names)
-
-    def slot(self) -> Slot:
-        return self.text("job"), self.number("epoch"), self.number("slot")
-
-    def sum_id(self, key: str) -> SumId:
-        match self._value[key]:
-            case [int(number), str(phase), int(attempt)]:
-                return SumId(number, phase, attempt)
-            case _:
-                raise self._error(f"{key} as round, phase, try")

@@ -36,7 +36,6 @@ from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS, Trust
 
 __all__ = [
     "GROUPS",
-    "HASH_BYTES",
     "KINDS",
     "MAX_ADVERTISEMENT",
     "MAX_APPLICATION",

@@ -13,7 +13,6 @@ from tightframe.securesum.checks import Keys, read_advertisements, verify, verif
 from tightframe.securesum.errors import MessageError, ProtocolError, ReplayError, RosterError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.messages import (
-    HASH_BYTES,
     Advertisement,
     Advertisements,
     Confirmation,
@@ -28,6 +27,7 @@ from tightframe.securesum.messages import (
     session_id,
     share_offset,
 )
+from tightframe.securesum.primitives import HASH_BYTES
 
 
 class Enrolment:

@@ -24,7 +24,6 @@ from tightframe.securesum.errors import (
 from tightframe.securesum.masks import Accumulator, Layout, self_key
 from tightframe.securesum.messages import (
     GROUPS,
-    HASH_BYTES,
     Agreement,
     AgreementRequest,
     FieldSpec,
@@ -36,7 +35,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     survivors_signed,
 )
-from tightframe.securesum.primitives import ed25519_sign
+from tightframe.securesum.primitives import HASH_BYTES, ed25519_sign
 from tightframe.securesum.site_setup import (
     Step,
     advertise,

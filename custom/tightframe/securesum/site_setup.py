@@ -30,7 +30,6 @@ from tightframe.securesum.errors import (
 from tightframe.securesum.identity import Signer, Verifier
 from tightframe.securesum.messages import (
     GROUPS,
-    HASH_BYTES,
     KINDS,
     SALT_BYTES,
     SHARE_BYTES,
@@ -47,6 +46,7 @@ from tightframe.securesum.messages import (
     share_hash,
 )
 from tightframe.securesum.primitives import (
+    HASH_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
     Random,

@@ -20,7 +20,6 @@ from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.messages import (
     GROUPS,
-    HASH_BYTES,
     MAX_ADVERTISEMENT,
     Advertisement,
     Group,
@@ -29,7 +28,7 @@ from tightframe.securesum.messages import (
     SumId,
     read_sum_id,
 )
-from tightframe.securesum.primitives import SIGNATURE_BYTES
+from tightframe.securesum.primitives import HASH_BYTES, SIGNATURE_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
 
 FORMAT = 1

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.privacy.ledgers import CAP, DATA, SiteKeys, charge, open_ledger, ticking
-from tests.securesum.certificates import AT, issue, make_root
+from tests.support.ledgers import CAP, DATA, SiteKeys, charge, open_ledger, ticking
+from tests.support.securesum.certificates import AT, issue, make_root
 
 from tightframe.privacy.ledger.chain import Verified, read_ledger, renew_head_file
 from tightframe.privacy.ledger.entries import TamperError

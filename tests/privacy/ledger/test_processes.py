@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from tests.privacy.ledgers import CAP, DATA, DELTA, SiteKeys, charge, open_ledger
+from tests.support.ledgers import CAP, DATA, DELTA, SiteKeys, charge, open_ledger
 
 from tightframe.privacy.accounting import BudgetError, fitting, guaranteed
 from tightframe.privacy.events import Gaussian

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from tests.privacy.audit import gaussian_epsilon, lower_bounds
+from tests.support.audit import gaussian_epsilon, lower_bounds
 
 from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases.class_counts import (

@@ -13,11 +13,13 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from scipy import optimize, stats
 from torch import nn
 
-from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.heads import Classifier
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 
@@ -88,6 +90,7 @@ def audit(noise: float, threshold: float, *, steps: int = 1, rate: float = 1.0, 
     return lower_bound(np.concatenate(inside), np.concatenate(outside), threshold)
 
 
+@pytest.mark.whole
 def test_what_leaks_is_below_epsilon_and_half_the_noise_is_not() -> None:
     noise = 1.0
     epsilon = exact_epsilon(noise, DELTA)
@@ -96,6 +99,7 @@ def test_what_leaks_is_below_epsilon_and_half_the_noise_is_not() -> None:
     assert audit(noise / 2, threshold=1.25) > epsilon  # the control: the audit would have seen it
 
 
+@pytest.mark.whole
 def test_several_steps_with_poisson_batches_stay_below_the_accountants_epsilon() -> None:
     """Opacus' accountant on the event that ``private_fit`` reports; the control halves the noise."""
     from opacus.accountants import PRVAccountant

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.privacy.audit import Bounds, gaussian_epsilon, lower_bounds
+from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
 from torch import nn
 
-from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.heads import Classifier
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 

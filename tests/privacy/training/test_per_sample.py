@@ -53,6 +53,7 @@ def by_autograd(
     return [torch.stack(items) for items in zip(*rows, strict=True)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("name", "options", "shape"), [SMALL_CNN, MLP, EFFICIENTNET], ids=lambda x: str(x)[:9]

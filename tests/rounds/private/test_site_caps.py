@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.privacy.audit import gaussian_epsilon
+from tests.support.audit import gaussian_epsilon
 
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData

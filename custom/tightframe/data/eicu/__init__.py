@@ -33,8 +33,8 @@ REGIONS: tuple[Region, ...] = ("Midwest", "South", "West", "Northeast", "unknown
 TRAIN_HOSPITALS = 20
 """Number of hospitals that train: in FedILC the 20 largest; all others are out of distribution."""
 
-PAPER_HOSPITALS, PAPER_STAYS, PAPER_DRUGS = 58, 30_760, 1399
-"""The shape of FedILC's table, which is not published."""
+PAPER_DRUGS = 1399
+"""Drugs in FedILC's table, which is not published."""
 
 MOST_DRUGS = 20_000
 

@@ -3,7 +3,7 @@
 With the last phase of a round every silo adds a one to the range that its own epsilon lies in; the sum is a
 histogram over silos. Where its policy lets the number out, a silo also writes it into its own place of a
 vector that is zero for everybody else. Both are functions of what stands in the silo's ledger: of the job,
-of what was charged again, and of the number of its records as ``rounds.silo.private_view.taken_as_known``
+of what was charged again, and of the number of its records as ``rounds.silo.private_view.coarse_count``
 rounds it, which its updates show anyway; never of a single record.
 
 They belong to the update group and not to the static one: that is open for one cohort of a data set for
@@ -70,13 +70,13 @@ NOTE = "epsilon"
 """Name of the note: ``Spent``."""
 
 
-def riding(phase: Phase, job: JobConfig) -> Phase:
+def attach(phase: Phase, job: JobConfig) -> Phase:
     """A round's last phase, in which each silo tells what the job has cost up to and including it."""
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, broadcast, state)
         # After it, because it charges what it draws; so a round that is repeated is told with its repeats.
-        told = cast("PrivateSilo", silo).told_spent()
+        told = cast("PrivateSilo", silo).epsilon_terms()
         return replace(made, tensors={**made.tensors, **told})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:

@@ -25,7 +25,7 @@ from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
 from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
 from tightframe.rounds.status import Status
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import Enrolled
 
 
@@ -245,8 +245,10 @@ class RunRecord:
 
     def _told_by_few(self) -> tuple[str, ...]:
         """The folds that no silo tells of, because only one or two would."""
-        told = tellers(self.declared.values()) if self.declared and self.job.summation == "secure" else None
-        return evaluation.told_by_few(self.job, told)
+        told = (
+            fold_silos(self.declared.values()) if self.declared and self.job.summation == "secure" else None
+        )
+        return evaluation.few_silo_folds(self.job, told)
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""

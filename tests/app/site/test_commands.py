@@ -1,0 +1,229 @@
+"""``tightframe site cohort``: what a hospital sees, is told, and decides."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.app.site.test_check import _kit
+from typer.testing import CliRunner, Result
+
+from tightframe.errors import SiteConfigError, TightframeError
+from tightframe.rounds.sums.vault import locked_ledger, remember
+from tightframe.securesum.errors import StaticCohortError
+from tightframe.securesum.journal import CohortAccepted, Entry, History, StaticOpened
+from tightframe_app.cli import app
+from tightframe_app.site.memory import Memory, memory_of
+
+SITE, DATASET = "hospital-a", "fed_isic2019:0123456789abcdef"
+BEFORE = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
+SMALLER = ("hospital-a", "hospital-b", "hospital-c")
+OTHER = ("hospital-a", "hospital-b", "hospital-c", "hospital-e")
+OPENED: tuple[Entry, ...] = (
+    StaticOpened(DATASET, BEFORE, "job-1"),
+    StaticOpened("another", ("hospital-a", "hospital-x", "hospital-y"), "job-2"),
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    _kit(tmp_path / "site[1]" / "startup")
+    path = tmp_path / "site[1]" / "local" / "tightframe.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"state_dir": str(tmp_path / "state")}))
+    return path
+
+
+@pytest.fixture
+def journal(config: Path) -> Memory:
+    """What the site remembers after two jobs."""
+    memory = memory_of(config, SITE, None)
+    write(memory, OPENED)
+    return memory
+
+
+def write(memory: Memory, entries: Sequence[Entry]) -> None:
+    with locked_ledger(memory.lasting()) as ledger:
+        remember(ledger, entries)
+
+
+@pytest.fixture
+def cohort(config: Path) -> Callable[..., Result]:
+    def run(command: str, *arguments: str, site: str = SITE, answer: str | None = None) -> Result:
+        line = ["site", "cohort", command, "-c", str(config), "-s", site, *arguments]
+        return CliRunner().invoke(app, line, input=answer)
+
+    return run
+
+
+def accept(cohort: Callable[..., Result], silos: tuple[str, ...], *more: str, **changes: str) -> Result:
+    return cohort("accept", "--dataset", DATASET, "--silos", ", ".join(silos), *more, **changes)
+
+
+def test_show_names_every_data_set_and_how_its_cohort_came_about(
+    cohort: Callable[..., Result], journal: Memory
+) -> None:
+    done = cohort("show")
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [
+        "another: hospital-a, hospital-x, hospital-y (opened in job 'job-2')",
+        f"{DATASET}: hospital-a, hospital-b, hospital-c, hospital-d (opened in job 'job-1')",
+    ]
+    write(journal, [CohortAccepted(DATASET, SMALLER)])
+    assert f"{DATASET}: hospital-a, hospital-b, hospital-c (accepted by hand)" in cohort("show").output
+
+
+def test_show_before_anything_was_opened(cohort: Callable[..., Result], tmp_path: Path) -> None:
+    done = cohort("show")
+    assert done.exit_code == 0 and "has not opened counts of any data set yet" in done.output
+    assert not (tmp_path / "state").exists(), "looking leaves nothing behind"
+
+
+def test_a_site_sees_its_own_journal_only(
+    cohort: Callable[..., Result], journal: Memory, tmp_path: Path
+) -> None:
+    done = cohort("show", site="hospital-b")
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
+    shutil.rmtree(tmp_path / "site[1]" / "startup")
+    assert "has not opened counts" in cohort("show", site="hospital-b").output
+
+
+def test_accept_opens_the_counts_for_the_new_cohort_and_only_for_it(
+    cohort: Callable[..., Result], journal: Memory
+) -> None:
+    before = History(journal.read())
+    before.check_static(DATASET, BEFORE)
+    with pytest.raises(StaticCohortError):
+        before.check_static(DATASET, SMALLER)
+    done = accept(cohort, SMALLER, "--yes")
+    assert done.exit_code == 0, done.output
+    assert f"{DATASET}: this site's counts may now be opened for {', '.join(SMALLER)}" in done.output
+    assert journal.read() == [*OPENED, CohortAccepted(DATASET, SMALLER)], "nothing is taken away"
+    after = History(journal.read())
+    after.check_static(DATASET, SMALLER)
+    for cohort_not_accepted in (BEFORE, OTHER):
+        with pytest.raises(StaticCohortError):
+            after.check_static(DATASET, cohort_not_accepted)
+    after.check_static("another", ("hospital-a", "hospital-x", "hospital-y"))
+
+
+@pytest.mark.parametrize(
+    ("silos", "difference"),
+    [
+        (SMALLER, "the counts of hospital-d together"),
+        ((*BEFORE, "hospital-e"), "the counts of hospital-e together"),
+        (OTHER, "the counts of hospital-d together\n  minus the counts of hospital-e together"),
+        (
+            ("hospital-a", "hospital-b", "hospital-e"),
+            "the counts of hospital-c, hospital-d together\n  minus the counts of hospital-e together",
+        ),
+    ],
+)
+def test_it_says_what_is_given_away_before_it_asks(
+    cohort: Callable[..., Result], journal: Memory, silos: tuple[str, ...], difference: str
+) -> None:
+    done = accept(cohort, silos, answer="y\n")
+    assert done.exit_code == 0
+    said, asked, _ = done.output.partition("Accept it at this site?")
+    assert asked, "it asks"
+    assert f"The total over\n  {', '.join(BEFORE)}\nwas opened already" in said
+    assert f"Once the total over\n  {', '.join(silos)}\nis opened too" in said
+    assert f"learns exactly\n  {difference}\n" in said
+    assert "Secure sums do not prevent it" in said
+    assert journal.read()[-1] == CohortAccepted(DATASET, silos)
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+def test_without_a_yes_nothing_is_changed(
+    cohort: Callable[..., Result], journal: Memory, answer: str
+) -> None:
+    kept = journal.read()
+    done = accept(cohort, SMALLER, answer=answer)
+    assert done.exit_code == 1 and "may now be opened" not in done.output
+    assert journal.read() == kept
+
+
+def test_what_holds_already_is_not_written_again(cohort: Callable[..., Result], journal: Memory) -> None:
+    done = accept(cohort, BEFORE)
+    assert done.exit_code == 0 and "is open for" in done.output and "already" in done.output
+    assert journal.read() == list(OPENED)
+
+
+def test_the_difference_is_told_from_what_was_accepted_last(
+    cohort: Callable[..., Result], journal: Memory
+) -> None:
+    assert accept(cohort, SMALLER, "--yes").exit_code == 0
+    done = accept(cohort, OTHER, "--yes")
+    assert f"The total over\n  {', '.join(SMALLER)}\nwas opened already" in done.output
+    assert "learns exactly\n  the counts of hospital-e together\n" in done.output
+
+
+@pytest.mark.parametrize(
+    "silos",
+    [
+        ("hospital-b", "hospital-c", "hospital-d"),  # without this site
+        ("hospital-a", "hospital-b"),  # two: a sum minus one's own is the other's
+        ("hospital-a", "hospital-a", "hospital-b"),
+        (),
+        ("hospital-a", *(f"h-{number}" for number in range(250))),
+    ],
+)
+def test_strangers_and_cohorts_that_cannot_be_are_refused(
+    cohort: Callable[..., Result], journal: Memory, silos: tuple[str, ...]
+) -> None:
+    done = accept(cohort, silos, "--yes")
+    assert done.exit_code == 2 and "--silos" in done.output
+    assert journal.read() == list(OPENED)
+
+
+@pytest.mark.parametrize("site", ["hospital-b", "hospital-z"])
+def test_a_site_without_that_data_set_has_nothing_to_accept(
+    cohort: Callable[..., Result], journal: Memory, config: Path, tmp_path: Path, site: str
+) -> None:
+    shutil.rmtree(tmp_path / "site[1]" / "startup")
+    done = accept(cohort, (*SMALLER, "hospital-z"), "--yes", site=site)
+    assert done.exit_code == 2 and "--dataset" in done.output
+    assert not (tmp_path / "state" / "privacy" / site).exists()
+    done = cohort("accept", "--dataset", "unknown", "--silos", ",".join(SMALLER), "--yes")
+    assert done.exit_code == 2 and "--dataset" in done.output
+    assert memory_of(config, SITE, None).read() == list(OPENED)
+
+
+def test_a_configuration_that_cannot_be_used_is_a_named_error(
+    cohort: Callable[..., Result], config: Path
+) -> None:
+    config.write_text("{}")
+    for done in (cohort("show"), accept(cohort, SMALLER, "--yes")):
+        assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-201"
+        assert "state_dir" in str(done.exception)
+    config.write_text('{"state_dir": "relative"}')
+    done = cohort("show")
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-202"
+    config.unlink()
+    done = cohort("show")
+    assert isinstance(done.exception, FileNotFoundError) and str(config) in str(done.exception)
+
+
+def test_a_journal_that_was_altered_is_not_taken_for_an_empty_one(
+    cohort: Callable[..., Result], journal: Memory
+) -> None:
+    with sqlite3.connect(journal.places.ledger) as database:
+        database.execute("DELETE FROM entries")
+    database.close()
+    for done in (cohort("show"), accept(cohort, SMALLER, "--yes")):
+        assert isinstance(done.exception, TightframeError) and done.exception.code == "TF-702"
+
+
+def test_without_the_sites_key_nothing_is_decided(
+    cohort: Callable[..., Result], journal: Memory, config: Path
+) -> None:
+    kept = journal.read()
+    (config.parent.parent / "startup" / "fed_client.json").unlink()
+    assert "hospital-d" in cohort("show").output, "looking needs no key"
+    done = accept(cohort, SMALLER, "--yes")
+    assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
+    assert "--kit" in str(done.exception) and memory_of(config, SITE, None).read() == kept

@@ -1,0 +1,307 @@
+"""``tightframe watch`` as it is typed: sessions of the FLARE API, startup kits, messages and exit codes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.fuel.flare_api import api_spec
+from nvflare.tool.kit import kit_config
+from tests.support.watched_jobs import JOB, OUTCOME, trained_so_far
+from typer.testing import CliRunner
+
+from tightframe_app import cli
+from tightframe_app.watch import commands, monitoring
+from tightframe_app.watch.status import WatchError
+
+COMPLETED = "FINISHED:COMPLETED"
+HEARD = 1795331543.25
+"""When the server heard of its sites, by its clock."""
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+class Session:
+    """The FLARE API's session, with values recorded from a production run."""
+
+    def __init__(
+        self, *metas: dict[str, Any], stats: Any = None, result: Any = None, heard: Any = None
+    ) -> None:
+        self.metas, self.stats, self.result = list(metas), stats, result
+        self.heard = {f"hospital-{number}": HEARD for number in (1, 2, 3)} if heard is None else heard
+        self.api = self
+        self.closed = 0
+
+    def get_job_meta(self, job_id: str) -> dict[str, Any]:
+        print("Connecting to FLARE ...")  # as the engine does
+        meta = self.metas.pop(0) if len(self.metas) > 1 else self.metas[0]
+        if isinstance(meta, BaseException):
+            raise meta
+        return {"name": "fedmr_isic", "job_id": job_id, **meta}
+
+    def show_stats(self, job_id: str, target_type: str) -> Any:
+        assert target_type == "server"
+        if isinstance(self.stats, BaseException):
+            raise self.stats
+        return self.stats
+
+    def get_system_info(self) -> api_spec.SystemInfo:
+        sites = [api_spec.ClientInfo(name, last) for name, last in self.heard.items()]
+        return api_spec.SystemInfo(api_spec.ServerInfo("started", 0), sites, [])
+
+    def download_job_result(self, job_id: str, destination: str) -> str:
+        if isinstance(self.result, BaseException):
+            raise self.result
+        folder = Path(destination) / job_id
+        (folder / "workspace").mkdir(parents=True)
+        if self.result is not None:
+            (folder / "workspace" / "outcome.json").write_text(json.dumps(self.result))
+        return str(folder)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def make_kit(folder: Path, kind: str = "fed_admin.json") -> Path:
+    """As much of a startup kit as the engine's own command looks at."""
+    (folder / "startup").mkdir(parents=True)
+    (folder / "startup" / kind).write_text(json.dumps({"admin": {"username": folder.name}}))
+    for name in ("client.crt", "rootCA.pem"):
+        (folder / "startup" / name).write_text("")
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the engine's command keeps what it knows of kits; nothing yet."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv(kit_config.NVFLARE_STARTUP_KIT_DIR, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+Connect = Callable[..., Session]
+
+
+@pytest.fixture
+def connect(home: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Let the sessions of a watch be these, one after the other."""
+    make_kit(home / "kits/consortium/prod_00/lead@example.org")
+
+    def use(*sessions: Any) -> Session:
+        left = list(sessions)
+
+        def new(user: str, kit: str, **options: Any) -> Session:
+            assert user == "lead@example.org" and kit.endswith("prod_00/lead@example.org")
+            session = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(session, BaseException):
+                raise session
+            return session
+
+        monkeypatch.setattr(monitoring, "new_secure_session", new)
+        return sessions[-1]
+
+    return use
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow = commands.follow
+
+    def pass_by(seconds: float) -> None:
+        assert seconds >= 0.5
+
+    monkeypatch.setattr(
+        commands, "follow", lambda *given, **named: follow(*given, **{"sleep": pass_by} | named)
+    )
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["watch", *arguments])
+
+
+STATS = {"server": {"tightframe": trained_so_far().as_json(), "ServerRunner": {"job_id": JOB}}}
+GOING, OVER = {"status": "RUNNING"}, {"status": COMPLETED}
+
+
+def test_as_it_is_typed_without_a_terminal_a_line_for_each_change(connect: Connect) -> None:
+    waiting = {
+        "status": "SUBMITTED",
+        "schedule_history": ["1: scheduled", "2: connected sites (2) are too few"],
+    }
+    session = connect(Session(waiting, waiting, GOING, GOING, OVER, stats=STATS, result=OUTCOME))
+    done = call(JOB.upper())
+    assert done.exit_code == 0, done.output
+    lines = [line.partition(" ")[2] for line in done.stdout.splitlines()[:-3]]
+    assert [line.partition(";")[0] for line in lines] == [
+        f"{JOB}: asking the server",
+        "SUBMITTED: waiting to be sent to its sites",
+        "RUNNING: training",
+        "FINISHED:COMPLETED: over",
+    ]
+    assert lines[1].endswith("; 2: connected sites (2) are too few")
+    assert "answered 1 of 3; not yet: hospital-2, hospital-3; late hospital-2" in lines[2], "all are heard of"
+    assert done.stdout.splitlines()[-3:] == [
+        "TRAINED, 4 of 4 rounds in 53 s",
+        "  balanced accuracy on the test records: 0.412",
+        f"  its result: nvflare job download {JOB}",
+    ]
+    assert "Connecting" not in done.output and session.closed == 1
+
+
+def test_a_silo_that_nothing_is_heard_of_is_told_with_the_time(connect: Connect) -> None:
+    """hospital-1 has answered already, so nobody waits for it."""
+    last = HEARD - 47
+    heard = {"hospital-1": HEARD - 500, "hospital-2": last, "hospital-9": HEARD}
+    connect(Session(GOING, OVER, stats=STATS, result=OUTCOME, heard=heard))
+    at = time.strftime("%H:%M:%S", time.localtime(last))
+    wanted = f"; silent hospital-2, nothing heard since {at}; hospital-3, not connected: stopped"
+    assert wanted in call(JOB).stdout
+    heard = {"hospital-1": None, "hospital-2": None, "hospital-3": None}
+    connect(Session(GOING, OVER, stats=STATS, result=OUTCOME, heard=heard))
+    assert "silent" not in call(JOB).stdout
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        api_spec.NoReply("no result"),
+        api_spec.JobNotFound("no such job"),
+        api_spec.JobNotRunning("not running"),
+        {},
+        {"server": {}},
+        {"server": "?"},
+    ],
+)
+def test_a_run_that_tells_nothing_yet_is_starting(connect: Connect, stats: Any) -> None:
+    connect(Session(GOING, OVER, stats=stats, result=OUTCOME))
+    done = call(JOB)
+    assert done.exit_code == 0 and "RUNNING: starting\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("meta", "result", "code", "expected"),
+    [
+        (OVER, {**OUTCOME, "trained": False, "reason": "TF-501: too few"}, 1, "reason: TF-501: too few"),
+        (OVER, api_spec.AuthorizationError("no"), 3, "lead@example.org may not download it"),
+        (OVER, None, 3, "there is no outcome.json in its result"),
+        (OVER, {"trained": "maybe"}, 3, "its outcome.json is not one of this version (8 values do not fit)"),
+        ({"status": "FINISHED:ABORTED"}, None, 1, "ABORTED"),
+        (
+            {"status": "FINISHED:CAN_NOT_SCHEDULE", "schedule_history": ["1: later", "2: too few sites"]},
+            AssertionError("asked for a result that cannot be there"),
+            1,
+            "the engine did not find the sites that it needs\n  2: too few sites\n",
+        ),
+        (
+            {
+                "status": "FINISHED:FAILED_TO_RUN",
+                "job_deploy_detail": ["a: OK", "server: BYOC not permitted"],
+            },
+            AssertionError("asked for a result that cannot be there"),
+            1,
+            "NOT STARTED\n  FINISHED:FAILED_TO_RUN: it could not be sent to its sites, or not be started "
+            "there\n  server: BYOC not permitted\n",
+        ),
+    ],
+)
+def test_ends_and_exit_codes(
+    connect: Connect, meta: dict[str, Any], result: Any, code: int, expected: str
+) -> None:
+    connect(Session(meta, result=result))
+    done = call(JOB)
+    assert done.exit_code == code and expected in done.stdout, done.output
+
+
+@pytest.mark.parametrize(
+    ("session", "code", "expected"),
+    [
+        (Session(api_spec.JobNotFound("no such job")), "TF-813", f"does not know {JOB}"),
+        (Session(api_spec.AuthorizationError("no view")), "TF-814", "lead@example.org to have the right"),
+        (
+            api_spec.AuthenticationError("certificate\x1b[2J unknown"),
+            "TF-812",
+            "it says: certificate\\x1b[2J unk",
+        ),
+        (api_spec.NoConnection("cannot connect\x07"), "TF-812", "but: cannot connect\\x07."),
+        (RuntimeError("runtime error encountered"), "TF-812", "runtime error encountered"),
+        (Session(GOING, stats={"server": {"tightframe": {"state": 1}}}), "TF-815", "cannot read: job_name"),
+    ],
+)
+def test_what_cannot_be_watched_has_a_code(connect: Connect, session: Any, code: str, expected: str) -> None:
+    connect(session)
+    done = call(JOB)
+    assert isinstance(done.exception, WatchError) and done.exception.code == code
+    assert expected in str(done.exception)
+
+
+def test_an_expired_certificate_is_named_since_the_server_does_not(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"findings": [{"severity": "error", "message": "Startup kit certificate expired at 2021-01-01."}]}
+    monkeypatch.setattr(kit_config, "inspect_startup_kit_metadata", lambda path: found)
+    connect(api_spec.NoConnection("cannot connect"))
+    assert "cannot connect; Startup kit certificate expired at 2021-01-01" in str(call(JOB).exception)
+
+
+def test_a_server_that_was_restarted_gets_a_new_session(connect: Connect) -> None:
+    first = Session(GOING, api_spec.SessionClosed("the session is closed on server"), stats=STATS)
+    last = connect(first, api_spec.NoConnection("no"), Session({"status": "FINISHED:ABANDONED"}))
+    done = call(JOB)
+    assert done.exit_code == 1 and "the session is closed on server; trying again" in done.stdout
+    assert first.closed == 1 == last.closed
+
+
+def test_ctrl_c_leaves_the_job_alone(connect: Connect) -> None:
+    session = connect(Session(GOING, KeyboardInterrupt(), stats=STATS))  # type: ignore[arg-type]
+    done = call(JOB)
+    assert done.exit_code == 130 and session.closed == 1
+    assert f"no longer watching; the job goes on. Again: tightframe watch {JOB}" in done.stdout
+
+
+@pytest.mark.parametrize("job", ["latest", "", "abort_job all", "3ff24333"])
+def test_only_ids_of_jobs_are_sent(connect: Connect, job: str) -> None:
+    connect(AssertionError("asked"))
+    done = call("--", job)
+    assert done.exit_code == 2 and "expected the id of a job" in flat(done.output.replace("│", ""))
+
+
+def test_help_says_what_is_needed() -> None:
+    done = CliRunner().invoke(cli.app, ["watch", "--help"], env={"COLUMNS": "100", "TERM": "dumb"})
+    for expected in ("JOB", "--kit", "--every", "--patience", "Ctrl-C", "Exit code 0: it trained", "130"):
+        assert expected in done.stdout
+
+
+def test_the_kit_is_the_given_one_the_configured_one_or_the_only_one(home: Path) -> None:
+    with pytest.raises(WatchError, match=r"TF-811: .* but found 0\. Give its folder with --kit"):
+        monitoring.find_kit(None)
+    lead = make_kit(home / "kits/consortium/prod_00/lead@example.org")
+    assert monitoring.find_kit(None) == lead
+    assert monitoring.Server(lead).user == "lead@example.org"
+    other = make_kit(home / "kits/consortium/prod_00/member@example.org")
+    with pytest.raises(WatchError, match=r"TF-811: .* found 2: kits/.*lead@example.org, kits/.*member@"):
+        monitoring.find_kit(None)
+    assert monitoring.find_kit(other / "startup") == other
+    config = kit_config.add_startup_kit_entry(kit_config.load_cli_config(), "mine", str(other))
+    kit_config.save_cli_config(config)
+    with pytest.raises(WatchError, match="found 2"):
+        monitoring.find_kit(None)  # known to the engine's command, but not in use
+    kit_config.save_cli_config(kit_config.set_active_startup_kit(config, "mine"))
+    assert monitoring.find_kit(None) == other
+    other.rename(home / "elsewhere")
+    with pytest.raises(WatchError, match=r"TF-811: .*'mine' points to a missing path"):
+        monitoring.find_kit(None)  # and not silently the only one that is left
+
+
+def test_a_sites_kit_is_none_of_a_person(home: Path) -> None:
+    site = make_kit(home / "hospital-1", "fed_client.json")
+    with pytest.raises(WatchError, match=r"TF-811: .* path is not an admin startup kit"):
+        monitoring.find_kit(site)
+    with pytest.raises(WatchError, match=r"TF-811: .* path does not exist"):
+        monitoring.find_kit(home / "nowhere")

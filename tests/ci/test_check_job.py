@@ -1,0 +1,78 @@
+"""What CI asks a run's files: that it trained, and that it learned."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("course", "trained", "wrong"),
+    [
+        ([0.125, 0.2, 0.3, 0.36], True, None),
+        ([0.125, 0.2, 0.3, 0.35], True, "above 0.35"),
+        ([0.125, 0.5, 0.6, 0.5], True, "more after round 3"),
+        ([0.125, 0.5, 0.6, None], True, "to be evaluated"),
+        ([0.125, None, 0.6, 0.7], True, "to be evaluated"),
+        ([0.125, 0.2, 0.3, 0.9], False, "too few"),
+    ],
+)
+def test_a_run_must_have_learned(
+    root: Path, tmp_path: Path, course: list[float | None], trained: bool, wrong: str | None
+) -> None:
+    outcome = {"trained": trained, "reason": None if trained else "too few", "rounds": 3}
+    (tmp_path / "outcome.json").write_text(json.dumps(outcome))
+    rows = [
+        {"round": number, "kind": "train" if number else "start", "balanced_accuracy": value}
+        for number, value in enumerate(course)
+    ]
+    rows.append({"round": 3, "kind": "closing", "balanced_accuracy": None})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, str(root / ".ci" / "check_job"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (wrong is None), done.stderr
+    assert (wrong or "") in done.stderr and "Traceback" not in done.stderr
+    if trained:
+        assert "model after round 2: balanced accuracy" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "wrong"),
+    [
+        ("metrics.jsonl", '"seconds": 3', '"seconds": 9', None),
+        ("metrics.jsonl", '"loss": 0.5', '"loss": 0.6', "the same metrics"),
+        ("model.safetensors", "weights", "others", "the same model.safetensors"),
+        ("best_model.safetensors", "weights", "others", "the same best_model.safetensors"),
+    ],
+)
+def test_a_run_must_equal_the_one_in_one_process(
+    root: Path, tmp_path: Path, name: str, old: str, new: str, wrong: str | None
+) -> None:
+    rows = [
+        {"round": number, "kind": "train", "balanced_accuracy": number / 4, "loss": 0.5, "seconds": 3}
+        for number in (1, 2, 3)
+    ]
+    places = [tmp_path / "engine", tmp_path / "alone"]
+    for place in places:
+        place.mkdir()
+        (place / "outcome.json").write_text(json.dumps({"trained": True, "rounds": 3}))
+        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for model in ("model.safetensors", "best_model.safetensors"):
+            (place / model).write_text("weights")
+    changed = places[1] / name
+    changed.write_text(changed.read_text().replace(old, new, 1))
+    command = [sys.executable, str(root / ".ci" / "check_job"), *map(str, places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == (wrong is None), done.stderr
+    assert (wrong or "") in done.stderr and "Traceback" not in done.stderr
+
+
+def test_ci_asks(root: Path) -> None:
+    text = (root / ".ci" / "run").read_text()
+    assert ".venv/bin/python .ci/check_job\n" in text
+    assert '.ci/job_alone jobs/fedmr_isic "$meanwhile/alone"\n' in text
+    assert '.ci/check_job $results "$meanwhile/alone/server"\n' in text

@@ -1,0 +1,188 @@
+"""``docs/methods.md`` and its pages against what is registered: methods, options, models, commands."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tightframe import methods, models
+from tightframe.phases import Method
+from tightframe.rounds.setup import prepare
+from tightframe_app.cli import app
+from tightframe_app.jobs import recipes
+
+ROOT = Path(__file__).resolve().parents[2]
+INDEX = ROOT / "docs" / "methods.md"
+PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
+BASELINES = ROOT / "docs" / "methods" / "baselines.md"
+HEADER = "| option | default | meaning |"
+ALWAYS = ("Edge cases", "What leaves a silo", "Reproduce", "Measured here")
+OWN_PAGE = (*ALWAYS, "Equations", "Options", "Where", "Printed")
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def page_of(name: str) -> Path:
+    own = ROOT / "docs" / "methods" / f"{name}.md"
+    return own if own.is_file() else BASELINES
+
+
+def part_of(name: str) -> str:
+    """The method's own page, or its section of the baselines' page."""
+    page = page_of(name)
+    if page != BASELINES:
+        return read(page)
+    sections = re.split(r"^## ", read(page), flags=re.MULTILINE)
+    found = [part for part in sections if f"(`{name}`)" in part.splitlines()[0]]
+    assert len(found) == 1, f"{page.name} has {len(found)} sections on {name}"
+    return found[0]
+
+
+def rows(text: str, header: str) -> list[list[str]]:
+    """The cells of every row of the tables that have this header."""
+    cells = []
+    for table in text.split(f"{header}\n")[1:]:
+        for line in table.splitlines()[1:]:
+            if not line.startswith("|"):
+                break
+            cells.append([cell.strip() for cell in line.strip("|").split("|")])
+    return cells
+
+
+def value_of(shown: str) -> Any:
+    """A default as the pages write it."""
+    try:
+        return None if shown == "none" else json.loads(shown)
+    except ValueError:
+        return shown
+
+
+@pytest.mark.parametrize("method", methods.METHODS, ids=lambda method: method.name)
+def test_every_option_stands_in_the_methods_part_with_its_default(method: Method) -> None:
+    found = rows(part_of(method.name), HEADER)
+    assert all(len(row) == 3 and row[2] for row in found)
+    documented = {name.strip("`"): value_of(default) for name, default, _ in found}
+    assert len(documented) == len(found), "an option has two rows"
+    assert documented == {name: field.default for name, field in method.config.model_fields.items()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_page_has_its_sections_and_is_some_methods(page: Path) -> None:
+    headings = re.findall(r"^## (.*)$", read(page), flags=re.MULTILINE)
+    for wanted in ALWAYS if page == BASELINES else OWN_PAGE:
+        assert any(heading.startswith(wanted) for heading in headings), wanted
+    assert page in {page_of(method.name) for method in methods.METHODS}
+
+
+def test_the_index_has_every_method_and_every_job_folder() -> None:
+    listed = rows(read(INDEX), "| method | `method` in a job | paper | job folder |")
+    names = {method.name: method.title for method in methods.METHODS}
+    assert {row[1].strip("`"): re.findall(r"\[(.*?)\]", row[0])[0] for row in listed} == names
+    folders: dict[str, set[str]] = {name: set() for name in names}
+    for recipe in recipes.RECIPES:
+        folders[recipe.values["method"]].add(recipe.name)
+    assert {row[1].strip("`"): set(re.findall(r"`(.*?)`", row[3])) for row in listed} == folders
+    (header,) = re.findall(r"^\| method \| per round.*$", read(INDEX), flags=re.MULTILINE)
+    assert [row[0].strip("`") for row in rows(read(INDEX), header)] == [row[1].strip("`") for row in listed]
+
+
+def test_the_table_of_class_sums_is_what_the_methods_declare() -> None:
+    (header,) = re.findall(r"^\| method \| per round.*$", read(INDEX), flags=re.MULTILINE)
+    told = {row[0].strip("`"): row[4] for row in rows(read(INDEX), header)}
+    for method in methods.METHODS:
+        setup = prepare(_values(method.name))
+        planned = [*map(setup.training_phases, (1, 2, 3, 4)), setup.after_phases()]
+        sums = any(item.per_class for round_ in planned for phase in round_ for item in phase.schema.fields)
+        assert (told[method.name] == "yes") == sums, method.name
+
+
+def _values(method: str) -> dict[str, Any]:
+    training = {"epochs": 1, "momentum": 0.0}
+    return {
+        **{"job_name": "documented", "method": method, "training": training, "rounds": 4},
+        **{"dataset": "fed_isic2019", "dataset_options": {"image_size": 16}, "model": "small_cnn"},
+        **{"model_options": {"widths": [8, 8]}, "sites": ["a", "b", "c"], "min_sites": 3},
+    }
+
+
+def test_jobs_names_every_method_and_every_model_with_its_options() -> None:
+    text = read(ROOT / "docs" / "jobs.md")
+    (line,) = re.findall(r"^\| `method`, `method_options` .*$", text, flags=re.MULTILINE)
+    assert {method.name for method in methods.METHODS} <= set(re.findall(r"`(.*?)`", line))
+    found = rows(text, "| model | options (defaults) | what it is |")
+    documented = {
+        name.strip("`"): {option: default for option, default in re.findall(r"`(\w+)` \((.*?)\)", options)}
+        for name, options, _ in found
+    }
+    assert documented == {
+        spec.name: {
+            name: _shown(field.default)
+            for name, field in spec.options.model_fields.items()
+            if name != "dropout"  # of all of them, told below the table
+        }
+        for spec in models.BACKBONES
+    }
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return ", ".join(str(item) for item in default)
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """(page, words) of every command, in blocks and in the sentences that say what fills a section."""
+    found = []
+    for page in (INDEX, *PAGES):
+        blocks = re.findall(r"^```sh\n(.*?)^```$", read(page), flags=re.MULTILINE | re.DOTALL)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"^`(python .*?)` fills", read(page), flags=re.MULTILINE)
+        found += [(page.stem, shlex.split(line)) for line in lines if line.strip()]
+    return found
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """``benchmarks/methods.py``, with its data sets in the registry."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("methods")
+
+
+def test_the_benchmark_takes_the_pages_commands_and_their_jobs_are_valid(benchmark: ModuleType) -> None:
+    mine = [words for _, words in commands() if words[:2] == ["python", "benchmarks/methods.py"]]
+    assert len(mine) >= len(PAGES)
+    # A frame of CIFAR-100 needs a width of 99.
+    small = {"model": "small_cnn", "model_options": {"widths": [8, 104]}}
+    for words in mine:
+        arguments = benchmark.parser().parse_args(words[2:])
+        bench = benchmark.bench_of(arguments)
+        silos = ("silo-0", "silo-1", "silo-2")
+        for name, options in arguments.methods:
+            values = bench.job(name, options or {}, silos, 0, "off").model_dump()
+            assert prepare({**values, **small}).method.name == name
+        with torch.device("meta"):  # the network itself, but without drawing millions of weights
+            prepare(bench.job("fedavg", {}, silos, 0, "off"))
+
+
+def test_the_pages_jobs_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine = [words[1:] for _, words in commands() if words[0] == "tightframe"]
+    assert len(mine) >= 2
+    for words in mine:
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+
+
+def test_no_other_command_stands_on_the_pages() -> None:
+    assert {words[0] for _, words in commands()} == {"python", "tightframe"}

@@ -1,0 +1,86 @@
+"""The class rules, by themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tightframe.errors import ContributionError
+from tightframe.phases import Field, Schema
+from tightframe.rounds.riders import class_rules
+
+SCHEMA = Schema(
+    (
+        Field("update/w", (2,), ring=32, bound=1.0),
+        Field("sums", (4, 2), static=True, per_class=True),
+        Field("counts", (4,), static=True, per_class=True),
+        Field("loss", (), static=True),
+    )
+)
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    return {
+        "update/w": torch.ones(2),
+        "sums": torch.arange(1.0, 9.0).view(4, 2),
+        "counts": torch.tensor([9.0, 4.0, 0.0, 7.0]),
+        "loss": torch.tensor(2.0),
+    }
+
+
+def test_flags_only_where_a_method_has_per_class_fields() -> None:
+    assert [item.name for item in class_rules.fields(SCHEMA, 4).fields] == [class_rules.HOLDERS]
+    assert class_rules.fields(SCHEMA, 4)[class_rules.HOLDERS].static
+    assert not class_rules.fields(Schema(SCHEMA.fields[:1]), 4).fields
+
+
+def test_nothing_is_offered_before_the_first_sum_and_then_what_three_silos_hold() -> None:
+    assert class_rules.offered(None, 4).tolist() == [0, 0, 0, 0]
+    assert class_rules.offered(np.array([3.0, 2.0, 0.0, 6.0]), 4).tolist() == [1, 0, 0, 1]
+
+
+def test_a_silo_withholds_what_is_rare_or_not_offered() -> None:
+    counts = torch.tensor([9, 4, 0, 7])
+    offer = torch.tensor([True, True, True, False])
+    kept = class_rules.withhold(SCHEMA, _tensors(), offer=offer, counts=counts, min_count=5, active=True)
+    assert kept["sums"].tolist() == [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    assert kept["counts"].tolist() == [9.0, 0.0, 0.0, 0.0]
+    assert kept[class_rules.HOLDERS].tolist() == [1.0, 0.0, 0.0, 1.0]
+    assert torch.equal(kept["update/w"], torch.ones(2)) and float(kept["loss"]) == 2.0
+
+
+def test_a_silo_that_keeps_its_prototypes_holds_nothing() -> None:
+    everything = torch.ones(4, dtype=torch.bool)
+    counts = torch.tensor([9, 4, 0, 7])
+    kept = class_rules.withhold(
+        SCHEMA, _tensors(), offer=everything, counts=counts, min_count=1, active=False
+    )
+    assert not kept["sums"].any() and not kept["counts"].any() and not kept[class_rules.HOLDERS].any()
+
+
+def test_the_server_uses_only_what_was_offered_and_has_three_holders_still() -> None:
+    totals = {
+        "update/w": np.ones(2),
+        "sums": np.arange(1.0, 9.0).reshape(4, 2),
+        "counts": np.array([9.0, 4.0, 5.0, 7.0]),
+        "loss": np.array(2.0),
+        class_rules.HOLDERS: np.array([3.0, 3.0, 2.0, 4.0]),
+    }
+    used, holders = class_rules.admit(SCHEMA, totals, torch.tensor([1, 0, 1, 1], dtype=torch.uint8))
+    assert holders is not None and holders.tolist() == [3, 3, 2, 4]
+    assert used["counts"].tolist() == [9.0, 0.0, 0.0, 7.0]
+    assert used["sums"][:, 0].tolist() == [1.0, 0.0, 0.0, 7.0]
+    assert class_rules.HOLDERS not in used and used["loss"] == 2.0
+
+
+def test_without_the_static_group_the_rest_passes() -> None:
+    used, holders = class_rules.admit(SCHEMA, {"update/w": np.ones(2)}, torch.zeros(4, dtype=torch.uint8))
+    assert holders is None and list(used) == ["update/w"]
+
+
+@pytest.mark.parametrize("offer", [None, torch.ones(4), torch.ones(3, dtype=torch.uint8)])
+def test_a_broadcast_without_a_proper_offer_is_refused(offer: torch.Tensor | None) -> None:
+    received = {} if offer is None else {class_rules.OFFERED: offer}
+    with pytest.raises(ContributionError, match="TF-403"):
+        class_rules.received_offer(received, 4)

@@ -1,0 +1,230 @@
+"""What the server reads from noisy totals: exact metrics where noise is nothing, and what cannot be told."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
+
+from tightframe import metrics
+from tightframe.privacy.releases.evaluation_totals import GRID, EvaluationConfig, cell_deviation
+from tightframe.rounds.riders import noise_intervals, noisy_evaluation
+
+NAMES = ("A", "B", "C", "D")
+BINS = 16
+LITTLE = EvaluationConfig(noise_multiplier=0.01, num_classes=4)
+
+
+def _records(counts: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    stream = np.random.default_rng(3)
+    labels = np.repeat(np.arange(4), counts)
+    scores = stream.dirichlet(np.ones(4), size=len(labels))
+    scores[np.arange(len(labels)), labels] += stream.uniform(0, 0.8, size=len(labels))
+    scores /= scores.sum(1, keepdims=True)
+    return labels, scores.argmax(1), scores
+
+
+def _totals(
+    counts: list[int], noise: NDArray[np.float64] | None = None, config: EvaluationConfig = LITTLE
+) -> dict[str, NDArray[np.float64]]:
+    labels, predictions, scores = _records(counts)
+    confusion = metrics.confusion_matrix(labels, predictions, 4).astype(float)
+    if noise is not None:
+        confusion += noise
+    histogram = metrics.score_histogram(scores, labels, BINS) * (config.score_units / GRID)
+    fields = {"confusion": confusion, "scores": histogram}
+    return {f"evaluation/{fold}/{name}": fields[name] for fold in ("validation", "test") for name in fields}
+
+
+def _test(totals: dict[str, NDArray[np.float64]], config: EvaluationConfig = LITTLE) -> dict[str, Any]:
+    read = noisy_evaluation.summarise(totals, config, NAMES, silos=3, honest=3)
+    assert set(read) == {"validation", "test"} and noisy_evaluation.is_noisy(read)
+    json.dumps(read, allow_nan=False)
+    return read["test"]
+
+
+def test_without_noise_the_metrics_are_scikit_learns() -> None:
+    counts = [400, 150, 60, 30]
+    labels, predictions, scores = _records(counts)
+    test = _test(_totals(counts))
+    assert test["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
+    assert test["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predictions))
+    exact = metrics.auroc(metrics.score_histogram(scores, labels, BINS))
+    assert test["auroc"] == pytest.approx(exact.mean(), abs=1e-6)
+    assert test["class_records"] == dict(zip(NAMES, counts, strict=True)) and test["records"] == 640
+    assert (test["classes_told"], test["auroc_classes"]) == (4, 4)
+    assert test["loss"] is None and test["average_precision"] is None
+
+
+def test_classes_below_the_floor_have_no_recall_and_no_part_in_the_mean() -> None:
+    counts = [400, 150, 19, 0]
+    labels, predictions, _ = _records(counts)
+    test = _test(_totals(counts))
+    assert test["class_floor"] == 20.0
+    assert [name for name, value in test["recall"].items() if value is None] == ["C", "D"]
+    enough = labels < 2
+    told = np.mean([(predictions[labels == label] == label).mean() for label in (0, 1)])
+    assert enough.sum() == 550 and test["balanced_accuracy"] == pytest.approx(told)
+    assert test["classes_told"] == 2
+    words = noisy_evaluation.screen_lines(test, "all silos", [])
+    assert "   C too few to tell" in words and "   D too few to tell" in words
+    assert next(line for line in words if "noisy balanced accuracy" in line).endswith("], 2 of 4 classes")
+
+
+def test_the_floor_grows_with_the_noise() -> None:
+    config = EvaluationConfig(20.0, 4)
+    cell = cell_deviation(config, silos=3, honest=3)
+    test = _test(_totals([400, 150, 60, 30], config=config), config)
+    assert test["class_floor"] == pytest.approx(3 * cell * math.sqrt(4)) and test["class_floor"] > 150
+    assert test["classes_told"] == 1 and test["noise_deviation"] == pytest.approx(cell)
+    # Histograms have more noise in their sums, so none of them tells.
+    assert test["auroc"] is None and test["auroc_classes"] == 0
+
+
+def test_no_class_may_be_told_and_nothing_is_made_up_then() -> None:
+    test = _test(_totals([5, 5, 5, 4]))
+    assert test["balanced_accuracy"] is None and test["accuracy"] is None and test["auroc"] is None
+    assert set(test["recall"].values()) == {None}
+    assert "noisy balanced accuracy -, 0 of 4 classes" in noisy_evaluation.round_words(test)
+    assert test["balanced_accuracy_interval"] is None and test["accuracy_interval"] is None
+
+
+def test_negative_counts_make_no_negative_metric() -> None:
+    noise = np.zeros((4, 4))
+    noise[0, 0], noise[3] = -1e4, -500.0
+    noise[1, 1] = 1e4
+    test = _test(_totals([40_000, 150, 60, 30], noise=noise))
+    assert 0 <= test["recall"]["A"] < 1 and test["recall"]["D"] is None
+    assert test["class_records"]["D"] == 0
+    noise[0, 0] = -39_900.0
+    assert _test(_totals([40_000, 150, 60, 30], noise=noise))["recall"]["A"] in (None, 0.0)
+
+
+@pytest.mark.whole
+def test_the_deviation_told_is_that_of_the_metric() -> None:
+    """By drawing noise many times."""
+    config = EvaluationConfig(3.0, 4)
+    counts = [2000, 900, 500, 300]
+    cell = cell_deviation(config, silos=3, honest=3)
+    stream = np.random.default_rng(1)
+    found = [
+        _test(_totals(counts, stream.normal(0, cell, (4, 4)), config), config)["balanced_accuracy"]
+        for _ in range(300)
+    ]
+    quiet = _test(_totals(counts, config=config), config)
+    assert np.std(found) == pytest.approx(quiet["balanced_accuracy_deviation"], rel=0.2)
+    assert np.mean(found) == pytest.approx(quiet["balanced_accuracy"], abs=2e-3)
+
+
+def test_people_are_told_that_each_number_is_noisy_and_how_far_it_can_be_trusted() -> None:
+    test = _test(_totals([400, 150, 60, 30]))
+    lines = noisy_evaluation.screen_lines(test, "all silos", [(1, {"test": test}), (2, {"test": test})])
+    said = "\n".join([*lines, noisy_evaluation.round_words(test)])
+    for name, of in (
+        ("balanced accuracy", ", 4 of 4 classes"),
+        ("accuracy", ""),
+        ("AUROC", ", 4 of 4 classes"),
+    ):
+        assert re.search(rf"noisy {name} 0\.\d{{3}} \[0\.\d{{3}}, 0\.\d{{3}}\]{of}", said), said
+    assert re.search(
+        r"Noisy balanced accuracy by round:\n   1: 0\.\d+ \[0\.\d+, 0\.\d+\], 4 of 4 classes", said
+    )
+    assert re.search(r"Noisy recall:\n   A 0\.\d\d \[0\.\d\d, 0\.\d\d\]\n", said)
+    assert "standard deviation" in said and "the 95% interval of the exact value" in said
+    # No number of the exact kind, with three digits and no brackets, is left.
+    numbers = re.findall(r"0\.\d{3}(?! \[)(?!,? ?\d?\.?\d*\])", re.sub(r"\[[^]]*\]", "[]", said))
+    assert numbers == [], numbers
+
+
+CASES = [
+    # A model with one answer, records near the floor, and strongly uneven classes.
+    ([[30, 0], [25, 0]], 5.0),
+    ([[30, 5], [10, 15]], 5.0),
+    ([[400, 20, 5], [40, 100, 10], [3, 2, 20]], 4.0),
+    ([[n, *[0] * 7] for n in (600, 150, 90, 60, 45, 40, 35, 25)], 4.0),
+    ([[3 + d * (i == j) for j in range(8)] for i, d in enumerate((500, 100, 60, 40, 30, 22, 20, 15))], 3.0),
+]
+
+
+@pytest.mark.parametrize(("confusion", "cell"), CASES)
+def test_intervals_have_the_exact_value_in_95_of_100_releases(
+    confusion: list[list[float]], cell: float
+) -> None:
+    """The truth is known here; noise is drawn again and again, as a server would have opened it."""
+    exact, stream, releases = np.array(confusion, float), np.random.default_rng(11), 1500
+    rows, names = exact.sum(1), [str(i) for i in range(len(exact))]
+    scores = np.zeros((len(exact), 2, BINS))
+    held: dict[str, list[bool]] = {"balanced_accuracy": [], "accuracy": [], "recall": [], "records": []}
+    for _ in range(releases):
+        noisy = exact + stream.normal(0, cell, exact.shape)
+        test = noisy_evaluation._fold(noisy, scores, names, cell, 1e9)
+        told = [i for i, name in enumerate(names) if test["recall"][name] is not None]
+        truths = {"accuracy": np.trace(exact) / exact.sum(), "records": exact.sum()}
+        if told:
+            truths["balanced_accuracy"] = np.mean([exact[i, i] / rows[i] for i in told])
+            share, ends = exact[told[-1], told[-1]] / rows[told[-1]], test["recall_interval"][names[told[-1]]]
+            held["recall"].append(ends[0] - 1e-9 <= share <= ends[1] + 1e-9)
+        for name, truth in truths.items():
+            if (ends := test[f"{name}_interval"]) is not None:
+                held[name].append(ends[0] - 1e-9 <= truth <= ends[1] + 1e-9)
+    for name, seen in held.items():
+        assert len(seen) > releases / 2
+        # Three standard errors of a share that is 0.95.
+        slack = 3 * math.sqrt(0.95 * 0.05 / len(seen))
+        assert np.mean(seen) >= 0.95 - slack, (name, np.mean(seen))
+        assert np.mean(seen) < 0.999, "an interval that always holds says nothing"
+
+
+@pytest.mark.whole
+def test_the_interval_of_areas_has_the_exact_one_in_95_of_100_releases() -> None:
+    counts, cell, bins = [400, 350, 60, 30], 3.0, 4.2
+    labels, predictions, scores = _records(counts)
+    confusion = metrics.confusion_matrix(labels, predictions, 4).astype(float)
+    histogram = metrics.score_histogram(scores, labels, BINS).astype(float)
+    areas, stream = metrics.auroc(histogram.astype(np.int64)), np.random.default_rng(12)
+    held = []
+    for _ in range(200):
+        noisy = confusion + stream.normal(0, cell, confusion.shape)
+        histograms = histogram + stream.normal(0, bins, histogram.shape)
+        test = noisy_evaluation._fold(noisy, histograms, NAMES, cell, bins)
+        row = noisy.sum(1)
+        enough = np.stack([row, row.sum() - row]).min(0) >= max(20.0, 3 * bins * math.sqrt(BINS))
+        assert test["auroc_classes"] == enough.sum() > 0
+        low, high = test["auroc_interval"]
+        held.append(low <= areas[enough].mean() <= high)
+    assert 0.95 - 3 * math.sqrt(0.95 * 0.05 / 200) <= np.mean(held) < 1
+
+
+def test_limits_of_a_share_are_where_its_noise_just_reaches() -> None:
+    """Fieller's, by the definition: at either limit the count is as far from 0 as its own noise goes."""
+    part, rest, own, other = np.array([50.0]), np.array([70.0]), 6.0, 9.0
+    for limit in noise_intervals.share(part, rest, own, other):
+        spread = math.hypot(own * (1 - limit[0]), other * limit[0])
+        assert abs(part[0] - limit[0] * 120) == pytest.approx(noise_intervals.NORMAL * spread)
+    low, high = noise_intervals.share(np.array([3.0]), np.array([2.0]), 6.0, 9.0)
+    assert (low[0], high[0]) == (-math.inf, math.inf), "noise as large as the count leaves all open"
+
+
+def test_a_model_that_gives_one_answer_is_called_that_as_far_as_noise_lets_one_say() -> None:
+    """The newcomers' case: about 0.58 for a model that has 0.5, because it says one class only."""
+    empty = np.zeros((2, 2, BINS))
+
+    def read(confusion: list[list[float]], cell: float) -> dict[str, Any]:
+        return noisy_evaluation._fold(np.array(confusion, float), empty, ("ill", "well"), cell, 1e9)
+
+    sure = read([[400.0, 3.0], [350.0, -2.0]], 3.0)
+    assert sure["one_answer"]["class"] == "ill" and sure["one_answer"]["certain"] is True
+    assert "by noisy counts the model gives one answer: ill, also for" in noisy_evaluation.round_words(sure)
+    open_ = read([[60.0, 8.0], [45.0, 9.0]], 10.0)
+    low, high = open_["balanced_accuracy_interval"]
+    assert open_["balanced_accuracy"] > 0.5 and low < 0.5 < high
+    assert open_["one_answer"]["certain"] is False
+    lines = "\n".join(noisy_evaluation.screen_lines(open_, "all silos", []))
+    assert "NOTE: the noise leaves open whether the model ever answers anything but ill" in lines
+    assert read([[400.0, 3.0], [100.0, 250.0]], 3.0)["one_answer"] is None

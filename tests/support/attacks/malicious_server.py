@@ -1,0 +1,264 @@
+"""A malicious server played against the project's own silos, unchanged, as they run in production.
+
+Only the engine between the two is left out: silos have provisioned-style identities, a journal, a salt and
+a policy. ``Federation`` plays the server, and each test changes what an honest one would say.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.support.securesum import certificates
+
+from tightframe import __version__
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.site import SiteEntry
+from tightframe.data.heart import HeartOptions
+from tightframe.data.heart.twin import open_twin
+from tightframe.phases import Schema
+from tightframe.rounds import checkpoint, codec
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.site_ledger import journal_folder
+from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.parameters import epoch_params, schema_name
+from tightframe.rounds.sums.plain import unpack
+from tightframe.securesum import messages, server
+from tightframe.securesum.identity import Anchor, KeySigner, Verifier
+from tightframe.securesum.messages import Params
+
+NOW = datetime.now(UTC)
+ROOT = certificates.make_root("project", start=NOW - timedelta(days=10), end=NOW + timedelta(days=300))
+HEART = {
+    "job_name": "j",
+    "dataset": "fed_heart_disease",
+    "model": "mlp",
+    "rounds": 1,
+    "method": "fedavg",
+}
+
+
+@functools.cache
+def identity(name: str) -> tuple[KeySigner, Anchor]:
+    """The certificate of one hospital under the project's root."""
+    issued = certificates.issue(ROOT, name, start=NOW - timedelta(days=5), end=NOW + timedelta(days=200))
+    return issued.signer(), Anchor(ROOT.certificate)
+
+
+class Records:
+    """Generated records that pass for a hospital's own, so that no rule is relaxed for them."""
+
+    synthetic = False
+
+    def __init__(self, data: Any) -> None:
+        self._data, self.source = data, "records"
+
+    def labels(self, fold: str) -> Any:
+        return self._data.labels(fold)
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        return self._data.records(fold, augment_seed=augment_seed)
+
+    def check(self, progress: Any = None) -> None:
+        self._data.check(progress)
+
+    def raw(self, fold: str) -> np.ndarray:
+        """The records of a fold as one matrix: what an attack must not get."""
+        items = self._data.records(fold)
+        return np.stack([np.asarray(items[index][0]) for index in range(len(items))])
+
+
+def hearts(sites: int) -> dict[str, Records]:
+    """Heart disease records of so many hospitals, by name."""
+    return {f"hospital-{i + 1}": Records(open_twin(i, HeartOptions())) for i in range(sites)}
+
+
+def model_broadcast(model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A model as the broadcast of a phase names its tensors."""
+    return {f"model/{name}": tensor for name, tensor in model.items()}
+
+
+class Federation:
+    """The hospitals of one job, and a server that may lie to them.
+
+    Args:
+        values: of the job, beside ``HEART``.
+        data: each hospital's records.
+        state: folder of the hospitals' states; the same one for several jobs makes them the same hospitals.
+        job_id: the engine's name of the job.
+        policy: of every hospital.
+        kits: folder with each hospital's kit, where its client works; None has none.
+        entry: more values of each hospital's ``SiteEntry``.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        data: Mapping[str, Records],
+        *,
+        state: Path,
+        job_id: str = "job-a",
+        policy: PolicyBlock | None = None,
+        kits: Path | None = None,
+        **entry: Any,
+    ) -> None:
+        self._kits = kits
+        self.job = self.job_of(values, sorted(data))
+        self.setup, self.job_id, self.data, self.state = prepare(self.job), job_id, data, state
+        self.sessions = {name: self._session(name, policy, entry) for name in sorted(data)}
+        self._slot, self._informed = 0, set[str]()
+
+    @staticmethod
+    def job_of(values: Mapping[str, Any], names: list[str]) -> JobConfig:
+        """A job of these hospitals."""
+        least = max(3, 2 * len(names) // 3 + 1)
+        return parse_job({**HEART, "sites": names, "min_sites": least, **values})
+
+    def _session(self, name: str, policy: PolicyBlock | None, more: Mapping[str, Any]) -> SiloSession:
+        own = self.state / name
+        entry = SiteEntry(
+            state_dir=str(own),
+            dataset_id="hearts",
+            data={"fed_heart_disease": {}},
+            policy=policy or PolicyBlock(profile="standard"),
+            **more,
+        )
+        return SiloSession(
+            SiloContext(
+                name,
+                self.job,
+                entry,
+                run_dir=own / "run" / self.job_id,
+                state_dir=own / self.job_id / name,
+                records=self.data[name],
+                job_id=self.job_id,
+                production=True,
+                memory_only=True,
+                journal_dir=journal_folder(own, name),
+                ledger_dir=own,
+                kit=None if self._kits is None else self._kits / name,
+                identity=lambda: identity(name),
+            )
+        )
+
+    def params(self, **changed: Any) -> Params:
+        """What an honest server proposes, with what this one changes of it."""
+        return replace(self.params_of(sorted(self.sessions)), **changed)
+
+    def params_of(self, roster: Sequence[str]) -> Params:
+        """What an honest server proposes for a roster."""
+        return epoch_params(self.setup, self.job_id, roster, epoch=0, static_open=True)
+
+    def ask_to_enroll(self, name: str, params: Params) -> bytes:
+        """Send one hospital the enrolment; return its advertisement."""
+        message = {
+            "job_sha256": self.job.sha256(),
+            "version": __version__,
+            "roster": list(params.roster),
+            "secure": params.to_bytes(),
+        }
+        return self.sessions[name].handle("enroll", message)["secure"]
+
+    def enroll(self, **changed: Any) -> Federation:
+        """Enrol and confirm every hospital, with parameters that an honest server would not have changed."""
+        self.proposed = self.params(**changed)
+        verifier = Verifier(Anchor(ROOT.certificate), {}, False, NOW)
+        enrolment = server.Enrolment(self.proposed, verifier=verifier)
+        for name in self.proposed.roster:
+            enrolment.add(name, self.ask_to_enroll(name, self.proposed))
+        relay = enrolment.relay()
+        self.session = server.Session(self.proposed, relay)
+        for name in self.proposed.roster:
+            answer = self.sessions[name].handle("confirm", {"secure": relay.to_bytes()})
+            self.session.add(name, answer["secure"])
+        self._slot, self._informed = 0, set()
+        return self
+
+    def sum(
+        self,
+        kind: str,
+        number: int,
+        index: int = 0,
+        *,
+        broadcast: Mapping[str, torch.Tensor],
+        schema: Schema,
+        evaluate: bool = False,
+        dead: Collection[str] = (),
+        mute: Collection[str] = (),
+        attempt: int = 0,
+    ) -> dict[str, np.ndarray]:
+        """Run one sum and return its decoded totals.
+
+        Args:
+            kind: of the exchange, with its round ``number`` and phase ``index``.
+            broadcast: what every hospital is sent.
+            schema: of the sum.
+            evaluate: ask for an evaluation of the model sent, too.
+            dead: hospitals declared dead after their terms came in.
+            mute: hospitals that are not asked to reveal.
+            attempt: of the sum.
+        """
+        sum_id = messages.SumId.of(kind, number, index, attempt)
+        raw = checkpoint.tensor_bytes(broadcast)
+        name_of_schema = schema_name(sum_id.phase, codec.specs(schema, len(self.proposed.roster)))
+        digest = hashlib.sha256(raw).digest()
+        turn = server.Sum(
+            self.session, slot=self._slot, sum_id=sum_id, schema=name_of_schema, broadcast=digest
+        )
+        self._slot += 1
+        for name in self.proposed.roster:
+            shown = b"" if name in self._informed else self.session.setup_for(name).to_bytes()
+            message = {
+                "kind": kind,
+                "round": number,
+                "phase": index,
+                "attempt": attempt,
+                "evaluate": evaluate,
+                "broadcast": raw,
+                "opened": {},
+                "secure": messages.TermRequest(turn.slot, sum_id, name_of_schema, shown).to_bytes(),
+            }
+            answer = self.sessions[name].handle("contribute", message)["secure"]
+            self._informed.add(name)
+            if name not in dead:
+                turn.add(name, answer)
+        alive = turn.close()
+        if not turn.full:
+            for name in alive:
+                request = {"secure": turn.agreement_request().to_bytes()}
+                turn.add_agreement(name, self.sessions[name].handle("agree", request)["secure"])
+        for name in alive:
+            if name not in mute:
+                request = {"secure": turn.reveal_request().to_bytes()}
+                turn.add_reveal(name, self.sessions[name].handle("reveal", request)["secure"])
+        totals: dict[str, np.ndarray] = {}
+        for group, data in turn.open().groups.items():
+            totals.update(unpack(schema, group, data))
+        shapes = {item.name: item.shape for item in schema.fields}
+        shaped = {name: value.reshape(shapes[name]) for name, value in totals.items()}
+        return dict(codec.decode(schema, shaped, parties=len(self.proposed.roster)))
+
+    def weights(self) -> dict[str, float]:
+        """Each hospital's public weight, as it declared it."""
+        return {
+            name: Declaration.from_bytes(peer.application, name).weight
+            for name, peer in self.session.peers.items()
+        }
+
+    def train_schema(self, number: int = 1, index: int = 0, *, evaluated: bool = False) -> Schema:
+        """The schema of a training phase of a round."""
+        return self.setup.plan.round(number)[index].carrying(evaluated).schema
+
+    def model(self) -> Mapping[str, torch.Tensor]:
+        """The model that the job starts with."""
+        return self.setup.initial_state().model

@@ -1,0 +1,20 @@
+"""A small valid job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "job_name": "small",
+    "method": "fedavg",
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 16},
+    "model": "small_cnn",
+    "model_options": {"widths": [8, 8, 8]},
+    "sites": ["site-1", "site-2", "site-3"],
+    "min_sites": 2,
+    "rounds": 1,
+    "seed": 3,
+    "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
+}
+"""Values of a job that trains in a fraction of a second."""

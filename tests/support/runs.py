@@ -1,0 +1,140 @@
+"""Small secure runs in this process, with a transport that can lose, alter and record messages."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.support.jobs import SMALL
+
+from tightframe import federation
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.site import SiteEntry, open_data
+from tightframe.data.base import SiloData
+from tightframe.phases import Fold
+from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.server.coordinator import Coordinator, Result
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.plain import LATE, Accept
+from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
+from tightframe.rounds.sums.transcripts import ServerIdentity
+
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
+FOUR = ["site-1", "site-2", "site-3", "site-4"]
+JOB_ID = "a-run"
+
+
+@dataclass
+class Wire(federation.LocalTransport):
+    """``LocalTransport`` with a hand on the line.
+
+    Attributes:
+        sessions: the silos.
+        silent: whether a silo does not answer a task (given its request).
+        change: alters a request on its way to a silo.
+        fresh: makes a silo's session anew for each task, as the simulator's processes are.
+        seen: every (task, site, request, answer).
+    """
+
+    sessions: dict[str, SiloSession]
+    silent: Callable[[str, str, Message], bool] = lambda task, site, request: False
+    change: Callable[[str, str, Message], Message] = lambda task, site, request: request
+    fresh: Callable[[str], SiloSession] | None = None
+    seen: list[tuple[str, str, Message, Message]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.sessions, logging.getLogger("tests"))
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        lost = {site: LATE for site, request in requests.items() if self.silent(task, site, request)}
+        asked = {
+            site: self.change(task, site, copy.deepcopy(request))
+            for site, request in requests.items()
+            if site not in lost
+        }
+        if self.fresh is not None:
+            self.sessions.update({site: self.fresh(site) for site in asked})
+
+        def take(site: str, answer: Message) -> None:
+            self.seen.append((task, site, asked[site], answer))
+            accept(site, answer)
+
+        return {**lost, **super().exchange(task, asked, take)}
+
+
+def job(**changes: Any) -> JobConfig:
+    """A job of four silos, FedMR, two rounds, secure sums."""
+    base = {"method": "fedmr", "sites": FOUR, "min_sites": 3, "rounds": 2, "summation": "secure"}
+    return parse_job({**SMALL, **base, **changes})
+
+
+class Few:
+    """Every fifth record of a silo's twin, rendered once for all tests."""
+
+    def __init__(self, whole: SiloData) -> None:
+        self.synthetic, self.source = whole.synthetic, whole.source
+        self._labels = {fold: whole.labels(fold)[::5] for fold in FOLDS}
+        self._items: dict[Fold, list[Any]] = {}
+        for fold in FOLDS:
+            records = whole.records(fold)
+            self._items[fold] = [records[i] for i in range(0, len(whole.labels(fold)), 5)]
+
+    def labels(self, fold: Fold) -> Any:
+        return self._labels[fold]
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Any:
+        return self._items[fold]
+
+    def check(self, progress: Any = None) -> None:
+        """Nothing can be missing."""
+
+
+@functools.cache
+def twin(site: str) -> Few:
+    """A silo's few records at 16 px."""
+    return Few(open_data(job(), site, None))
+
+
+def contexts(
+    of: JobConfig,
+    folder: Path,
+    *,
+    entries: Mapping[str, SiteEntry] | None = None,
+    **changes: Any,
+) -> dict[str, SiloContext]:
+    return {
+        site: SiloContext(
+            site,
+            of,
+            (entries or {}).get(site),
+            folder / site,
+            records=twin(site),
+            job_id=JOB_ID,
+            identity=partial(simulated_identity, JOB_ID, site, production=False),
+            **changes,
+        )
+        for site in of.roster
+    }
+
+
+def coordinator(of: JobConfig, folder: Path) -> Coordinator:
+    identity = ServerIdentity(JOB_ID, simulated_anchor(JOB_ID, production=False), simulated=True)
+    return Coordinator(prepare(of), folder / "server", identity=identity)
+
+
+def run(of: JobConfig, folder: Path, **wire: Any) -> tuple[Result, Wire]:
+    """A whole run over a wire."""
+    sessions = {site: SiloSession(context) for site, context in contexts(of, folder).items()}
+    line = Wire(sessions, **wire)
+    return coordinator(of, folder).run(line), line
+
+
+def in_round(message: Message, number: int) -> bool:
+    return message.get("kind") == "train" and message.get("round") == number

@@ -1,0 +1,157 @@
+"""What attacks have in common: worlds that are ready for sums, refusals, and what a server can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.support.securesum.protocol import World, add_integers, make_params, names, signer, verifier
+
+from tightframe.securesum import messages
+from tightframe.securesum.errors import ProtocolError
+from tightframe.securesum.masks import keystream, pair_key
+from tightframe.securesum.messages import Advertisement, Group
+from tightframe.securesum.primitives import Secret, ed25519_sign, x25519
+from tightframe.securesum.server import Enrolment, Sum
+from tightframe.securesum.shamir import recover
+from tightframe.securesum.site_state import slot_secret
+
+
+def ready(sites: int = 4, **options: Any) -> World:
+    """Sites and server with an epoch set up."""
+    world = World(sites, **options)
+    world.set_up()
+    return world
+
+
+def custom(roster: Iterable[str], **options: Any) -> World:
+    """A world of sites with names of one's choice."""
+    roster = tuple(roster)
+    world = World(len(roster), roster=roster, **options)
+    for site in world.sites.values():
+        site.expected = replace(site.expected, sites=frozenset(roster))
+    return world
+
+
+def refused(kind: type[ProtocolError], call: Callable[..., Any], *arguments: Any) -> ProtocolError:
+    """The refusal, of exactly this class."""
+    with pytest.raises(ProtocolError) as caught:
+        call(*arguments)
+    assert type(caught.value) is kind, caught.value
+    return caught.value
+
+
+def refused_by(
+    world: World, sites: Iterable[str], kind: type[ProtocolError], call: Callable[[Any], Any]
+) -> None:
+    """Each of the sites refuses, stays as it was, and refuses again after a restart."""
+    for name in sites:
+        site = world.sites[name]
+        state, entries = site.state, list(site.entries)
+        refused(kind, call, site)
+        site.state = type(state).from_bytes(state.to_bytes())
+        refused(kind, call, site)
+        assert (site.state, site.entries) == (state, entries)
+
+
+def closed(world: World, slot: int = 0, missing: Iterable[str] = (), **options: Any) -> Sum:
+    """A sum whose terms are in."""
+    total = world.start(slot, **options)
+    world.contribute(total, [name for name in world.params.roster if name not in set(missing)])
+    total.close()
+    return total
+
+
+def session_key(world: World, name: str) -> Secret:
+    """A site's key of this epoch: what a colluding site tells the server."""
+    found: Secret = world.sites[name].state.signing
+    return found
+
+
+def signed_receipt(world: World, receipt: messages.Receipt, **changes: Any) -> messages.Receipt:
+    """A receipt with something else in it, signed by a site that plays along."""
+    receipt = replace(receipt, **changes)
+    key = session_key(world, receipt.name)
+    return replace(receipt, signature=ed25519_sign(key, receipt.signed(world.session.session)))
+
+
+def signed_advertisement(world: World, item: Advertisement, **changes: Any) -> Advertisement:
+    """An advertisement with something else in it, signed by a site that plays along."""
+    item = replace(item, **changes)
+    signature = world.sites[item.name].signer.sign(item.signed(world.params.digest()))
+    return replace(item, signature=signature)
+
+
+def own_secrets(world: World, slot: int) -> dict[tuple[str, Group, messages.Kind], bytes]:
+    """All b and s of a slot, which no test that plays the server may use but to compare."""
+    found = {}
+    for name, site in world.sites.items():
+        state = site.state
+        secrets = state.secrets[slot] if hasattr(state, "secrets") else state.slots[slot].secrets
+        for group in messages.GROUPS:
+            for kind in messages.KINDS:
+                found[name, group, kind] = slot_secret(secrets, group, kind).expose()
+    return found
+
+
+def from_shares(world: World, shares: Mapping[str, bytes]) -> bytes:
+    """A secret from holders' shares as they travel, salt first."""
+    places = {world.params.index(name): data[messages.SALT_BYTES :] for name, data in shares.items()}
+    return recover(places, threshold=world.params.threshold)
+
+
+def without_pair_masks(world: World, name: str, slot: int, group: Group, masked: bytes, s: bytes) -> bytes:
+    """What is left of a site's term once its s is known: every mask that it shares with another comes off."""
+    fields = world.params.schemas["train"]
+    left = masked
+    for other, peer in world.session.peers.items():
+        if other != name:
+            shared = x25519(Secret(s), peer.slot_key(slot, group), owner=other)
+            first, second = sorted((name, other))
+            mask = keystream(pair_key(shared, world.session.session, slot, group, first, second), len(masked))
+            plus = negative(fields, group, mask) if name < other else mask
+            left = add_integers(fields, group, [{group: left}, {group: plus}])
+    return left
+
+
+def negative(fields: Any, group: Group, data: bytes) -> bytes:
+    """The negative of a term, element by element."""
+    found, start = b"", 0
+    for item in fields:
+        if item.group == group:
+            width = item.ring // 8
+            for _ in range(item.size):
+                value = -int.from_bytes(data[start : start + width], "little") % 2**item.ring
+                found += value.to_bytes(width, "little")
+                start += width
+    return found
+
+
+def difference(fields: Any, group: Group, one: bytes, other: bytes) -> bytes:
+    """One total less another."""
+    return add_integers(fields, group, [{group: one}, {group: negative(fields, group, other)}])
+
+
+__all__ = [
+    "Enrolment",
+    "World",
+    "closed",
+    "custom",
+    "difference",
+    "from_shares",
+    "make_params",
+    "names",
+    "negative",
+    "own_secrets",
+    "ready",
+    "refused",
+    "refused_by",
+    "session_key",
+    "signed_advertisement",
+    "signed_receipt",
+    "signer",
+    "verifier",
+    "without_pair_masks",
+]

@@ -1,0 +1,382 @@
+"""A second implementation of the protocol's good path, from the specification and nothing of ours.
+
+It imports no module of the package: strings are put together by hand, HKDF is RFC 5869 written out
+with ``hmac``, the field of Shamir's sharing is multiplied bit by bit, rings are Python's integers.
+Only X25519, Ed25519, ECDSA, AES-CTR and AES-GCM are the library's. What it makes of a vector's
+inputs must be, byte for byte, what the package makes of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgpack
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.serialization import load_der_private_key
+
+GROUPS = ("update", "static")
+
+
+# Strings -----------------------------------------------------------------------------------------
+
+
+def fields(tag: str, *values: Any) -> bytes:
+    """Prefix, tag, then each value with its type and length."""
+    return b"\xff\x00tightframe/secure-sum/1\x00" + _sized("t", tag.encode()) + b"".join(map(_value, values))
+
+
+def sha(tag: str, *values: Any) -> bytes:
+    return hashlib.sha256(fields(tag, *values)).digest()
+
+
+def _sized(kind: str, data: bytes) -> bytes:
+    return kind.encode() + struct.pack(">Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if value is True or value is False:
+        return b"?" + bytes([value])
+    if isinstance(value, int):
+        return b"i" + struct.pack(">qQ", value >> 64, value & (2**64 - 1))
+    if isinstance(value, float):
+        return b"f" + struct.pack(">d", value)
+    if isinstance(value, str):
+        return _sized("s", value.encode())
+    if isinstance(value, bytes):
+        return _sized("b", value)
+    if isinstance(value, dict):
+        parts = [_sized("s", key.encode()) + _value(value[key]) for key in sorted(value)]
+        return b"m" + struct.pack(">Q", len(value)) + b"".join(parts)
+    return b"l" + struct.pack(">Q", len(value)) + b"".join(map(_value, value))
+
+
+# Primitives --------------------------------------------------------------------------------------
+
+
+def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """RFC 5869 for one block of output."""
+    extracted = hmac.digest(salt, secret, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def stream(key: bytes, count: int) -> bytes:
+    return Cipher(AES256(key), CTR(bytes(16))).encryptor().update(bytes(count))
+
+
+def x25519_public(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def x25519(private: bytes, public: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def sign(private: bytes, message: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(private).sign(message)
+
+
+def times(a: int, b: int) -> int:
+    """Multiplication in GF(2^8) modulo x^8 + x^4 + x^3 + x + 1."""
+    product = 0
+    while b:
+        product ^= a if b & 1 else 0
+        a = (a << 1) ^ (0x11B if a & 0x80 else 0)
+        b >>= 1
+    return product
+
+
+def share(polynomials: list[bytes], at: int) -> bytes:
+    """The values at one place of polynomials given by their coefficients, the secret first."""
+    total = bytes(len(polynomials[0]))
+    for row in reversed(polynomials):  # Horner's rule
+        total = bytes(times(value, at) ^ more for value, more in zip(total, row, strict=True))
+    return total
+
+
+def secret_of(shares: Mapping[int, bytes]) -> bytes:
+    """Lagrange at zero; the keys are the places, from 1."""
+    total = bytes(len(next(iter(shares.values()))))
+    for place, data in shares.items():
+        weight = 1
+        for other in set(shares) - {place}:
+            inverse = next(item for item in range(1, 256) if times(item, other ^ place) == 1)
+            weight = times(weight, times(other, inverse))
+        total = bytes(a ^ times(weight, b) for a, b in zip(total, data, strict=True))
+    return total
+
+
+def ring_sum(specs: list[Any], group: str, plus: list[bytes], minus: list[bytes]) -> bytes:
+    """Terms and streams added and subtracted, element by element."""
+    total, start = b"", 0
+    for item in specs:
+        width = item["ring"] // 8
+        for _ in range(_size(item) if item["group"] == group else 0):
+            part = slice(start, start + width)
+            value = sum(int.from_bytes(data[part], "little") for data in plus)
+            value -= sum(int.from_bytes(data[part], "little") for data in minus)
+            total += (value % 2 ** item["ring"]).to_bytes(width, "little")
+            start += width
+    return total
+
+
+def _size(item: Any) -> int:
+    size = 1
+    for length in item["shape"]:
+        size *= length
+    return size
+
+
+# A run -------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A vector's random bytes, in the order in which they are used."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __call__(self, count: int) -> bytes:
+        assert count <= len(self.data)
+        taken, self.data = self.data[:count], self.data[count:]
+        return taken
+
+
+class Run:
+    """All messages of a vector's run, computed from its inputs alone."""
+
+    def __init__(self, vector: Mapping[str, Any]) -> None:
+        self.vector = vector
+        self.params = dict(vector["params"], config_sha256=bytes.fromhex(vector["params"]["config_sha256"]))
+        self.roster: list[str] = self.params["roster"]
+        self.slots: int = self.params["slots"]
+        self.digest = sha("params", self.params)
+        self.random = {name: Stream(bytes.fromhex(vector["sites"][name]["random"])) for name in self.roster}
+        self.channel: dict[str, bytes] = {}
+        self.signing: dict[str, bytes] = {}
+        self.secrets: dict[str, list[bytes]] = {}  # for slot, group: b, s
+        self.advertised: dict[str, dict[str, Any]] = {}
+        self.salted: dict[tuple[str, str], list[bytes]] = {}  # dealer, holder -> salts and shares
+        self.session = b""
+
+    def messages(self) -> Iterator[tuple[str, str, str, bytes]]:
+        """Task, sender, receiver, bytes."""
+        for name in self.roster:
+            yield "enroll", "server", name, pack(self.params)
+            yield "enroll", name, "server", pack(self._advertisement(name))
+        shown = [self.advertised[name] for name in self.roster]
+        signed = [[self._advertised_string(item), item["signature"]] for item in shown]
+        self.session = sha("session", self.digest, signed)
+        confirmed = {}
+        for name in self.roster:
+            yield "confirm", "server", name, pack({"items": [pack(item) for item in shown]})
+            confirmed[name] = self._confirmation(name)
+            yield "confirm", name, "server", pack(confirmed[name])
+        for number, item in enumerate(self.vector["sums"]):
+            yield from self._sum(item, confirmed if number == 0 else None)
+
+    def values(self) -> dict[str, str]:
+        """What an implementation computes on the way, by name; after ``messages``."""
+        found = {"params digest": self.digest, "session": self.session}
+        for name in self.roster:
+            found[f"advertisement signed/{name}"] = self._advertised_string(self.advertised[name])
+            found[f"ready signed/{name}"] = fields("ready", self.session, name)
+        for dealer in self.roster:
+            for holder in self.roster:
+                if dealer != holder:
+                    found[f"box key/{dealer}/{holder}"] = self._box_key(dealer, holder)
+        for slot in range(self.slots):
+            for group in GROUPS:
+                for name in self.roster:
+                    place = f"{slot}/{group}/{name}"
+                    found[f"commitment/{place}"] = self._commitment(name, slot, group)
+                    found[f"self key/{place}"] = self._self_key(name, slot, group)
+                    for other in self.roster:
+                        if name < other:
+                            found[f"pair key/{place}/{other}"] = self._pair_key(name, other, slot, group)
+        return {key: value.hex() for key, value in found.items()}
+
+    def _secret(self, name: str, slot: int, group: str, kind: int) -> bytes:
+        return self.secrets[name][(slot * 2 + GROUPS.index(group)) * 2 + kind]
+
+    def _commitment(self, name: str, slot: int, group: str) -> bytes:
+        return sha("commitment", name, slot, group, self._secret(name, slot, group, 0))
+
+    def _self_key(self, name: str, slot: int, group: str) -> bytes:
+        return hkdf(self._secret(name, slot, group, 0), self.session, fields("self mask", slot, group, name))
+
+    def _pair_key(self, first: str, second: str, slot: int, group: str) -> bytes:
+        theirs = x25519_public(self._secret(second, slot, group, 1))
+        shared = x25519(self._secret(first, slot, group, 1), theirs)
+        return hkdf(shared, self.session, fields("pair mask", slot, group, first, second))
+
+    def _box_key(self, dealer: str, holder: str) -> bytes:
+        shared = x25519(self.channel[dealer], x25519_public(self.channel[holder]))
+        return hkdf(shared, self.session, fields("box", dealer, holder))
+
+    def _advertised_string(self, item: Mapping[str, Any]) -> bytes:
+        keys = ("name", "certificate", "channel_key", "session_key", "slots", "application")
+        return fields("advertisement", self.digest, *(item[key] for key in keys))
+
+    def _advertisement(self, name: str) -> dict[str, Any]:
+        random, given = self.random[name], self.vector["sites"][name]
+        self.channel[name], self.signing[name] = random(32), random(32)
+        self.secrets[name] = [random(32) for _ in range(self.slots * 4)]
+        public = b"".join(
+            x25519_public(self._secret(name, slot, group, 1)) + self._commitment(name, slot, group)
+            for slot in range(self.slots)
+            for group in GROUPS
+        )
+        item = {
+            "name": name,
+            "certificate": bytes.fromhex(given["certificate"]),
+            "channel_key": x25519_public(self.channel[name]),
+            "session_key": Ed25519PrivateKey.from_private_bytes(self.signing[name])
+            .public_key()
+            .public_bytes_raw(),
+            "slots": public,
+            "application": bytes.fromhex(given["application"]),
+        }
+        key: Any = load_der_private_key(bytes.fromhex(given["private_key"]), None)
+        rfc6979 = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+        item["signature"] = key.sign(self._advertised_string(item), rfc6979)
+        self.advertised[name] = item
+        return item
+
+    def _confirmation(self, name: str) -> dict[str, Any]:
+        random, session = self.random[name], self.session
+        joined = b"".join(self.secrets[name])
+        coefficients = random((self.params["threshold"] - 1) * len(joined))
+        rows = [
+            joined,
+            *(coefficients[i : i + len(joined)] for i in range(0, len(coefficients), len(joined))),
+        ]
+        hashes_of = {}
+        salts = random(len(self.roster) * self.slots * 4 * 16)
+        for place, holder in enumerate(self.roster):
+            data = share(rows, place + 1)
+            own = salts[place * self.slots * 64 :]
+            parts = [own[i * 16 : i * 16 + 16] + data[i * 32 : i * 32 + 32] for i in range(self.slots * 4)]
+            self.salted[name, holder] = parts
+            hashes_of[holder] = b"".join(
+                sha(
+                    "share",
+                    session,
+                    name,
+                    holder,
+                    i // 4,
+                    GROUPS[i // 2 % 2],
+                    ("self", "pair")[i % 2],
+                    part,
+                )
+                for i, part in enumerate(parts)
+            )
+        boxes = {}
+        for holder in self.roster:
+            if holder != name:
+                nonce, plain = random(12), b"".join(self.salted[name, holder])
+                bound = fields("box", session, name, holder)
+                boxes[holder] = nonce + AESGCM(self._box_key(name, holder)).encrypt(nonce, plain, bound)
+        digests = [sha("share-hashes-of-one", hashes_of[holder]) for holder in self.roster]
+        return {
+            "name": name,
+            "boxes": boxes,
+            "hashes": hashes_of,
+            "hashes_signature": sign(self.signing[name], fields("share-hashes", session, name, digests)),
+            "ready": sign(self.signing[name], fields("ready", session, name)),
+        }
+
+    def _setup(self, holder: str, confirmed: Mapping[str, Mapping[str, Any]]) -> bytes:
+        return pack(
+            {
+                "dealt": {
+                    dealer: {
+                        "box": item["boxes"].get(holder, b""),
+                        "hashes": item["hashes"][holder],
+                        "digests": b"".join(
+                            sha("share-hashes-of-one", item["hashes"][name]) for name in self.roster
+                        ),
+                        "signature": item["hashes_signature"],
+                        "ready": item["ready"],
+                    }
+                    for dealer, item in confirmed.items()
+                }
+            }
+        )
+
+    def _sum(self, item: Mapping[str, Any], confirmed: Any) -> Iterator[tuple[str, str, str, bytes]]:
+        here = [name for name in self.roster if name not in item["missing"]]
+        slot, sum_id, receipts = item["slot"], item["sum_id"], []
+        for name in here:
+            setup = self._setup(name, confirmed) if confirmed else b""
+            request = {"slot": slot, "sum_id": sum_id, "schema": item["schema"], "setup": setup}
+            yield "contribute", "server", name, pack(request)
+            masked = self._masked(name, item)
+            receipts.append(masked["receipt"])
+            yield "contribute", name, "server", pack(masked)
+        agreements = {}
+        if item["missing"]:
+            for name in here:
+                yield "agree", "server", name, pack({"slot": slot, "receipts": receipts})
+                signed = fields("survivors", self.session, slot, sum_id, here)
+                agreements[name] = sign(self.signing[name], signed)
+                yield (
+                    "agree",
+                    name,
+                    "server",
+                    pack({"name": name, "slot": slot, "signature": agreements[name]}),
+                )
+        for name in here:
+            yield (
+                "reveal",
+                "server",
+                name,
+                pack({"slot": slot, "receipts": receipts, "agreements": agreements}),
+            )
+            yield "reveal", name, "server", pack(self._reveal(name, slot, here))
+
+    def _masked(self, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
+        slot, specs = item["slot"], self.params["schemas"][item["schema"]]
+        masked: dict[str, Any] = {}
+        for group in GROUPS:
+            term = bytes.fromhex(self.vector["sites"][name]["terms"][str(slot)][group])
+            plus = [term, stream(self._self_key(name, slot, group), len(term))]
+            minus: list[bytes] = []
+            for other in self.roster:
+                if other != name:
+                    first, second = min(name, other), max(name, other)
+                    mask = stream(self._pair_key(first, second, slot, group), len(term))
+                    (plus if name == first else minus).append(mask)
+            masked[group] = ring_sum(specs, group, plus, minus)
+        receipt = {
+            "name": name,
+            "slot": slot,
+            "sum_id": item["sum_id"],
+            "broadcast": bytes.fromhex(item["broadcast"]),
+            **{group: hashlib.sha256(masked[group]).digest() for group in GROUPS},
+        }
+        receipt["signature"] = sign(self.signing[name], fields("receipt", self.session, *receipt.values()))
+        return {**masked, "receipt": receipt}
+
+    def _reveal(self, name: str, slot: int, here: list[str]) -> dict[str, Any]:
+        shares: dict[str, Any] = {"update": {}, "static": {}}
+        for group in GROUPS if here == self.roster else GROUPS[:1]:
+            for dealer in self.roster:
+                place = slot * 4 + GROUPS.index(group) * 2 + (dealer not in here)
+                shares[group][dealer] = self.salted[dealer, name][place]
+        signed = fields("reveal", self.session, name, slot, shares["update"], shares["static"])
+        return {"name": name, "slot": slot, **shares, "signature": sign(self.signing[name], signed)}
+
+
+def pack(value: Mapping[str, Any]) -> bytes:
+    return bytes(msgpack.packb(value, use_bin_type=True))
