@@ -32,6 +32,26 @@ WHOLE = [
     )
 ]
 """Where all tests are `whole`: the simulator, a production federation, runs of many rounds."""
+WAITING = [
+    ROOT / "tests" / name
+    for name in (
+        "production/test_production.py",
+        "engine/test_faults.py",
+        "engine/test_privacy.py",
+        "production/test_accounts.py",
+        "engine/test_jobs.py",
+        "engine/test_secure.py",
+        "engine/test_resume.py",
+        "faults/test_faults.py",
+        "faults/test_resumed.py",
+        "test_extension.py",
+        "engine/test_real_data.py",
+        "engine/test_parity.py",
+        "engine/test_guard.py",
+        "engine/test_allow_list.py",
+    )
+]
+"""Files that run the engine, the longest first."""
 
 
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
@@ -104,8 +124,8 @@ def small() -> dict[str, Any]:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Processes of ``-n auto``: one more than cores, because tests of the engine mostly wait."""
-    return (os.cpu_count() or 1) + 1
+    """Processes of ``-n auto``: two a core, because tests of the engine mostly wait."""
+    return 2 * (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -137,22 +157,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files that run the engine among the others, the first of them at the start.
+    """Files that run the engine among the others, the two longest at the start.
 
     Each is handed to one process as a whole, in this order; they take minutes and mostly wait. At the end,
-    or all at once, they would leave the cores idle.
+    or all at once, they would leave the cores idle. Short files are last, so that all processes end together.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    waiting = [found for found in files.values() if found[0].get_closest_marker("engine")]
-    working = [found for found in files.values() if not found[0].get_closest_marker("engine")]
-    waiting.sort(key=len, reverse=True)
-    # All engine files are begun in the first half.
+    last = len(WAITING)
+    places = {path: WAITING.index(path) if path in WAITING else last for path in files}
+    waiting = sorted((path for path in files if places[path] < last), key=lambda path: places[path])
+    working = sorted(
+        (path for path in files if places[path] == last),
+        key=lambda path: -sum(item.get_closest_marker("whole") is not None for item in files[path]),
+    )
+    ordered, waiting = waiting[:2], waiting[2:]
+    # All of them are begun in the first half.
     every = max(1, len(working) // (2 * len(waiting) + 1)) if waiting else 1
-    ordered: list[list[pytest.Item]] = []
-    for place, found in enumerate(working):
+    for place, path in enumerate(working, 1):
+        ordered.append(path)
         if place % every == 0 and waiting:
             ordered.append(waiting.pop(0))
-        ordered.append(found)
-    return [item for found in [*ordered, *waiting] for item in found]
+    return [item for path in [*ordered, *waiting] for item in files[path]]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from tests.privacy.ledgers import CAP, SiteKeys, charge, open_ledger
+from tests.support.ledgers import CAP, SiteKeys, charge, open_ledger
 from typer.testing import CliRunner
 
 from tightframe.privacy.events import Gaussian, SubsampledGaussian

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from tests.test_methods_documented import _values, rows
-from tests.test_private_methods_documented import choices
+from tests.docs.test_methods import _values, rows
+from tests.docs.test_private_methods import choices
 
 from tightframe import methods
 from tightframe.errors import JobError

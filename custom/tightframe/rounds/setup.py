@@ -194,7 +194,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
 
 
 def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
-    """Return backbone and options of each silo with a model of its own, and note what is wrong with them."""
+    """Return backbone and options of each site model, and note what is wrong with them."""
     if not isinstance(raw, dict) or not raw:
         return {}  # the job's own validation has refused what is no mapping
     if method is not None and method.own_model is None:

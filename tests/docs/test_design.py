@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "custom" / "tightframe"
 ROOTS = (PACKAGE, PACKAGE / "rounds", ROOT)
 """Against which paths are given; the diagram of the rooms draws those of ``rounds`` below it."""
@@ -15,7 +15,7 @@ PAGES = ("where.md", "design.md", "decisions.md")
 
 
 def named(page: str) -> list[str]:
-    """Paths in a page: in backticks, or at the beginning of a diagram's line; with a slash, or ending in .py."""
+    """Paths in a page: in backticks or at the start of a line of a diagram, with a slash or ending in .py."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     ticked = re.findall(r"`([a-zA-Z_./]*[a-zA-Z_](?:/|\.py|\.md))`", text)
     drawn = re.findall(r"^ {4,}((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)(?= |$)", text, flags=re.MULTILINE)
