@@ -1,4 +1,4 @@
-"""What is computed from the runs of ``methods.py``, and how it is shown: table, grid, curves."""
+"""Statistics of the runs of ``methods.py``, with their table, grid and curves."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Run = Mapping[str, Any]
 
 
 def score(run: Run, last: int) -> float | None:
-    """Mean of the measure over the last rounds of a run; None if the run failed."""
+    """Return the mean of the measure over the last rounds of a run; None if the run failed."""
     course = [value for value in run.get("course", [])[-run.get("last", last) :] if value is not None]
     return statistics.fmean(course) if course else None
 
 
 def rounds_that_count(method: str, last: int) -> int:
-    """How many of a run's last models its score is the mean of.
+    """Return the number of a run's last models over which its score is averaged.
 
-    One, where a method changes the model once more after the rounds: the models before are not its result.
+    It is one if a method changes the model once more after the rounds: earlier models are not its result.
 
     >>> rounds_that_count("fedavg", 5), rounds_that_count("ccvr", 5)
     (5, 1)
@@ -35,7 +35,7 @@ def rounds_that_count(method: str, last: int) -> int:
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of paired differences with its 95 % t interval (unbounded for a single one).
+    """Return the mean of paired differences with its 95 % t interval (unbounded for a single one).
 
     >>> interval([0.0])
     (0.0, -inf, inf)
@@ -51,11 +51,11 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
 
 
 def rounds_to(course: Sequence[float | None], target: float) -> int | None:
-    """The first round after which the measure is at least ``target``; None if that never happens.
+    """Return the first round after which the measure is at least ``target``; None if that never happens.
 
     Args:
         course: the measure after round 0 (the untrained model), 1, 2, ...
-        target: what is to be reached.
+        target: value to reach.
 
     >>> rounds_to([0.9, 0.2, 0.5, 0.6], 0.5)
     2
@@ -67,21 +67,21 @@ def rounds_to(course: Sequence[float | None], target: float) -> int | None:
 
 
 def paired(runs: Iterable[Run], base: Iterable[Run], last: int) -> list[float]:
-    """Differences of the scores to the baseline's, seed by seed, where both have one.
+    """Return the differences of the scores to the baseline's, for each seed with both scores.
 
-    Silos' own models, each on its own silo's records, are not compared with a global one on all.
+    Silos' own models, each evaluated on its silo's records, are not compared with a global model on all.
     """
-    found = []
+    differences = []
     by_seed = {run["seed"]: score(run, last) for run in base}
     for run in runs:
         value, other = score(run, last), by_seed.get(run["seed"])
         if value is not None and other is not None and not run.get("own_models"):
-            found.append(value - other)
-    return found
+            differences.append(value - other)
+    return differences
 
 
 def reached(runs: Iterable[Run], base: Iterable[Run]) -> list[int | None]:
-    """Rounds that each run with a global model takes to the best of the baseline's run with its seed."""
+    """Return the round in which each run with a global model reaches the baseline's best, by seed."""
     best = {
         run["seed"]: max(value for value in run["course"][1:] if value is not None)
         for run in base
@@ -95,14 +95,14 @@ def reached(runs: Iterable[Run], base: Iterable[Run]) -> list[int | None]:
 
 
 def summarise(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row of numbers for each method and each setting of the class rules.
+    """Return one row of numbers for each method and each setting of the class rules.
 
     Keys: ``method``, ``class_rules``, ``mean``, ``spread`` (standard deviation over seeds), ``runs`` and
     ``failed`` (numbers of them), ``difference`` (mean, low, high, the latter None
     for a single seed; None for the baseline),
     ``rounds_to_baseline_best`` (mean over the runs that get there; how many do), ``seconds``, ``bytes``
-    (both a round, all silos together), ``personal`` (mean accuracy of personal models, or None),
-    ``own_models`` (what is measured are silos' own models, because there is no global one).
+    (both per round, all silos together), ``personal`` (mean accuracy of personal models, or None),
+    ``own_models`` (true if silos' own models are measured, because there is no global one).
     """
     last, rows = report["settings"]["last"], []
     for rules, methods in report["results"].items():
@@ -138,7 +138,7 @@ def summarise(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the grids that were searched, and the table."""
+    """Print the searched grids, and the table."""
     settings = report["settings"]
     for method, grid in report["grids"].items():
         _show_grid(method, grid, console)
@@ -163,7 +163,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
         table.add_row(*cells, *([_number(first["personal"], "{:.3f}")] if personal else []))
     console.print(table)
     if len(rules) > 1:
-        console.print(f"All columns but the second's are of the runs with class rules {rules[0]}.")
+        console.print(f"All columns except the second are of the runs with class rules {rules[0]}.")
 
 
 def _show_grid(method: str, grid: Mapping[str, Any], console: Console) -> None:
@@ -179,7 +179,7 @@ def _show_grid(method: str, grid: Mapping[str, Any], console: Console) -> None:
 
 
 def described(options: Mapping[str, Any]) -> str:
-    """``mu_intra=1e-05, mu_inter=0.01``; ``defaults`` for none."""
+    """Format options as ``mu_intra=1e-05, mu_inter=0.01``; ``defaults`` for none."""
     if not options:
         return "defaults"
     return ", ".join(
@@ -189,9 +189,9 @@ def described(options: Mapping[str, Any]) -> str:
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Curves over rounds as PNG: mean over seeds, and the span from the lowest to the highest.
+    """Draw curves over rounds as PNG: mean over seeds, and the range from the lowest to the highest.
 
-    Solid lines are of the first setting of the class rules, dashed ones of the second.
+    Solid lines show the first setting of the class rules, dashed ones the second.
     """
     import matplotlib
 
@@ -224,7 +224,7 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
 
 
 def _finite(values: Iterable[float]) -> list[float | None]:
-    """JSON has no infinity: None where an interval has no end."""
+    """Return None in place of infinities, which JSON does not have."""
     return [None if math.isinf(value) else value for value in values]
 
 
@@ -244,10 +244,10 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 
 def _rounds(row: Mapping[str, Any]) -> str:
-    found = row["rounds_to_baseline_best"]
-    if found["mean"] is None:
-        return "never" if found["of"] else ""
-    return f"{found['mean']:.1f} ({found['arrived']} of {found['of']})"
+    rounds = row["rounds_to_baseline_best"]
+    if rounds["mean"] is None:
+        return "never" if rounds["of"] else ""
+    return f"{rounds['mean']:.1f} ({rounds['arrived']} of {rounds['of']})"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -1,4 +1,6 @@
-"""Federated mortality prediction on the real eICU demo: five regions' largest hospitals to all the others.
+"""Federated mortality prediction on the real eICU demo: trained at five hospitals, tested at all the others.
+
+The five are the largest hospitals of five regions.
 
 All silos in one process on a CPU, the 48-hour table, a logistic regression (an MLP without hidden
 layers). Prints the AUROC on the out-of-distribution hospitals, mean and spread over seeds, beside
@@ -41,7 +43,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def silos(root: Path, options: dict[str, Any] = OPTIONS) -> dict[str, SiloData]:
-    """The demo's five regions."""
+    """Return the records of the demo's five regions."""
     spec = data.get("eicu")
     folder = str((root / "eicu_demo").resolve())
     return {
@@ -55,7 +57,7 @@ def silos(root: Path, options: dict[str, Any] = OPTIONS) -> dict[str, SiloData]:
 def federated(
     name: str, records: dict[str, SiloData], rounds: int, seed: int, summation: str = "secure"
 ) -> dict[str, Any]:
-    """One run: its AUROC and the bound of what the histogram's bins may hide."""
+    """Run once; return its AUROC with the error bound of the histogram's bins."""
     method, options = RUNS[name]
     result = federation.run(
         method,
@@ -71,14 +73,12 @@ def federated(
         seed=seed,
         summation=summation,
     )
-    course = [
-        row.evaluation["test"]["auroc"] for row in result.outcome.rows if row.makes_model and row.evaluation
-    ]
+    course = [row.evaluation.test.auroc for row in result.outcome.rows if row.makes_model and row.evaluation]
     return {"name": name, "seed": seed, "rounds": rounds, "auroc": course[-1], "course": course}
 
 
 def pooled(records: dict[str, SiloData]) -> float:
-    """AUROC of scikit-learn's logistic regression on all training folds together (C = 1)."""
+    """Return the AUROC of scikit-learn's logistic regression on all training folds together (C = 1)."""
 
     def stacked(fold: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         rows = [silo.records(fold) for silo in records.values()]
@@ -91,7 +91,7 @@ def pooled(records: dict[str, SiloData]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, print, write."""
+    """Run all trainings, print the table, and write the JSON file."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What FedMR's two terms cost beside the cross-entropy step that they are added to.
+"""Cost of FedMR's two terms relative to the cross-entropy step to which they are added.
 
     python benchmarks/fedmr_step.py --out fedmr_step.json
 
@@ -27,7 +27,7 @@ from tightframe.methods.fedmr import inter_class_loss, intra_class_loss
 
 @dataclass(frozen=True)
 class Case:
-    """One network and batch."""
+    """A network and a batch."""
 
     name: str
     backbone: str
@@ -70,7 +70,7 @@ def _milliseconds(work: Callable[[], None], device: torch.device) -> float:
 
 
 def measure(case: Case, repeats: int, device: torch.device) -> Result:
-    """Time one case: one untimed repetition, then ``repeats`` interleaved ones."""
+    """Time one case: one warm-up repetition, then ``repeats`` interleaved ones."""
     torch.manual_seed(0)
     spec = models.get(case.backbone)
     shape = (3, case.pixels, case.pixels)
@@ -119,7 +119,7 @@ def measure(case: Case, repeats: int, device: torch.device) -> Result:
 
 
 def main() -> None:
-    """Print the table and write the JSON."""
+    """Print the table and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--repeats", type=int, default=30, help="timed repetitions (default 30)")

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import comparison
 import numpy as np
 import torch
 from rich.console import Console
@@ -28,19 +27,21 @@ from rich.table import Table
 from tightframe import data, federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
-from tightframe.learning.loop import OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
+from tightframe.results.evaluation import Evaluation
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.contribute import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo
 
 CENTRES = (1, 2, 3, 5)
 DEFAULT_DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
-FEDMR_GRID = ({"mu_intra": 1e-6, "mu_inter": 1e-2}, {"mu_intra": 1e-5, "mu_inter": 1e-2})
+FEDMR_GRID = ({"mu_intra": 0.1, "mu_inter": 1e-2}, {"mu_intra": 0.4, "mu_inter": 1e-2})
 
 
 def silos(root: Path, size: int) -> dict[str, SiloData]:
-    """The four centres' records."""
+    """Return the four centres' records."""
     spec = data.get("fed_isic2019")
     options = spec.options.model_validate({"image_size": size})
     folder = str((root / "fed_isic_ham").resolve())
@@ -51,7 +52,7 @@ def silos(root: Path, size: int) -> dict[str, SiloData]:
 
 
 def make_job(method: str, options: dict[str, Any], arguments: argparse.Namespace, seed: int) -> JobConfig:
-    """The same training for every method."""
+    """Return a method's job, with the same training for every method."""
     return parse_job(
         {
             "job_name": f"{method}-ham",
@@ -76,7 +77,7 @@ def make_job(method: str, options: dict[str, Any], arguments: argparse.Namespace
 
 
 def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
-    """Metrics of the last model on all silos' test and validation folds."""
+    """Return metrics of the last model on all silos' test and validation folds."""
     started = time.monotonic()
     result = federation.run_job(job, data=records)
     final = result.outcome.final()
@@ -84,14 +85,12 @@ def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
     return _row(final.evaluation) | {
         "seconds_a_round": (time.monotonic() - started) / job.rounds,
         "rules": result.outcome.rules,
-        "course": [
-            row.evaluation["test"]["balanced_accuracy"] for row in result.outcome.rows if row.evaluation
-        ],
+        "course": [row.evaluation.test.balanced_accuracy for row in result.outcome.rows if row.evaluation],
     }
 
 
 def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[str, Any]]:
-    """Each centre alone, as many epochs in all; its model on everybody's test folds."""
+    """Train each centre alone for as many epochs in all; evaluate its model on all centres' test folds."""
     setup = prepare(job)
     rows: dict[str, dict[str, Any]] = {}
     views = {}
@@ -99,7 +98,7 @@ def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[s
         context = SiloContext(site, job, None, run_dir=Path(), records=records[site])
         views[site] = LocalSilo(context, setup, torch.device("cpu"), 0)
     for site, silo in views.items():
-        state = setup.initial_state()  # the start of the federated runs of this seed
+        state = setup.initial_state()  # as in the federated runs with this seed
         model = silo.load(state.model)
         optimizer = OptimizerSettings.of(job.training)
         epochs = job.rounds * job.training.epochs
@@ -119,35 +118,20 @@ def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[s
     return rows
 
 
-def _row(summary: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    test, validation = summary["test"], summary["validation"]
+def _row(found: Evaluation) -> dict[str, Any]:
+    test, validation = found.test, found.validation
     return {
-        "accuracy": test["accuracy"],
-        "balanced_accuracy": test["balanced_accuracy"],
-        "auroc": test["auroc"],
-        "recall": test["recall"],
-        "class_records": test["class_records"],
-        "validation_balanced_accuracy": validation["balanced_accuracy"],
+        "accuracy": test.accuracy,
+        "balanced_accuracy": test.balanced_accuracy,
+        "auroc": test.auroc,
+        "recall": test.recall,
+        "class_records": test.class_records,
+        "validation_balanced_accuracy": validation.balanced_accuracy,
     }
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of paired differences with a 95 % t interval."""
-    mean = statistics.fmean(differences)
-    if len(differences) < 2:
-        return mean, -math.inf, math.inf
-    from scipy.stats import t
-
-    half = (
-        float(t.ppf(0.975, len(differences) - 1))
-        * statistics.stdev(differences)
-        / math.sqrt(len(differences))
-    )
-    return mean, mean - half, mean + half
-
-
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every method with every seed."""
+    """Run every method with every seed."""
     records = silos(arguments.data, arguments.size)
     results: dict[str, list[dict[str, Any]]] = {}
     progress = Console(stderr=True)
@@ -182,7 +166,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     table = Table(title=f"{report['data']}, test folds of all four centres, last round; mean ± sd over seeds")
     for column in ("method", "accuracy", "balanced accuracy", "AUROC", "bal. acc. against FedAvg [95 %]"):
         table.add_column(column, justify="left" if column == "method" else "right")
@@ -193,7 +177,9 @@ def show(report: dict[str, Any]) -> None:
             values = [row[key] for row in rows]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             cells.append(f"{statistics.fmean(values):.3f} ± {spread:.3f}")
-        mean, low, high = interval([row["balanced_accuracy"] - b for row, b in zip(rows, base, strict=True)])
+        mean, low, high = comparison.interval(
+            [row["balanced_accuracy"] - b for row, b in zip(rows, base, strict=True)]
+        )
         cells.append("" if title == "FedAvg" else f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]")
         table.add_row(title, *cells)
     console = Console(width=130)
@@ -205,7 +191,7 @@ def show(report: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line, and return its exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

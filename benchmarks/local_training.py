@@ -1,4 +1,4 @@
-"""What our own code costs local training: a silo's records a second against a bare PyTorch loop's.
+"""Overhead of our code in local training: a silo's records per second relative to a bare PyTorch loop's.
 
 The same network, records, order, augmentation off, loss and optimiser (torch's own class in the bare
 loop); both sides read through a ``DataLoader``. Rounds of both take turns; the ratio is the median
@@ -23,15 +23,17 @@ from torch.utils.data import DataLoader
 
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.learning.loop import OptimizerSettings, Stage, cross_entropy, merge_single_tail
+from tightframe.learning.loop import merge_single_tail
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Fold
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo.contribute import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo
 
 
 class Images:
-    """Random images in memory, so that nothing but training is measured."""
+    """Random images in memory, so that only training is measured."""
 
     source, synthetic = "random images", True
 
@@ -41,25 +43,25 @@ class Images:
         self._labels = torch.randint(classes, (count,), generator=generator)
 
     def labels(self, fold: Fold) -> Any:
-        """The labels, (n,)."""
+        """Return the labels, (n,)."""
         return self._labels.numpy()
 
     def check(self, progress: Any = None) -> None:
-        """Nothing can be missing."""
+        """Do nothing: no image can be missing."""
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Any:
-        """(image, label) pairs."""
+        """Return (image, label) pairs."""
         return [(self._inputs[i], int(self._labels[i])) for i in range(len(self._labels))]
 
 
 def ours(silo: LocalSilo, model: torch.nn.Module, local: Any) -> None:
-    """An epoch as every method's silo trains it."""
+    """Train an epoch as every method's silo does."""
     stage = Stage(terms=(cross_entropy(),), optimizer=OptimizerSettings.of(local), epochs=1)
     silo.fit(model, [stage])
 
 
 def bare(records: Any, model: torch.nn.Module, local: Any, device: torch.device, *, last: bool) -> None:
-    """The same epoch, written down as in a tutorial."""
+    """Train the same epoch, written as in a tutorial."""
     order = torch.randperm(len(records), generator=torch.Generator().manual_seed(1)).tolist()
     loader: Any = DataLoader(records, batch_sampler=merge_single_tail(order, local.batch_size))
     optimizer = torch.optim.SGD(model.parameters(), lr=local.learning_rate, momentum=local.momentum)
@@ -76,7 +78,7 @@ def bare(records: Any, model: torch.nn.Module, local: Any, device: torch.device,
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
+    """Measure, and print the ratio."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--contiguous", action="store_true", help="the bare loop without channels last")
+    parser.add_argument("--contiguous", action="store_true", help="run the bare loop without channels last")
     options = parser.parse_args(arguments)
     set_threads(options.threads)
     job = parse_job(
@@ -128,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     times[name].append(time.perf_counter() - began)
     ratios = [one / other for one, other in zip(times["bare"], times["ours"], strict=True)]
     for name, values in times.items():
-        print(f"{name}: {options.records / statistics.median(values):.0f} records a second")
+        print(f"{name}: {options.records / statistics.median(values):.0f} records per second")
     print(
         f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); the goal is 0.9: "
         f"{'met' if statistics.median(ratios) >= 0.9 else 'MISSED'}"

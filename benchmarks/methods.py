@@ -1,7 +1,7 @@
-"""Methods against FedAvg on the papers' partitions: one table, all seeds, nothing left out.
+"""Comparison of methods with FedAvg on the papers' partitions: one table of all seeds.
 
-All silos in one process. Prints a table (mean and spread over seeds, paired differences with
-intervals, rounds to FedAvg's best, seconds and bytes a round), writes every number as JSON and the
+All silos run in one process. Prints a table (mean and spread over seeds, paired differences with
+intervals, rounds to FedAvg's best, seconds and bytes per round), writes every number as JSON and the
 curves as PNG (``--out``; by default in ``benchmarks/results/``, which git ignores). FedMR's weights
 are chosen from a declared grid on the validation folds, with seeds that are not in the result, and the
 whole grid is printed.
@@ -11,8 +11,8 @@ whole grid is printed.
     python benchmarks/methods.py --data cifar10 --root /data/cifar --partition P10C3 --scale paper --seeds 3
 
 Partitions: PrhoCsigma (``P10C2``), ``Dir0.1x20`` with ``-fednh`` (default), ``-fedetf`` or ``-fedmr``,
-Cx-100-c (``C10-100-2``), ``IIDx10``; ``natural`` for sets that have silos of their own. A method may
-come with options: ``fedetf:gamma=0.5,temperature=10``. Silos compute on a GPU where there is one.
+Cx-100-c (``C10-100-2``), ``IIDx10``; ``natural`` for data sets with their own silos. A method can have
+options: ``fedetf:gamma=0.5,temperature=10``. Silos compute on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -44,14 +44,12 @@ from tightframe.errors import TightframeError
 from tightframe.rounds.setup import prepare
 
 FIRST_GRID_SEED = 1000
-"""Seeds of the grid; those of the result lie below."""
+"""First seed of the grid; the seeds of the result are below it."""
 
 GRIDS: dict[str, list[dict[str, Any]]] = {
-    "fedmr": [
-        {"mu_intra": intra, "mu_inter": inter} for intra in (1e-6, 1e-5, 1e-4) for inter in (1e-3, 1e-2)
-    ]
+    "fedmr": [{"mu_intra": intra, "mu_inter": inter} for intra in (0.1, 0.4, 1.0) for inter in (1e-3, 1e-2)]
 }
-"""Declared before any result: mu_intra around its hundredth of the cross-entropy, mu_inter up to 1e-2."""
+"""Declared before any result: mu_intra around its default, mu_inter up to 1e-2."""
 
 DEFAULT_METHODS = ("fedmr", "fedetf", "fednh", "fedavg_etf")
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -62,7 +60,7 @@ ROOTS = {
 
 
 def parse_partition(text: str) -> dict[str, Any]:
-    """The options of a set for a partition as the papers write it.
+    """Return a data set's options for a partition in the papers' notation.
 
     >>> parse_partition("P10C2")
     {'partition': 'class_disjoint', 'silos': 10, 'classes_per_silo': 2}
@@ -71,22 +69,22 @@ def parse_partition(text: str) -> dict[str, Any]:
     >>> parse_partition("C10-100-2")
     {'partition': 'shards', 'silos': 100, 'classes_per_silo': 2}
     """
-    if found := re.fullmatch(r"P(\d+)C(\d+)", text):
-        return {"partition": "class_disjoint", "silos": int(found[1]), "classes_per_silo": int(found[2])}
-    if found := re.fullmatch(r"Dir([\d.]+)x(\d+)(?:-(fednh|fedetf|fedmr))?", text):
-        variant = {"variant": found[3]} if found[3] else {}
-        return {"partition": "dirichlet", "silos": int(found[2]), "alpha": float(found[1]), **variant}
-    if found := re.fullmatch(r"C\d+-(\d+)-(\d+)", text):
-        return {"partition": "shards", "silos": int(found[1]), "classes_per_silo": int(found[2])}
-    if found := re.fullmatch(r"IIDx(\d+)", text):
-        return {"partition": "iid", "silos": int(found[1])}
+    if match := re.fullmatch(r"P(\d+)C(\d+)", text):
+        return {"partition": "class_disjoint", "silos": int(match[1]), "classes_per_silo": int(match[2])}
+    if match := re.fullmatch(r"Dir([\d.]+)x(\d+)(?:-(fednh|fedetf|fedmr))?", text):
+        variant = {"variant": match[3]} if match[3] else {}
+        return {"partition": "dirichlet", "silos": int(match[2]), "alpha": float(match[1]), **variant}
+    if match := re.fullmatch(r"C\d+-(\d+)-(\d+)", text):
+        return {"partition": "shards", "silos": int(match[1]), "classes_per_silo": int(match[2])}
+    if match := re.fullmatch(r"IIDx(\d+)", text):
+        return {"partition": "iid", "silos": int(match[1])}
     if text == "natural":
         return {}
     raise argparse.ArgumentTypeError(f"expected P10C2, Dir0.1x20, C10-100-2, IIDx10 or natural, got {text!r}")
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any] | None]:
-    """A method and its options, None where none are given.
+    """Return a method and its options, None if none are given.
 
     >>> parse_method("fedetf:gamma=0.5,zero_counts=exclude")
     ('fedetf', {'gamma': 0.5, 'zero_counts': 'exclude'})
@@ -111,10 +109,10 @@ class Bench:
     """One data set, partition and scale.
 
     Attributes:
-        name: of the data set, as ``--data`` calls it.
-        partition: options of the set.
-        root: folder with the files.
-        scale: how large a run is.
+        name: of the data set, as in ``--data``.
+        partition: options of the data set.
+        root: folder with its files.
+        scale: size of a run.
         summation, threads, personalise: of the jobs.
     """
 
@@ -127,24 +125,24 @@ class Bench:
     personalise: bool = False
 
     def silos(self, seed: int) -> dict[str, SiloData]:
-        """The silos' records; each seed has a partition of its own, which all methods share."""
+        """Return the silos' records; each seed has its own partition, which all methods share."""
         if self.name == HAM:
             assert self.root is not None
             return isic.silos(self.root, 32)
         return open_silos(self.name, root=self.root, **self.dataset_options(seed))
 
     def dataset_options(self, seed: int) -> dict[str, Any]:
-        """What the jobs of a seed ask of the data set."""
+        """Return the data set's options in the jobs of a seed."""
         if self.name == HAM:
             return {"image_size": 32}
-        asked: dict[str, Any] = {**self.partition, "partition_seed": seed, "test": "own"}
+        options: dict[str, Any] = {**self.partition, "partition_seed": seed, "test": "own"}
         subsets = ("subset",) if self.name in DERIVED else ("subset", "test_subset")
-        return asked | {key: value for key in subsets if (value := getattr(self.scale, key)) is not None}
+        return options | {key: value for key in subsets if (value := getattr(self.scale, key)) is not None}
 
     def job(
         self, method: str, options: Mapping[str, Any], names: Sequence[str], seed: int, rules: str
     ) -> JobConfig:
-        """The same training for every method."""
+        """Return a method's job, with the same training for every method."""
         scale = self.scale
         return parse_job(
             {
@@ -174,33 +172,33 @@ class Bench:
         )
 
     def run(self, job: JobConfig, records: Mapping[str, SiloData]) -> dict[str, Any]:
-        """Train; the measure after every round, and what a round cost. A failure is a result, too."""
+        """Train; return the measure after every round and the cost of a round, or the code of a failure."""
         try:
-            found = federation.run_job(job, data=records).outcome
+            outcome = federation.run_job(job, data=records).outcome
         except TightframeError as error:
             return {"seed": job.seed, "error": error.code, "reason": str(error)}
-        models = [row.evaluation or {} for row in found.rows if row.makes_model]
+        models = [row.evaluation for row in outcome.rows if row.makes_model]
         course, validation = (
-            [model.get(fold, {}).get(self.scale.measure) for model in models]
+            [None if model is None else getattr(getattr(model, fold), self.scale.measure) for model in models]
             for fold in ("test", "validation")
         )
-        exchanges = [row for row in found.rows if row.kind == "train"]
+        exchanges = [row for row in outcome.rows if row.kind == "train"]
         return {
             "seed": job.seed,
             "course": course,
             "validation_course": validation,
             "seconds_a_round": sum(row.seconds for row in exchanges) / job.rounds,
             "bytes_a_round": sum(row.bytes_up + row.bytes_down for row in exchanges) / job.rounds,
-            "personal": (found.personal or {}).get("accuracy"),
-            "own_models": found.own_models,
+            "personal": None if outcome.personal is None else outcome.personal.accuracy,
+            "own_models": outcome.own_models,
             "last": comparison.rounds_that_count(job.method, self.scale.last),
-            "rules": found.rules,
-            "sums": found.summation,
+            "rules": outcome.rules,
+            "sums": outcome.sums,
         }
 
 
-def choose(bench: Bench, method: str, seeds: Sequence[int], rules: str, tell: Any) -> dict[str, Any]:
-    """Search a method's declared grid by the validation folds; every point is kept."""
+def choose(bench: Bench, method: str, seeds: Sequence[int], rules: str, log: Any) -> dict[str, Any]:
+    """Search a method's declared grid on the validation folds; return every point and the choice."""
     points: list[dict[str, Any]] = [{"options": options, "scores": []} for options in GRIDS[method]]
     for seed in seeds:
         records = bench.silos(seed)
@@ -208,7 +206,7 @@ def choose(bench: Bench, method: str, seeds: Sequence[int], rules: str, tell: An
             run = bench.run(bench.job(method, point["options"], list(records), seed, rules), records)
             watched = {"course": run.get("validation_course", [])}
             point["scores"].append(comparison.score(watched, bench.scale.last))
-            tell(
+            log(
                 f"grid, seed {seed}: {method} {comparison.described(point['options'])}: {point['scores'][-1]}"
             )
     for point in points:
@@ -228,30 +226,30 @@ def measure(
     seeds: Sequence[int],
     grid_seeds: Sequence[int],
     class_rules: Sequence[str],
-    tell: Any = lambda text: None,
+    log: Any = lambda text: None,
 ) -> dict[str, Any]:
-    """Every method with every seed; FedAvg is always there.
+    """Run every method, and always FedAvg, with every seed.
 
     Args:
         bench: data, partition and scale.
         wanted: methods with their options; None takes the grid's choice, or the defaults.
         seeds: of the result.
-        grid_seeds: of the grid; empty leaves the grid out.
-        class_rules: ``off``, ``on`` or both; the first one is the one that is compared.
-        tell: gets a line after each run.
+        grid_seeds: of the grid; none skips the grid.
+        class_rules: ``off``, ``on`` or both; methods are compared with the first one.
+        log: called with a line after each run.
 
     Returns:
-        Plain values: what was run, the grids, and every run of ``results[rules][method]``.
+        Plain values: the settings, the grids, and every run under ``results[rules][method]``.
 
     Raises:
         JobError: if a method or one of its options does not exist, before anything is trained.
     """
     names = list(bench.silos(seeds[0]))
     for name, options in wanted:
-        for asked in GRIDS.get(name, [{}]) if options is None else [options]:
-            prepare(bench.job(name, asked, names, seeds[0], class_rules[0]))
+        for candidate in GRIDS.get(name, [{}]) if options is None else [options]:
+            prepare(bench.job(name, candidate, names, seeds[0], class_rules[0]))
     grids = {
-        name: choose(bench, name, grid_seeds, class_rules[0], tell)
+        name: choose(bench, name, grid_seeds, class_rules[0], log)
         for name, options in wanted
         if options is None and name in GRIDS and grid_seeds
     }
@@ -259,9 +257,9 @@ def measure(
     for name, options in wanted:
         if name == "fedavg" and not options:
             continue
-        asked = grids[name]["chosen"] if options is None and name in grids else options or {}
+        chosen = grids[name]["chosen"] if options is None and name in grids else options or {}
         title = methods.get(name).title
-        entries.append((f"{title} ({comparison.described(asked)})" if asked else title, name, asked))
+        entries.append((f"{title} ({comparison.described(chosen)})" if chosen else title, name, chosen))
     results: dict[str, dict[str, list[dict[str, Any]]]] = {
         rules: {title: [] for title, _, _ in entries} for rules in class_rules
     }
@@ -273,11 +271,11 @@ def measure(
             for name, silo in records.items()
         }
         for rules in class_rules:
-            for title, name, asked in entries:
-                run = bench.run(bench.job(name, asked, list(records), seed, rules), records)
+            for title, name, chosen in entries:
+                run = bench.run(bench.job(name, chosen, list(records), seed, rules), records)
                 results[rules][title].append(run)
                 shown = run.get("error") or comparison.score(run, bench.scale.last)
-                tell(f"seed {seed}, class rules {rules}: {title}: {shown}")
+                log(f"seed {seed}, class rules {rules}: {title}: {shown}")
     spec = data.get("fed_isic2019" if bench.name == HAM else bench.name)
     title = "HAM four-centre subset" if bench.name == HAM else spec.title
     kind = comparison.described(bench.partition) if bench.partition else "natural silos"
@@ -301,52 +299,60 @@ def measure(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Return the parser of the command line."""
+    command = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [spec.name for spec in BENCHMARK_SETS]
-    found.add_argument("--data", choices=[*names, HAM], default="digits")
-    found.add_argument("--root", type=Path, help="folder with the files of the data set")
-    found.add_argument("--partition", type=parse_partition, help="default: P10C2, or natural")
-    found.add_argument(
+    command.add_argument("--data", choices=[*names, HAM], default="digits")
+    command.add_argument("--root", type=Path, help="folder with the files of the data set")
+    command.add_argument("--partition", type=parse_partition, help="default: P10C2, or natural")
+    command.add_argument(
         "--methods", nargs="+", type=parse_method, default=[(n, None) for n in DEFAULT_METHODS]
     )
-    found.add_argument("--seeds", type=int, default=3, help="number of seeds of the result")
-    found.add_argument("--first-seed", type=int, default=0)
-    found.add_argument("--grid-seeds", type=int, default=2, help="0 takes a method's defaults instead")
-    found.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
-    found.add_argument(
+    command.add_argument("--seeds", type=int, default=3, help="number of seeds of the result")
+    command.add_argument("--first-seed", type=int, default=0)
+    command.add_argument("--grid-seeds", type=int, default=2, help="0 takes a method's defaults instead")
+    command.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
+    command.add_argument(
         "--class-rules", choices=("off", "on", "both"), default="off", help="off as in the papers"
     )
-    found.add_argument("--summation", choices=("secure", "plain"), default="secure")
-    found.add_argument("--threads", type=int, default=1)
-    found.add_argument("--personalise", action="store_true", help="personal models after the last round, too")
-    found.add_argument("--deterministic", action="store_true", help="the same bits on the same GPU, slower")
-    found.add_argument("--no-curves", action="store_true")
-    found.add_argument("--out", type=Path, help="JSON file, curves beside it; default: benchmarks/results/")
+    command.add_argument("--summation", choices=("secure", "plain"), default="secure")
+    command.add_argument("--threads", type=int, default=1)
+    command.add_argument(
+        "--personalise", action="store_true", help="also train personal models after the last round"
+    )
+    command.add_argument(
+        "--deterministic", action="store_true", help="bit-identical results on the same GPU, slower"
+    )
+    command.add_argument("--no-curves", action="store_true")
+    command.add_argument("--out", type=Path, help="JSON file, curves beside it; default: benchmarks/results/")
     for name, kind in (("rounds", int), ("epochs", int), ("batch_size", int), ("subset", int), ("last", int)):
-        found.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of the scale's")
+        command.add_argument(f"--{name.replace('_', '-')}", type=kind, help="in place of the scale's value")
     for name in ("test_subset", "learning_rate", "weight_decay", "model"):
         kind = {"test_subset": int, "model": str}.get(name, float)
-        found.add_argument(f"--{name.replace('_', '-')}", type=kind, help="instead of the scale's")
-    found.add_argument("--model-options", type=json.loads, help='JSON, for example {"widths": [16, 32]}')
-    return found
+        command.add_argument(f"--{name.replace('_', '-')}", type=kind, help="in place of the scale's value")
+    command.add_argument("--model-options", type=json.loads, help='JSON, for example {"widths": [16, 32]}')
+    return command
 
 
 def bench_of(arguments: argparse.Namespace) -> Bench:
-    """What the command line asks for."""
+    """Return the benchmark that the command line describes."""
     scale = scale_of(arguments.data, arguments.scale)
-    asked = {
+    changes = {
         name: getattr(arguments, name) for name in vars(scale) if getattr(arguments, name, None) is not None
     }
-    if "model" in asked and "model_options" not in asked:
-        asked["model_options"] = {}
-    scale = replace(scale, **asked)
+    if "model" in changes and "model_options" not in changes:
+        changes["model_options"] = {}
+    scale = replace(scale, **changes)
     natural = arguments.data == HAM or arguments.data in DERIVED
     partition = arguments.partition
     if partition is None:
         partition = {} if natural else parse_partition("P10C2")
     if natural != (not partition):
-        raise SystemExit(f"{arguments.data} has {'silos' if natural else 'no silos'} of its own")
+        raise SystemExit(
+            f"{arguments.data} has {'its own silos: omit --partition' if natural else 'no silos of its own'}"
+        )
     return Bench(
         arguments.data,
         partition,
@@ -359,17 +365,20 @@ def bench_of(arguments: argparse.Namespace) -> Bench:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run, show, write."""
+    """Run the benchmark, print and write its results, and return the exit code."""
     arguments = parser().parse_args(given)
     if not arguments.no_curves and importlib.util.find_spec("matplotlib") is None:
-        print("curves need matplotlib: pip install 'tightframe[benchmarks]', or --no-curves", file=sys.stderr)
+        print(
+            "curves need matplotlib: pip install 'tightframe[benchmarks]', or give --no-curves",
+            file=sys.stderr,
+        )
         return 2
     if arguments.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     if arguments.seeds < 1 or arguments.first_seed + arguments.seeds > FIRST_GRID_SEED:
         print(
-            f"expected 1 seed or more, all below {FIRST_GRID_SEED}, where the grid's begin",
+            f"expected at least 1 seed, and all below {FIRST_GRID_SEED}, the first of the grid",
             file=sys.stderr,
         )
         return 2
@@ -377,7 +386,7 @@ def main(given: Sequence[str] | None = None) -> int:
     console, progress = Console(width=160), Console(stderr=True)
     bench = bench_of(arguments)
     out = arguments.out or RESULTS / ("-".join(map(str, (bench.name, *bench.partition.values()))) + ".json")
-    out.parent.mkdir(parents=True, exist_ok=True)  # a folder that cannot be had is told before the hours
+    out.parent.mkdir(parents=True, exist_ok=True)  # fails before the hours of training
     progress.print(f"results will go to {out}", highlight=False)
     report = measure(
         bench,
@@ -385,7 +394,7 @@ def main(given: Sequence[str] | None = None) -> int:
         seeds=range(arguments.first_seed, arguments.first_seed + arguments.seeds),
         grid_seeds=range(FIRST_GRID_SEED, FIRST_GRID_SEED + arguments.grid_seeds),
         class_rules=rules,
-        tell=partial(progress.print, highlight=False),
+        log=partial(progress.print, highlight=False),
     )
     comparison.show(report, console)
     report["summary"] = comparison.summarise(report)

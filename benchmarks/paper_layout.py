@@ -1,4 +1,4 @@
-"""What a paper's table is made of, and what stands in for its data at the small scale."""
+"""Structure of a paper's table, and the data that replace the paper's at the small scale."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Measure = Literal[
 """``accuracy``: mean of the last rounds, %; ``rate``: of the last model, a fraction; ``spread``: FedMR's."""
 
 WEIGHTS = (
-    "Weights of terms are each method's defaults here where nothing else is said; those that a paper "
-    "searched are not known to us."
+    "Weights of terms are each method's defaults here unless noted; the values that a paper searched are "
+    "not known to us."
 )
 EICU, TINY = "eicu", "tiny_imagenet"
 TITLES = {
@@ -43,12 +43,12 @@ TITLES = {
     TINY: "Tiny-ImageNet",
 }
 SMALL_AS_THEY_ARE = ("fashion_mnist", "svhn", "cifar10")
-"""Sets of ten classes: at the small scale they are taken where their files are given."""
+"""Data sets of ten classes, used at the small scale too if their files are given."""
 SMALL_DERIVED = {name: {"rounds": 60, "epochs": 1, "last": 1} for name in DERIVED}
 
 
 def numbers(text: str) -> tuple[str | None, ...]:
-    """Numbers as they are printed, after commas or blanks; ``-`` is not printed.
+    """Split printed numbers at commas or blanks; ``-`` stands for a number that is not printed.
 
     >>> numbers("1.0,- .25")
     ('1.0', None, '.25')
@@ -58,18 +58,18 @@ def numbers(text: str) -> tuple[str | None, ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """Data, partition and settings of a column, as in the paper and at the small scale.
+    """Data, partition and settings of a column, at the paper's scale and at the small one.
 
     Attributes:
-        data: a set's name.
+        data: name of the data set.
         partition: as ``methods.parse_partition`` reads it.
         small: the partition at the small scale, of ten classes.
-        scale: changes of the scale (``scales.Scale``) at the paper's.
-        small_scale: likewise at the small one.
-        job: keys of the job, at both.
-        options: options of the data set, at both.
-        share: part of the silos that is asked in a round, at the paper's scale; None is all.
-        small_share: likewise at the small scale.
+        scale: changes to the paper's scale (``scales.Scale``).
+        small_scale: changes to the small scale.
+        job: keys of the job, at both scales.
+        options: options of the data set, at both scales.
+        share: part of the silos that take part in a round, at the paper's scale; None for all.
+        small_share: the same at the small scale.
     """
 
     data: str
@@ -89,9 +89,9 @@ class Column:
 
     Attributes:
         title: as shown.
-        places: where.
-        measure: what.
-        variant: which of a row's methods, where rows have several.
+        places: data and settings over which the measure is averaged.
+        measure: the measure shown.
+        variant: selects one of a row's methods if rows have several.
     """
 
     title: str
@@ -102,13 +102,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: a method and what the paper prints of it.
+    """A row: a method and the numbers that the paper prints for it.
 
     Attributes:
         title: as printed.
-        methods: by a column's variant, as ``methods.parse_method`` reads it; "" is that of all others. A
-            ``warm_up`` below 1 is a part of the rounds. Without any there is no such method here.
-        printed: by column; None is not printed, or not known to us.
+        methods: by a column's variant, as ``methods.parse_method`` reads it; "" for all other variants. A
+            ``warm_up`` below 1 is a part of the rounds. Empty if there is no such method here.
+        printed: by column; None if not printed, or not known to us.
         small: other methods at the small scale.
     """
 
@@ -118,7 +118,7 @@ class Row:
     small: Mapping[str, str] = field(default_factory=dict)
 
     def method(self, variant: str, size: Size) -> str | None:
-        """The method of a column; None where there is none."""
+        """Return the method of a column; None if there is none."""
         known = {**self.methods, **(self.small if size == "cpu" else {})}
         return known.get(variant, known.get(""))
 
@@ -128,10 +128,10 @@ class Table:
     """One table of a paper.
 
     Attributes:
-        name: as ``--table`` calls it.
-        title: which table of which paper.
-        columns, rows: see there.
-        notes: what is different here, or uncertain.
+        name: as in ``--table``.
+        title: names the paper and its table.
+        columns, rows: of the table.
+        notes: differences from the paper, and uncertainties.
     """
 
     name: str
@@ -143,13 +143,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: a method at a place with a seed; ``site`` says how its records are opened.
+    """One training: a method at a place with a seed; ``site`` describes how its records are opened.
 
     Attributes:
-        job: all that decides its numbers.
-        data: the set that is really trained on.
+        job: everything that determines its numbers.
+        data: the data set that is really used.
         root: folder of its files.
-        last: the score is the mean over so many last rounds.
+        last: number of last rounds over which the score is averaged.
     """
 
     job: JobConfig
@@ -158,7 +158,7 @@ class Run:
     last: int
 
     def open(self) -> dict[str, SiloData]:
-        """The silos' records."""
+        """Return the silos' records."""
         if self.data == EICU:
             assert self.root is not None
             return eicu.silos(self.root)
@@ -170,13 +170,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Setting:
-    """A place at one of the scales: what is really trained on.
+    """A place at one of the scales, with the data that are really used.
 
     Attributes:
         place: of the paper.
         data, partition, root, scale: see ``methods.Bench``.
-        written: the partition, as a reader knows it.
-        share: part of the silos that is asked in a round.
+        written: the partition in the papers' notation.
+        share: part of the silos that take part in a round.
     """
 
     place: Place
@@ -189,15 +189,15 @@ class Setting:
 
     @property
     def described(self) -> str:
-        """``digits, P10C2`` and the like, and how many silos a round has if not all."""
+        """Return ``digits, P10C2`` and the like, with the number of silos per round if not all."""
         text = f"{TITLES[self.data]}, {self.written}"
         if self.share is None:
             return text
         silos = len(silo_names(self.data, self.partition))
-        return f"{text}, {self._drawn(silos)} of {silos} silos a round"
+        return f"{text}, {self._drawn(silos)} of {silos} silos per round"
 
     def run(self, method: str, seed: int) -> Run:
-        """The job of a method.
+        """Return the run of a method.
 
         Args:
             method: as ``methods.parse_method`` reads it.
@@ -246,7 +246,7 @@ class Setting:
 
 
 def silo_names(data: str, partition: Mapping[str, Any]) -> list[str]:
-    """Names of a set's silos, without opening them."""
+    """Return the names of a data set's silos, without opening them."""
     if data == EICU:
         return sorted(region.lower() for region in eicu.REGIONS)
     if data == HAM:
@@ -257,20 +257,20 @@ def silo_names(data: str, partition: Mapping[str, Any]) -> list[str]:
 
 
 def missing(name: str) -> str:
-    """What is said of a set without files."""
+    """Return the reason shown for a data set without files."""
     return f"not run: files of {TITLES[name]} not given (--root {name}=FOLDER)"
 
 
 def setting_of(
     place: Place, size: Size, roots: Mapping[str, Path], changes: Mapping[str, Any]
 ) -> Setting | str:
-    """A place at one of the scales, or why it cannot be had.
+    """Return a place at one of the scales, or the reason why it is not available.
 
     Args:
         place: of the paper.
         size: ``cpu`` or ``paper``.
-        roots: folders that exist, by set.
-        changes: of the scale, from the command line.
+        roots: folders that exist, by data set.
+        changes: to the scale, from the command line.
     """
     if place.data == EICU:
         return _eicu(place, size, roots, changes)
@@ -284,19 +284,19 @@ def setting_of(
                 data, needed = "digits", "digits"
             written = place.small
     elif data == TINY:
-        return "not run: Tiny-ImageNet is no data set of Tightframe"
+        return "not run: Tiny-ImageNet is not a data set of Tightframe"
     if needed is None and data != "digits":
         return missing(DERIVED.get(data, data))
     root = None if data == "digits" else roots[str(needed)]
     partition = parse_partition(written)
     if written == "natural":
         written = "silos of its own"
-    asked = {**(place.small_scale if size == "cpu" else place.scale)}
+    values = {**(place.small_scale if size == "cpu" else place.scale)}
     if size == "cpu" and data in SMALL_DERIVED:
-        asked = {**SMALL_DERIVED[data], **asked}
+        values = {**SMALL_DERIVED[data], **values}
         if data == "color_mnist" and root is not None and not list(root.rglob("train-images*")):
             partition, written = {"source": "test"}, "silos of its own, from the test images"
-    scale = replace(scale_of(data, size), **{**asked, **changes})
+    scale = replace(scale_of(data, size), **{**values, **changes})
     scale = replace(scale, last=min(scale.last, scale.rounds))
     return Setting(place, data, partition, written, root, scale, share)
 

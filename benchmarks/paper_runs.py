@@ -1,4 +1,4 @@
-"""The runs behind the papers' tables: what is to be trained, what is done, and what is kept of a run."""
+"""Runs behind the papers' tables: planning, training and storing them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tightframe.rounds.setup import prepare
 
 PERCENT = ("accuracy", "personal", "valid_classes", "label_share")
 SPREAD_RECORDS = 128
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A row at a column.
+    """A cell of a table.
 
     Attributes:
         row, column: of the table.
-        printed: what the paper has there.
-        here: what is trained on here.
-        runs: of each seed, one for each of the column's places.
-        reason: why there are none.
+        printed: the paper's number.
+        here: description of the data used here.
+        runs: by seed, one for each of the column's places.
+        reason: why there are no runs.
     """
 
     row: Row
@@ -48,15 +48,15 @@ class Cell:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Of all its runs."""
+        """Keys of all its runs."""
         return tuple(key_of(run) for runs in self.runs.values() for run in runs)
 
 
 class Store:
-    """Runs that are done, in one JSON file, by what decides their numbers.
+    """Finished runs in one JSON file, by the settings that determine their numbers.
 
     Raises:
-        SystemExit: if the file is not such a one.
+        SystemExit: if the file does not hold runs of this program.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,17 +68,17 @@ class Store:
             except (ValueError, KeyError, TypeError) as error:
                 raise SystemExit(f"expected a file of this program's runs, got {path}: {error!r}") from error
 
-    def put(self, run: Run, found: dict[str, Any]) -> None:
-        """Keep a run, at once."""
+    def put(self, run: Run, result: dict[str, Any]) -> None:
+        """Add a run and write the file at once."""
         job = run.job
         described = {"data": run.data, "method": job.method, "options": job.method_options, "seed": job.seed}
-        self.runs[key_of(run)] = {**described, "partition": job.dataset_options, **found}
+        self.runs[key_of(run)] = {**described, "partition": job.dataset_options, **result}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, {"runs": self.runs})
 
 
 def key_of(run: Run) -> str:
-    """The same for runs whose settings are all the same, and for no others."""
+    """Return a key that is equal exactly for runs with equal settings."""
     values = json.dumps([run.data, run.job.model_dump(mode="json")], sort_keys=True)
     return hashlib.sha256(values.encode()).hexdigest()[:24]
 
@@ -86,7 +86,7 @@ def key_of(run: Run) -> str:
 def cells_of(
     table: Table, size: Size, roots: Mapping[str, Path], seeds: Sequence[int], changes: Mapping[str, Any]
 ) -> list[list[Cell]]:
-    """Every row's cells, in the columns' order."""
+    """Return every row's cells, in the columns' order."""
     made = [[setting_of(place, size, roots, changes) for place in column.places] for column in table.columns]
 
     def cell(row: Row, place: int) -> Cell:
@@ -95,7 +95,7 @@ def cells_of(
         here = sorted({item.described for item in made[place] if isinstance(item, Setting)})
         reason = next((item for item in made[place] if isinstance(item, str)), "")
         if method is None:
-            reason = f"not run: there is no {row.title} without the rest here"
+            reason = f"not run: {row.title} does not exist on its own here"
         if reason or method is None:
             return Cell(row, column, printed, "", {}, reason)
         settings = [item for item in made[place] if isinstance(item, Setting)]
@@ -106,21 +106,21 @@ def cells_of(
 
 
 def train(run: Run, records: Mapping[str, SiloData]) -> dict[str, Any]:
-    """Everything that some table shows of a run. A failure is a result, too."""
+    """Train; return everything that any table shows of the run, or the code of a failure."""
     begun = time.monotonic()
     try:
         result = federation.run_job(run.job, data=records)
     except TightframeError as error:
         return {"error": error.code, "reason": str(error), "seconds": time.monotonic() - begun}
-    models = [row.evaluation or {} for row in result.outcome.rows if row.makes_model]
-    final = models[-1].get("test", {}) if models else {}
+    models = [row.test for row in result.outcome.rows if row.makes_model]
+    final = models[-1] if models else None
     names = ("accuracy", "balanced_accuracy", "loss", "auroc", "average_precision")
     own = methods.get(run.job.method).own_model is not None
     return {
         # Silos' own models are evaluated, too, but are no global one.
-        "course": [] if own else [model.get("test", {}).get("accuracy") for model in models],
-        "final": {name: final.get(name) for name in names},
-        "personal": result.outcome.personal,
+        "course": [] if own else [None if model is None else model.accuracy for model in models],
+        "final": {name: getattr(final, name, None) for name in names},
+        "personal": None if result.outcome.personal is None else result.outcome.personal.as_json(),
         "spread": spread(run, result.state.model, records),
         "seconds": time.monotonic() - begun,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
@@ -130,7 +130,7 @@ def train(run: Run, records: Mapping[str, SiloData]) -> dict[str, Any]:
 
 @torch.no_grad()
 def spread(run: Run, model: Mapping[str, torch.Tensor], records: Mapping[str, SiloData]) -> float | None:
-    """FedMR's table 7 of the last model: on test records of all silos together, drawn by the seed."""
+    """Return the spread of FedMR's table 7 for the last model, on test records drawn by the seed."""
     if not model:
         return None
     module: Any = prepare(run.job).setting.build_model()
@@ -143,18 +143,18 @@ def spread(run: Run, model: Mapping[str, torch.Tensor], records: Mapping[str, Si
     return metrics.eigenvalue_spread(module.eval().features(inputs).double().numpy())
 
 
-def fill(cells: Sequence[Cell], store: Store, *, retry: bool, tell: Tell, workers: int = 1) -> dict[str, str]:
-    """Make the runs that are not there yet, seed by seed, and write each at once.
+def fill(cells: Sequence[Cell], store: Store, *, retry: bool, log: Log, workers: int = 1) -> dict[str, str]:
+    """Train the runs that are missing, seed by seed, and store each at once.
 
     Args:
-        cells: whose runs.
-        store: where they are kept.
-        retry: make those that failed again.
-        tell: gets a line after each run.
-        workers: processes that share them.
+        cells: cells whose runs are needed.
+        store: of the finished runs.
+        retry: repeat those that failed.
+        log: called with a line after each run.
+        workers: number of processes.
 
     Returns:
-        Why a run could not be made, by its key: its records cannot be opened.
+        By key, the reason why a run's records could not be opened.
     """
     wanted: dict[str, Run] = {}
     for cell in cells:
@@ -163,21 +163,21 @@ def fill(cells: Sequence[Cell], store: Store, *, retry: bool, tell: Tell, worker
             if done is None or (retry and "error" in done):
                 wanted[key_of(run)] = run
     refused: dict[str, str] = {}
-    for number, (key, found) in enumerate(_made(sorted(wanted.values(), key=_order), workers), 1):
+    for number, (key, result) in enumerate(_made(sorted(wanted.values(), key=_order), workers), 1):
         run = wanted[key]
-        if isinstance(found, str):
-            refused[key] = ended = found
+        if isinstance(result, str):
+            refused[key] = ended = result
         else:
-            store.put(run, found)
-            value = value_of(found, "accuracy", run.last)
-            ended = found.get("error") or ("no global model" if value is None else f"{value:.1f} %")
-        asked = f"{run.job.method} ({comparison.described(run.job.method_options)})"
-        tell(f"{number} of {len(wanted)}: seed {run.job.seed}, {run.data}: {asked}: {ended}")
+            store.put(run, result)
+            value = value_of(result, "accuracy", run.last)
+            ended = result.get("error") or ("no global model" if value is None else f"{value:.1f} %")
+        method = f"{run.job.method} ({comparison.described(run.job.method_options)})"
+        log(f"{number} of {len(wanted)}: seed {run.job.seed}, {run.data}: {method}: {ended}")
     return refused
 
 
 def _made(runs: Sequence[Run], workers: int) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Keys of the runs, each with what came out, as they are done."""
+    """Yield the keys of the runs with their results, as they finish."""
     if workers == 1 or len(runs) < 2:
         yield from map(make, runs)
         return
@@ -187,11 +187,11 @@ def _made(runs: Sequence[Run], workers: int) -> Iterator[tuple[str, dict[str, An
 
 
 _opened: dict[tuple[int, str, str], Mapping[str, SiloData] | str] = {}
-"""The records that this process opened last."""
+"""Records that this process opened last."""
 
 
 def make(run: Run) -> tuple[str, dict[str, Any] | str]:
-    """A run's key, and the run, or why its records cannot be opened."""
+    """Return a run's key and its result, or the reason why its records cannot be opened."""
     if (order := _order(run)) not in _opened:
         _opened.clear()
         _opened[order] = _open(run)
@@ -207,7 +207,7 @@ def _runs(cell: Cell) -> Iterator[Run]:
 
 
 def _order(run: Run) -> tuple[int, str, str]:
-    """Runs with the same one have the same records."""
+    """Return a sort key that is equal for runs with the same records."""
     options = json.dumps(run.job.dataset_options, sort_keys=True)
     return run.job.seed, f"{run.data} {run.root}", options
 
@@ -219,16 +219,16 @@ def _open(run: Run) -> Mapping[str, SiloData] | str:
         return f"not run: {error}"
 
 
-def value_of(found: Mapping[str, Any], measure: str, last: int) -> float | None:
-    """A measure of a run as the tables have it; None where there is none."""
+def value_of(result: Mapping[str, Any], measure: str, last: int) -> float | None:
+    """Return a measure of a run as the tables show it; None if there is none."""
     if measure == "accuracy":
-        value = comparison.score(found, last)
+        value = comparison.score(result, last)
     elif measure == "rate":
-        value = found.get("final", {}).get("accuracy")
+        value = result.get("final", {}).get("accuracy")
     elif measure == "spread":
-        value = found.get("spread")
+        value = result.get("spread")
     elif measure in PERCENT:
-        value = (found.get("personal") or {}).get("accuracy" if measure == "personal" else measure)
+        value = (result.get("personal") or {}).get("accuracy" if measure == "personal" else measure)
     else:
-        value = found.get("final", {}).get(measure)
+        value = result.get("final", {}).get(measure)
     return value * 100 if value is not None and measure in PERCENT else value

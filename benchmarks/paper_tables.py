@@ -1,4 +1,4 @@
-"""The papers' tables: rows, columns, and the numbers that the papers print.
+"""The papers' tables: rows, columns and printed numbers.
 
 A printed number that is not known to us is None, never guessed. FedETF: Li et al., ICCV
 2023; FedNH: Dai et al., AAAI 2023; FedAvg_ETF: Huang et al.; FedILC: Zhu et al., arXiv 2205.09305.
@@ -54,7 +54,7 @@ ETF_NOTES = (
 
 
 def etf_place(data: str, silos: int, alpha: str, share: float | None = None) -> Place:
-    """One of FedETF's settings, with personal models."""
+    """Return one of FedETF's settings, with personal models."""
     scale = {
         "model": "resnet18" if data == TINY else "resnet20",
         "rounds": 200,
@@ -71,7 +71,7 @@ def etf_place(data: str, silos: int, alpha: str, share: float | None = None) -> 
 
 
 def etf_table(name: str, title: str, printed: Mapping[str, str], places: Mapping[str, Place]) -> Table:
-    """General and Personal at each place."""
+    """Return a table of General and Personal at each place."""
     columns = [
         Column(f"{where} {what}", (place,), "accuracy" if what == "General" else "personal")
         for where, place in places.items()
@@ -85,7 +85,7 @@ def etf_table(name: str, title: str, printed: Mapping[str, str], places: Mapping
 
 
 def etf1() -> Table:
-    """Twenty silos."""
+    """Return the main table, with twenty silos."""
     sets = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny-ImageNet": TINY}
     places = {
         f"{title} a={alpha}": etf_place(data, 20, alpha)
@@ -96,7 +96,7 @@ def etf1() -> Table:
 
 
 def etf2() -> Table:
-    """A part of 50 or 100 silos in each round."""
+    """Return the table with a part of 50 or 100 silos in each round."""
     places = {
         f"{silos} silos, {share} a round": etf_place("cifar10", silos, "0.1", share)
         for silos in (50, 100)
@@ -123,7 +123,7 @@ NH1 = {
 
 
 def nh1() -> Table:
-    """Global and personal models, CIFAR-100."""
+    """Return the table of global and personal models on CIFAR-100."""
     scale = {
         "model": "conv2cifar",
         "rounds": 200,
@@ -151,7 +151,7 @@ def nh1() -> Table:
         Row(title, {"": method}, numbers(text), {"": "fednh"} if title == "FedNH" else {})
         for title, (method, text) in NH1.items()
     )
-    notes = (WEIGHTS, "Only FedNH's learning rate decays (in the paper that of all methods).")
+    notes = (WEIGHTS, "Only FedNH's learning rate decays (in the paper all methods' do).")
     return Table("nh1", "FedNH, CIFAR-100: GM, PM(V), PM(L), %", tuple(columns), rows, notes)
 
 
@@ -189,7 +189,7 @@ BEST = {
     2: {"C10-100-2": (1.0, 0.9), "C10-100-5": (0.5, 0.9), "C100-100-20": (0.1, 0.6)},
     5: {"C10-100-2": (0.5, 0.9), "C10-100-5": (1.0, 0.6), "C100-100-20": (1.0, 0.6)},
 }
-"""Table 3's best alpha and R_warm, as a part of the rounds, by local epochs."""
+"""Best alpha and R_warm of table 3, the latter as a part of the rounds, by local epochs."""
 
 
 def slashed(text: str) -> tuple[str | None, ...]:
@@ -198,7 +198,7 @@ def slashed(text: str) -> tuple[str | None, ...]:
 
 
 def gmv_columns(epochs: Sequence[int]) -> tuple[Column, ...]:
-    """The three partitions, for each number of local epochs."""
+    """Return columns for the three partitions and each number of local epochs."""
     columns = []
     for number in epochs:
         for title, data in GMV_PLACES.items():
@@ -227,7 +227,7 @@ def gmv_columns(epochs: Sequence[int]) -> tuple[Column, ...]:
 
 
 def memory(epochs: Sequence[int]) -> dict[str, str]:
-    """FedAvg_ETF with table 3's best options of each column."""
+    """Return FedAvg_ETF with the best options of table 3 for each column."""
     return {
         f"{number} {title}": f"fedavg_etf:alpha={alpha},warm_up={start}"
         for number in epochs
@@ -236,28 +236,28 @@ def memory(epochs: Sequence[int]) -> dict[str, str]:
 
 
 SEARCHED = (
-    "FedAvg_ETF (both) has each column's best alpha and R_warm of the paper's table 3, R_warm as a part of "
-    "the rounds, so that its runs differ between columns with the same data."
+    "FedAvg_ETF (both) uses each column's best alpha and R_warm of the paper's table 3, R_warm as a part of "
+    "the rounds, so its runs differ between columns with the same data."
 )
 
 
 def gmv1() -> Table:
-    """All methods, two local epochs."""
+    """Return the table of all methods with two local epochs."""
     rows = [Row(title, {"": method}, slashed(text)) for title, (method, text) in GMV1.items()]
     rows.append(Row("FedAvg_ETF", memory([2]), slashed("79.8/84.6/51.3")))
-    notes = (WEIGHTS, SEARCHED, "SCAFFOLD/RS: the first two printed values look exchanged in print.")
+    notes = (WEIGHTS, SEARCHED, "SCAFFOLD/RS: the first two printed values seem to be swapped.")
     return Table("gmv1", "FedAvg_ETF, table 1: accuracy, %, E=2", gmv_columns([2]), tuple(rows), notes)
 
 
 def gmv2() -> Table:
-    """Other methods with the frame."""
+    """Return the table of other methods with the frame."""
     rows = tuple(Row(f"{title} + ETF", {"": method}, slashed(text)) for title, (method, text) in GMV2.items())
     notes = (WEIGHTS, "The paper's optimiser of FedOpt is not known to us; here it is Adam.")
     return Table("gmv2", "FedAvg_ETF, table 2 (+ETF): accuracy, %, E=2", gmv_columns([2]), rows, notes)
 
 
 def gmv4() -> Table:
-    """Frame and memory, each alone."""
+    """Return the table of frame and memory, each alone."""
     rows = (
         Row("FedAvg", {"": "fedavg"}, slashed("69.6/82.0/49.8/10.0/83.6/39.0")),
         Row("+ ETF", {"": "fedavg_etf:alpha=0"}, slashed("71.4/82.8/48.7/77.0/84.1/41.5")),
@@ -286,11 +286,11 @@ ILC_OPTIONS = {
     "rcifar": ("learning_rate=1e-4,weight_decay=1e-3", "learning_rate=1e-3,weight_decay=1e-3", "1"),
     "eicu": ("learning_rate=2e-4,weight_decay=1e-3", "learning_rate=1e-2,weight_decay=0.1", "0.1"),
 }
-"""The server's Adam as in the paper and at the small scale, where rounds are fewer; and lambda."""
+"""Options of the server's Adam, and lambda: in the paper, and at the small scale with fewer rounds."""
 
 
 def ilc1() -> Table:
-    """Out-of-distribution loss, accuracy, AUROC and AUCPR."""
+    """Return the table of out-of-distribution loss, accuracy, AUROC and AUCPR."""
     common = {"rounds": 301, "epochs": 1, "last": 1}
     mlp = {"model": "mlp", "model_options": {"widths": [390, 390], "single_logit": True}}
     cnn = {"model": "fedilc_cnn", "model_options": {}}
@@ -337,8 +337,8 @@ def ilc1() -> Table:
     notes = (
         "Printed numbers are of the model with the lowest loss on the same records, and AUROC of 0/1 "
         "predictions; ours are of the last model, AUROC of scores. Our AUCPR is the mean over both classes, "
-        "which for eICU lies above that of the deaths alone.",
-        "What the paper's tables call FedCurv is Fishr with the arithmetic mean; the real one is `fedcurv`.",
+        "which for eICU is higher than that of the deaths alone.",
+        "The paper's tables call Fishr with the arithmetic mean FedCurv; the real one is `fedcurv`.",
     )
     title = "FedILC: out-of-distribution loss, accuracy, AUROC, AUCPR"
     return Table("ilc1", title, columns, rows, notes)

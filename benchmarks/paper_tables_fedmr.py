@@ -1,4 +1,4 @@
-"""FedMR's tables: rows, columns, and the numbers that the paper prints (Fan et al., TMLR 2023)."""
+"""FedMR's tables: rows, columns and printed numbers (Fan et al., TMLR 2023)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ NO_WEIGHT = ("fedmr:mu_intra=0", "fedmr:mu_inter=0")
 
 
 def mr_place(data: str, partition: str) -> Place:
-    """One of FedMR's partitions; CIFAR-100's with a tenth of the classes at the small scale."""
+    """Return one of FedMR's partitions; CIFAR-100's has a tenth of the classes at the small scale."""
     wide = data == "CIFAR-100"
     if partition == "IID":
         return Place(DATA[data], "IIDx10", "IIDx10")
@@ -75,21 +75,21 @@ def mr_place(data: str, partition: str) -> Place:
 
 
 def mr_places(data: str) -> tuple[Place, ...]:
-    """A set's five partitions."""
+    """Return a data set's five partitions."""
     return tuple(mr_place(data, partition) for partition in (FIVE_100 if data == "CIFAR-100" else FIVE))
 
 
 def by_columns(methods: Mapping[str, str], printed: Sequence[str]) -> tuple[Row, ...]:
-    """Rows from the printed numbers column by column."""
-    found = [numbers(text) for text in printed]
+    """Return rows from printed numbers that are given by column."""
+    columns = [numbers(text) for text in printed]
     return tuple(
-        Row(title, {"": method}, tuple(values[place] for values in found))
+        Row(title, {"": method}, tuple(values[place] for values in columns))
         for place, (title, method) in enumerate(methods.items())
     )
 
 
 def mr1() -> Table:
-    """Accuracy on all partitions."""
+    """Return the table of accuracy on all partitions."""
     columns = [
         Column(f"{data} {name}", mr_places(data) if name == "mean" else (mr_place(data, name),))
         for data, printed in MR1.items()
@@ -100,7 +100,7 @@ def mr1() -> Table:
 
 
 def mr2() -> Table:
-    """Many silos, and the medical set."""
+    """Return the table with many silos and the medical data set."""
     places = [
         Place(HAM, "natural", "natural") if title == "ISIC2019" else mr_place(*title.split()) for title in MR2
     ]
@@ -108,14 +108,14 @@ def mr2() -> Table:
     notes = (
         WEIGHTS,
         OWN_SCORE,
-        "ISIC2019's column here is the HAM four-centre subset: other images, other size.",
+        "ISIC2019's column here shows the HAM four-centre subset: other images, other size.",
     )
     rows = by_columns(MR_METHODS, list(MR2.values()))
     return Table("mr2", "FedMR, table 2: accuracy, %, 10 silos a round", columns, rows, notes)
 
 
 def mr6() -> Table:
-    """FedMR's two terms."""
+    """Return the table of FedMR's two terms."""
     columns = tuple(Column(f"{data} mean", mr_places(data)) for data in DATA)
     rows = (
         Row("neither", {"": "fedavg"}, numbers("79.35/86.48/78.58/66.41".replace("/", " "))),
@@ -128,7 +128,7 @@ def mr6() -> Table:
 
 
 def mr7() -> Table:
-    """How unevenly features spread."""
+    """Return the table of the features' spread."""
     columns = tuple(Column(name, (mr_place("FMNIST", name),), "spread") for name in FIVE)
     printed = {
         "FedAvg": "1201,1274,1055,814,640",
@@ -145,16 +145,15 @@ def mr7() -> Table:
     rows = tuple(Row(title, {"": methods[title]}, numbers(text)) for title, text in printed.items())
     notes = (
         WEIGHTS,
-        "Which set the printed numbers are of is not known to us; they are taken for FMNIST's. Ours: "
-        "features that the last model gives 128 test images, drawn by the seed; the spread grows with "
-        "their width.",
+        "The data set of the printed numbers is not known to us; FMNIST is assumed. Ours: the last model's "
+        "features of 128 test images, drawn by the seed; the spread grows with their width.",
     )
     title = "FedMR, table 7: spread of the 50 largest eigenvalues of the features' correlations"
     return Table("mr7", title, columns, rows, notes)
 
 
 def mr8() -> Table:
-    """FedMR's prototypes added to other methods."""
+    """Return the table of other methods with FedMR's prototypes added."""
     places = mr_places("FMNIST")
     columns = (
         Column("FMNIST mean, without", places, variant="without"),

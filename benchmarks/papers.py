@@ -1,10 +1,10 @@
 """The papers' tables: our numbers beside the printed ones.
 
-At the scale ``cpu`` small networks and data that are at hand stand in for the papers' (the digits always,
-Fashion-MNIST and others where their files are given): its numbers are of other data and another size than
-the printed ones, and not to be compared with them. ``paper`` takes the papers' data and schedules, for a
-GPU. Every run is written to a file as soon as it is done and not made again, so that a table can be
-filled run by run, by several calls; a changed setting makes another run. A table shows what is there.
+The scale ``cpu`` uses small networks and available data in place of the papers' (always the digits;
+Fashion-MNIST and others if their files are given): its numbers come from other data of another size, and
+cannot be compared with the printed ones. ``paper`` uses the papers' data and schedules, for a GPU. Every
+run is written to a file as soon as it is done and not repeated, so that several calls can fill a table;
+a changed setting is another run. A table shows the runs that are done.
 
     python benchmarks/papers.py --table mr1
     python benchmarks/papers.py --table etf1 --seeds 3 --rows FedAvg FedETF --columns "CIFAR-10 a=0.1 General"
@@ -37,13 +37,13 @@ from tightframe.data.image_sets import DERIVED
 from tightframe.errors import TightframeError
 
 CPU = (
-    "CPU SCALE: small networks, and other data where said, stand in for the paper's. Ours are numbers of "
-    "other data and another size than the printed ones, and not to be compared with them."
+    "CPU SCALE: small networks, and other data where noted, replace the paper's. Our numbers come from "
+    "other data of another size, and cannot be compared with the printed ones."
 )
 
 
 def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
-    """What a cell shows of our runs: mean and spread over the seeds that are done, or why there is none."""
+    """Return a cell's text for our runs: mean and spread over the finished seeds, or why there is none."""
     if cell.reason:
         return "not run"
     measure = cell.column.measure
@@ -51,11 +51,11 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
     for runs in cell.runs.values():
         if any(key_of(run) in refused for run in runs):
             return "not run"
-        found = [store.runs.get(key_of(run)) for run in runs]
-        if None in found:
+        results = [store.runs.get(key_of(run)) for run in runs]
+        if None in results:
             pending += 1
             continue
-        done = [item for item in found if item is not None]
+        done = [item for item in results if item is not None]
         codes = [item["error"] for item in done if "error" in item]
         each = [value_of(item, measure, run.last) for item, run in zip(done, runs, strict=True)]
         known = [value for value in each if value is not None]
@@ -77,9 +77,9 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
 def texts(
     rows: Sequence[Sequence[Cell]], store: Store, refused: Mapping[str, str]
 ) -> tuple[list[str], list[list[str]]]:
-    """The columns' titles, and every cell as ``printed / ours``.
+    """Return the columns' titles, and every cell as ``printed / ours``.
 
-    A cell with the same runs as one of an earlier column says so; if that holds for all, their title does.
+    A cell with the same runs as one of an earlier column refers to it; if all cells have, the title does.
     """
     lines = [[cells[0].row.title] for cells in rows]
     titles: list[str] = []
@@ -91,12 +91,12 @@ def texts(
         twin = earlier.setdefault(tuple(runs), title) if any(keys for keys, _ in runs) else title
         titles.append(title if twin == title else f"{title} (ours: {twin})")
         for line, known, cell, same in zip(lines, seen, column, runs, strict=True):
-            found = known.setdefault(same, title) if cell.keys else title
+            first = known.setdefault(same, title) if cell.keys else title
             printed = cell.printed or "-"
             if twin != title:
                 line.append(printed)
-            elif found != title:
-                line.append(f"{printed} / as {found}")
+            elif first != title:
+                line.append(f"{printed} / as {first}")
             else:
                 line.append(f"{printed} / {ours(cell, store, refused)}")
     return titles, lines
@@ -105,32 +105,32 @@ def texts(
 def remarks(
     table: Table, rows: Sequence[Sequence[Cell]], refused: Mapping[str, str], size: Size, seeds: int
 ) -> list[str]:
-    """What has to be said with the numbers."""
-    found = [CPU] if size == "cpu" else []
+    """Return the notes below a table."""
+    lines = [CPU] if size == "cpu" else []
     spread = "one seed" if seeds == 1 else f"mean ± sd, up to {seeds} seeds"
-    found.append(f"Cells are printed / ours; - is not printed, … not run yet; ours: {spread}.")
-    found += table.notes
+    lines.append(f"Cells are printed / ours; - is not printed, … not run yet; ours: {spread}.")
+    lines += table.notes
     reasons: dict[str, list[str]] = {}
     for cells in rows:
         for cell in cells:
-            said = (
+            texts = (
                 [cell.reason]
                 if cell.reason
                 else sorted({refused[key] for key in cell.keys if key in refused})
             )
             if size == "cpu" and cell.here:
-                said.append(f"ours: {cell.here}")
-            for text in said:
+                texts.append(f"ours: {cell.here}")
+            for text in texts:
                 reasons.setdefault(text, [])
                 if cell.column.title not in reasons[text]:
                     reasons[text].append(cell.column.title)
-    return found + [f"{', '.join(titles)}: {text}" for text, titles in reasons.items()]
+    return lines + [f"{', '.join(titles)}: {text}" for text, titles in reasons.items()]
 
 
 def show(
-    title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], said: Sequence[str], wide: int
+    title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[str], wide: int
 ) -> str:
-    """The table for a terminal, at most ``wide`` columns side by side."""
+    """Return the table for a terminal, at most ``wide`` columns side by side."""
     shown = io.StringIO()
     console = Console(file=shown, width=40 + 32 * min(wide, len(columns)))
     for start in range(0, len(columns), wide):
@@ -138,36 +138,36 @@ def show(
         for line in lines:
             block.add_row(line[0], *line[1 + start : 1 + start + wide])
         console.print(block)
-    for text in said:
+    for text in notes:
         console.print(text, highlight=False)
     return shown.getvalue()
 
 
 def markdown(
-    title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], said: Sequence[str], wide: int
+    title: str, columns: Sequence[str], lines: Sequence[Sequence[str]], notes: Sequence[str], wide: int
 ) -> str:
-    """The table for a page, at most ``wide`` columns side by side."""
+    """Return the table in Markdown, at most ``wide`` columns side by side."""
     shown = [f"**{title}**", ""]
     for start in range(0, len(columns), wide):
         block = ("method", *columns[start : start + wide])
         shown += ["| " + " | ".join(block) + " |", "|---" * len(block) + "|"]
         shown += ["| " + " | ".join((line[0], *line[1 + start : 1 + start + wide])) + " |" for line in lines]
         shown.append("")
-    return "\n".join([*shown, *(f"- {text}" for text in said), ""])
+    return "\n".join([*shown, *(f"- {text}" for text in notes), ""])
 
 
 def chosen(table: Table, rows: Sequence[str] | None, columns: Sequence[str] | None) -> Table:
-    """The table with these rows and columns only.
+    """Return the table with these rows and columns only.
 
     Raises:
-        SystemExit: if it has no such one.
+        SystemExit: if it does not have one of them.
     """
-    for what, asked, known in (
+    for what, wanted, known in (
         ("rows", rows, [row.title for row in table.rows]),
         ("columns", columns, [column.title for column in table.columns]),
     ):
-        if strange := [title for title in asked or () if title not in known]:
-            raise SystemExit(f"{table.name} has no {what} {strange}, but {known}")
+        if strange := [title for title in wanted or () if title not in known]:
+            raise SystemExit(f"expected {what} of {table.name}, {known}, got {strange}")
     places = [place for place, column in enumerate(table.columns) if not columns or column.title in columns]
     kept = [
         replace(row, printed=tuple(row.printed[place] for place in places))
@@ -189,36 +189,40 @@ def parse_root(text: str) -> tuple[str, Path]:
 
 
 def positive(text: str) -> int:
-    """1 or more."""
+    """Parse a whole number of 1 or more."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, got {text!r}")
     return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    found = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    found.add_argument("--table", choices=list(TABLES), required=True)
-    found.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
-    found.add_argument("--seeds", type=positive, help="how many, from 0 on; default: 1 at cpu, 3 at paper")
-    found.add_argument("--root", type=parse_root, action="append", default=[], metavar="SET=FOLDER")
-    found.add_argument("--rows", nargs="+", help="only these, by their titles")
-    found.add_argument("--columns", nargs="+", help="only these, by their titles")
-    found.add_argument(
+    """Return the parser of the command line."""
+    command = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument("--table", choices=list(TABLES), required=True)
+    command.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
+    command.add_argument(
+        "--seeds", type=positive, help="number of seeds, from 0 on; default: 1 at cpu, 3 at paper"
+    )
+    command.add_argument("--root", type=parse_root, action="append", default=[], metavar="SET=FOLDER")
+    command.add_argument("--rows", nargs="+", help="only these rows, by title")
+    command.add_argument("--columns", nargs="+", help="only these columns, by title")
+    command.add_argument(
         "--out", type=Path, help="file of the runs; default: benchmarks/results/papers-SCALE.json"
     )
-    found.add_argument("--show", action="store_true", help="run nothing, show what is done")
-    found.add_argument("--retry", action="store_true", help="make runs that failed again")
-    found.add_argument("--workers", type=positive, help="processes; default: 2 at cpu, 1 at paper")
-    found.add_argument("--markdown", action="store_true")
-    found.add_argument("--wide", type=positive, default=5, help="columns side by side")
+    command.add_argument("--show", action="store_true", help="run nothing; show the finished runs")
+    command.add_argument("--retry", action="store_true", help="repeat the runs that failed")
+    command.add_argument("--workers", type=positive, help="processes; default: 2 at cpu, 1 at paper")
+    command.add_argument("--markdown", action="store_true")
+    command.add_argument("--wide", type=positive, default=5, help="number of columns side by side")
     for name in ("rounds", "epochs", "subset"):
-        found.add_argument(f"--{name}", type=positive, help="instead of the scale's")
-    return found
+        command.add_argument(f"--{name}", type=positive, help="in place of the scale's value")
+    return command
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Fill, show."""
+    """Train the missing runs, print the table, and return the exit code."""
     arguments = parser().parse_args(given)
     progress = partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
     size: Size = arguments.scale
@@ -236,12 +240,12 @@ def main(given: Sequence[str] | None = None) -> int:
     if not arguments.show:
         cells = [cell for cells in rows for cell in cells]
         workers = arguments.workers or (2 if size == "cpu" else 1)
-        refused = fill(cells, store, retry=arguments.retry, tell=progress, workers=workers)
+        refused = fill(cells, store, retry=arguments.retry, log=progress, workers=workers)
         progress(f"runs are in {store.path}")
     columns, lines = texts(rows, store, refused)
-    said = remarks(table, rows, refused, size, len(seeds))
+    notes = remarks(table, rows, refused, size, len(seeds))
     lay_out = markdown if arguments.markdown else show
-    print(lay_out(table.title, columns, lines, said, arguments.wide))
+    print(lay_out(table.title, columns, lines, notes, arguments.wide))
     return 0
 
 

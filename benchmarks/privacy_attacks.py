@@ -1,12 +1,12 @@
-"""What an attacker gets out of class sums and of a global model, each beside what chance gives.
+"""Attacks on class sums and on a global model, each compared with chance.
 
-Two questions. *Inversion*: does a released class mean look like one of its records more than like any other
-record of the class? *Inference*: does a release tell whether a canary was among the records? Both
-are answered against a permutation null: who took part is drawn at random, so that under "nothing is told"
-any other drawing would score as well, and the true one is beyond the null's 95 % in one trial of 20.
+Two questions. *Inversion*: does a released class mean resemble one of its records more than any other
+record of the class? *Inference*: does a release reveal whether a canary was among the records? Both are
+tested against a permutation null: participants are drawn at random, so that if nothing is revealed any
+other drawing would score as well, and the true one exceeds the null's 95 % quantile in one trial of 20.
 
-The releases are the real ones (``privacy.class_sums``, whole private runs). Seeds fix which records are
-drawn; the noise comes from the operating system and has no seed.
+The releases are the real ones (``privacy.releases.class_sums``, whole private runs). Seeds fix which
+records are drawn; the noise comes from the operating system and has no seed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from tightframe.data.base import SiloData
 from tightframe.data.image_sets import open_silos
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.releases.class_sums import as_numbers, class_sums, noise_for
+from tightframe.privacy.releases.class_sums import class_sums, noise_for
 from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.rounds.setup import prepare
 
@@ -42,12 +44,12 @@ LEVEL = 0.05
 
 @dataclass(frozen=True)
 class Pool:
-    """Records that attacks are tried on.
+    """Records for trying attacks.
 
     Attributes:
         features: (n, d) float64, of unit norm, which is the clip.
         labels: (n,).
-        known: class -> mean of *other* records of it, (d,), which the attacker knows.
+        known: class -> mean of *other* records of the class, (d,), which the attacker knows.
     """
 
     features: Array
@@ -55,20 +57,20 @@ class Pool:
     known: Mapping[int, Array]
 
     def of_class(self, label: int) -> Array:
-        """The features of a class, (m, d)."""
-        found: Array = self.features[self.labels == label]
-        return found
+        """Return the features of a class, (m, d)."""
+        features: Array = self.features[self.labels == label]
+        return features
 
 
 def stacked(silo: SiloData, fold: Any = "train") -> tuple[Array, Array]:
-    """All inputs (n, ...) and labels (n,) of a fold."""
+    """Return all inputs (n, ...) and labels (n,) of a fold."""
     records: Any = silo.records(fold)
     inputs = np.stack([records[place][0].numpy() for place in range(len(silo.labels(fold)))])
     return inputs, silo.labels(fold)
 
 
 def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)) -> Pool:
-    """Features of half of the digits, by a network trained on the other half, which the attacker knows."""
+    """Return features of half of the digits; the attacker knows the other half, which trained the network."""
     silos = open_silos("digits", partition="iid", silos=2, partition_seed=seed, test="own")
     (inputs, labels), (own, own_labels) = (stacked(silo) for silo in silos.values())
     torch.manual_seed(seed)
@@ -79,8 +81,8 @@ def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)
         (torch.from_numpy(inputs[part]), torch.from_numpy(labels[part]))
         for part in loop.merge_single_tail(shuffled, 32)
     ]
-    settings = loop.OptimizerSettings(learning_rate=0.05, momentum=0.9)
-    stage = loop.Stage((loop.cross_entropy(),), settings, epochs=epochs)
+    settings = OptimizerSettings(learning_rate=0.05, momentum=0.9)
+    stage = Stage((cross_entropy(),), settings, epochs=epochs)
     loop.fit(model, lambda epoch: iter(batches), [stage], device="cpu")
     others, other_labels = _unit(model, inputs, labels)
     known = {label: others[other_labels == label].mean(0) for label in range(CLASSES)}
@@ -89,16 +91,16 @@ def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)
 
 @torch.no_grad()
 def _unit(model: Any, inputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Features of unit norm and their labels; the few of norm zero are left out."""
+    """Return features of unit norm and their labels, without the few of norm zero."""
     features = model.features(torch.from_numpy(inputs)).double().numpy()
     norms = np.linalg.norm(features, axis=1)
     return features[norms > 0] / norms[norms > 0, None], labels[norms > 0]
 
 
 def release_noise(epsilon: float | None, delta: float) -> float | None:
-    """Noise multiplier of a release that costs ``epsilon``; None without privacy.
+    """Return the noise multiplier of a release that costs ``epsilon``; None without privacy.
 
-    Of R releases with the same cost in all, the average has the noise of this one.
+    The average of R releases with the same total cost has the noise of this one.
     """
     if epsilon is None:
         return None
@@ -106,11 +108,11 @@ def release_noise(epsilon: float | None, delta: float) -> float | None:
 
 
 def released(features: Array, owners: Array, trials: int, noise: float | None) -> Array:
-    """Class sums as the server opens them, with the least noise that is promised: a class for each trial.
+    """Return class sums as the server opens them, with the least promised noise: a class for each trial.
 
     Args:
         features: (r, d) of all records.
-        owners: (r,) the trial that each belongs to.
+        owners: (r,) the trial to which each belongs.
         trials: T.
         noise: multiplier; None adds none.
 
@@ -121,8 +123,8 @@ def released(features: Array, owners: Array, trials: int, noise: float | None) -
     units = class_sums(torch.from_numpy(features), torch.from_numpy(owners), trials, config)
     if noise is not None:
         units += noise_for(tuple(units.shape), config, honest=1)
-    found: Array = as_numbers(units, config).numpy()
-    return found
+    sums: Array = config.as_numbers(units.numpy())
+    return sums
 
 
 def invert(
@@ -135,11 +137,11 @@ def invert(
     permutations: int = 199,
     delta: float = 1e-5,
 ) -> dict[str, Any]:
-    """How much a released class mean of a few records looks like one of them.
+    """Measure how much a released class mean of a few records resembles one of them.
 
-    In each trial a class and ``records`` of its records are drawn. The score is the cosine between the
-    released mean and the nearest record in it; the null's are the same for other drawings from the class.
-    A sharper attacker, who knows how many there are, first takes the class's known mean off both.
+    Each trial draws a class and ``records`` of its records. The score is the cosine between the released
+    mean and the nearest record in it; the null's scores are the same for other drawings from the class.
+    A stronger attacker, who knows the number of records, first subtracts the class's known mean from both.
 
     Returns:
         ``cosine`` and ``centred``, each with ``score`` (mean over trials), ``null`` (means of its 5, 50 and
@@ -161,8 +163,8 @@ def invert(
             cosines = cosine(records_of - shift, total / records - shift)
             null, score = cosines[others].max(1), float(cosines[own].max())
             quantiles = np.quantile(null, (0.05, 0.5, 0.95))
-            found = (p_value(score, null) <= LEVEL, cosines.argmax() in own)
-            rows[name].append((score, *quantiles, *map(float, found)))
+            hits = (p_value(score, null) <= LEVEL, cosines.argmax() in own)
+            rows[name].append((score, *quantiles, *map(float, hits)))
     summed = {name: [float(np.mean(item)) for item in zip(*own, strict=True)] for name, own in rows.items()}
     chance = statistics.fmean(records / len(pool.of_class(label)) for label in drawn)
     common = {"epsilon": epsilon, "noise_multiplier": noise, "records": records, "trials": trials}
@@ -173,10 +175,10 @@ def invert(
 
 
 def cosine(rows: Array, vector: Array) -> Array:
-    """The cosine of each row (n, d) with a vector (d,)."""
+    """Return the cosine of each row (n, d) with a vector (d,)."""
     norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(vector)
-    found: Array = rows @ vector / np.maximum(norms, 1e-300)
-    return found
+    cosines: Array = rows @ vector / np.maximum(norms, 1e-300)
+    return cosines
 
 
 def infer_from_sums(
@@ -190,19 +192,19 @@ def infer_from_sums(
     permutations: int = 999,
     delta: float = 1e-5,
 ) -> list[dict[str, Any]]:
-    """Whether a canary was among a class's records, from the class's released sum.
+    """Test whether a class's released sum reveals that a canary was among its records.
 
     One attacker knows all other records: no attack on this release is stronger. The other knows the canary
     alone.
 
     Args:
         pool: the records.
-        epsilon: of the release, for one record; None for none.
-        seed: of what is drawn.
-        records: others of the class in the sum.
-        together: records that are all there or none: 1 is a canary, more are what a site has of the class, of
-            which the question is whether it took part.
-        trials: a sum each.
+        epsilon: of the release, for one record; None without privacy.
+        seed: of the drawings.
+        records: number of other records of the class in the sum.
+        together: number of records that are either all in the sum or all absent: 1 for a canary, more for a
+            site's records of the class, to test whether the site took part.
+        trials: number of sums.
         permutations: of the coins.
         delta: of the release.
     """
@@ -228,7 +230,7 @@ def infer_from_sums(
     norms = np.maximum(np.linalg.norm(totals[:, :-1], axis=1), 1e-300)
     what = "canary" if together == 1 else "site"
     scores = {
-        # The likelihood ratio of normal noise, but for a factor that all trials share.
+        # The likelihood ratio of normal noise, up to a factor that all trials share.
         "knows all other records": ((totals - rest - canaries / 2) * canaries).sum(1),
         f"knows the {what} alone": (totals * canaries)[:, :-1].sum(1) / norms,
     }
@@ -245,13 +247,13 @@ def infer_from_sums(
 def with_canaries(
     silos: Mapping[str, SiloData], each: int, seed: int
 ) -> tuple[dict[str, SiloData], tuple[Array, Array, Array]]:
-    """The silos with some records mislabelled, or left out, by a coin for each.
+    """Add mislabelled records to the silos, each kept or left out by a coin.
 
     Returns:
-        The silos, and of all canaries the inputs (m, ...), the wrong labels (m,) and the coins (m,).
+        The silos, and all canaries' inputs (m, ...), wrong labels (m,) and coins (m,).
     """
     rng = np.random.default_rng([seed, 2])
-    found: dict[str, SiloData] = {}
+    mixed: dict[str, SiloData] = {}
     canaries = []
     for name, silo in silos.items():
         folds = {fold: stacked(silo, fold) for fold in ("train", "validation", "test")}
@@ -264,9 +266,9 @@ def with_canaries(
             np.concatenate([inputs[rest], inputs[own[coins]]]),
             np.concatenate([labels[rest], wrong[coins]]),
         )
-        found[name] = ArrayData(folds, source=silo.source, num_classes=CLASSES)  # type: ignore[arg-type]
+        mixed[name] = ArrayData(folds, source=silo.source, num_classes=CLASSES)  # type: ignore[arg-type]
         canaries.append((inputs[own], wrong, coins))
-    return found, tuple(np.concatenate(item) for item in zip(*canaries, strict=True))  # type: ignore[return-value]
+    return mixed, tuple(np.concatenate(item) for item in zip(*canaries, strict=True))  # type: ignore[return-value]
 
 
 def infer_from_models(
@@ -279,14 +281,14 @@ def infer_from_models(
     permutations: int = 999,
     delta: float = 1e-5,
 ) -> dict[str, Any]:
-    """Whether mislabelled canaries were trained on, from their loss under the final global model.
+    """Test whether the final global model's loss on mislabelled canaries reveals that it was trained on them.
 
     Args:
-        job_of: the job of a seed and an epsilon, for these silos.
-        silos_of: a seed's silos.
-        epsilon: None for none.
-        seeds: a run each.
-        canaries: in each silo; each is there by a coin.
+        job_of: returns the job of a seed and an epsilon, for these silos.
+        silos_of: returns a seed's silos.
+        epsilon: None without privacy.
+        seeds: one run each.
+        canaries: number in each silo; a coin decides whether each takes part.
         permutations: of the coins, within each run.
         delta: of the jobs.
     """
@@ -310,23 +312,23 @@ def infer_from_models(
 
 @torch.no_grad()
 def losses(model: nn.Module, inputs: Array, labels: Array) -> Array:
-    """Cross-entropy of each record, (n,)."""
+    """Return the cross-entropy of each record, (n,)."""
     model.eval()
     logits = model(torch.from_numpy(inputs)).double()
-    found = nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none")
-    return np.nan_to_num(found.numpy(), nan=1e4, posinf=1e4)
+    values = nn.functional.cross_entropy(logits, torch.from_numpy(labels), reduction="none")
+    return np.nan_to_num(values.numpy(), nan=1e4, posinf=1e4)
 
 
 def judge(runs: Sequence[tuple[Array, Array]], *, permutations: int, seed: int) -> dict[str, Any]:
-    """AUC of the scores for the coins, mean over runs, and its permutation null.
+    """Return the AUC of the scores for the coins, averaged over runs, and its permutation null.
 
     Args:
         runs: scores (m,) and coins (m,) of each; coins are permuted within a run.
-        permutations: how many.
+        permutations: number of permutations.
         seed: of the permutations.
     """
     rng = np.random.default_rng([seed, 3])
-    found = statistics.fmean(auc(scores, coins) for scores, coins in runs)
+    score = statistics.fmean(auc(scores, coins) for scores, coins in runs)
     ranks = [(rankdata(scores), int(coins.sum())) for scores, coins in runs]
     null = np.zeros(permutations)
     for own, hits in ranks:
@@ -334,14 +336,14 @@ def judge(runs: Sequence[tuple[Array, Array]], *, permutations: int, seed: int) 
         null += _area(own[order].sum(1), hits, len(own) - hits) / len(runs)
     return {
         "canaries": sum(len(scores) for scores, _ in runs),
-        "auc": found,
+        "auc": score,
         "null": [float(item) for item in np.quantile(null, (0.05, 0.5, 0.95))],
-        "p": p_value(found, null),
+        "p": p_value(score, null),
     }
 
 
 def auc(scores: Array, present: Array) -> float:
-    """The probability that a canary that is there scores above one that is not; ties count half."""
+    """Return the probability that a present canary scores above an absent one; ties count half."""
     hits = int(present.sum())
     return float(_area(rankdata(scores)[present].sum(), hits, len(scores) - hits))
 
@@ -351,14 +353,14 @@ def _area(rank_sum: Any, hits: int, misses: int) -> Any:
 
 
 def p_value(score: float, null: Array) -> float:
-    """The part of the drawings, the true one among them, that score as high."""
+    """Return the part of the drawings, including the true one, that score at least as high."""
     return float((1 + (null >= score).sum()) / (1 + len(null)))
 
 
 def auc_bound(epsilon: float | None, delta: float) -> float:
-    """The largest expected AUC of any attack on an (epsilon, delta)-private release.
+    """Return the largest expected AUC of any attack on an (epsilon, delta)-private release.
 
-    The area under ``min(1, e^eps x + delta, 1 - e^-eps (1 - delta - x))``, over false alarms x.
+    It is the area under ``min(1, e^eps x + delta, 1 - e^-eps (1 - delta - x))`` over false alarms x.
 
     >>> round(auc_bound(1e-9, 0.0), 6), auc_bound(None, 1e-5)
     (0.5, 1.0)

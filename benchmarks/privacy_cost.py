@@ -1,4 +1,4 @@
-"""What a step of DP-SGD costs against a plain one: the project's own loops, in turns."""
+"""Cost of a step of DP-SGD relative to a plain one: the project's own loops, in turns."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tightframe import models
 from tightframe.learning import loop
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.normalisation import make_private
 from tightframe.privacy.training.per_sample import EngineName
@@ -32,35 +34,35 @@ class Case:
     turns: int
 
 
-# EfficientNet's hooks take ten times as long as anything else here.
+# EfficientNet's hooks take ten times as long as all other steps here.
 CASES = (Case("small_cnn", 48, 16, 9), Case("efficientnet_b0", 64, 16, 3))
 
 
 def cases_of(names: Sequence[str] | None, turns: int | None) -> list[Case]:
-    """The cases of these networks, all without a name; ``turns`` instead of their own."""
-    found = [case for case in CASES if names is None or case.model in names]
-    return [replace(case, turns=case.turns if turns is None else turns) for case in found]
+    """Return the cases of these networks, all if None; with ``turns`` in place of their own if given."""
+    chosen = [case for case in CASES if names is None or case.model in names]
+    return [replace(case, turns=case.turns if turns is None else turns) for case in chosen]
 
 
 def build(name: str, size: int) -> nn.Module:
-    """An untrained network for images of three channels."""
+    """Return an untrained network for images of three channels."""
     torch.manual_seed(0)
     spec = models.get(name)
-    found: nn.Module = spec.build(spec.options(), (3, size, size), CLASSES)
-    return found
+    model: nn.Module = spec.build(spec.options(), (3, size, size), CLASSES)
+    return model
 
 
 def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
-    """One training step; plain without an engine.
+    """Return a training step, a plain one without an engine.
 
-    A private step has every record in its batch, so that both sides work on as many.
+    A private step has every record in its batch, so that both kinds process equally many.
     """
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn((case.batch, 3, case.size, case.size), generator=generator)
     records = TensorDataset(inputs, torch.randint(CLASSES, (case.batch,), generator=generator))
     model = build(case.model, case.size).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    settings = loop.OptimizerSettings(learning_rate=0.01, momentum=0.9)
-    stages = [loop.Stage((loop.cross_entropy(),), settings, steps=1)]
+    settings = OptimizerSettings(learning_rate=0.01, momentum=0.9)
+    stages = [Stage((cross_entropy(),), settings, steps=1)]
     if engine is None:
         return lambda: void(
             loop.fit(model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device="cpu", seed=0)
@@ -75,19 +77,19 @@ def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
 
 
 def void(result: Any) -> None:
-    """Forget a result."""
+    """Discard a result."""
 
 
 def measure(
     cases: Sequence[Case] = CASES,
     engines: Sequence[EngineName] = ENGINES,
-    tell: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Seconds of every kind of step of every case; a round of all kinds is a turn, the first warms up."""
-    return {"cases": [_measure(case, engines, tell) for case in cases]}
+    """Return the seconds of every kind of step in every case, in turns of all kinds; the first warms up."""
+    return {"cases": [_measure(case, engines, log) for case in cases]}
 
 
-def _measure(case: Case, engines: Sequence[EngineName], tell: Callable[[str], None]) -> dict[str, Any]:
+def _measure(case: Case, engines: Sequence[EngineName], log: Callable[[str], None]) -> dict[str, Any]:
     steps: dict[str, Callable[[], None]] = {"plain": step_of(case, None)}
     steps |= {name: step_of(case, name) for name in engines}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -100,11 +102,11 @@ def _measure(case: Case, engines: Sequence[EngineName], tell: Callable[[str], No
             try:
                 steps[name]()
             except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError) as error:
-                failed[name] = type(error).__name__  # as `choose_engine` sees it: the engine cannot do it
+                failed[name] = type(error).__name__  # as in `choose_engine`: the engine cannot do it
                 continue
             if turn:
                 seconds[name].append(time.perf_counter() - began)
-        tell(f"{case.model}, turn {turn} of {case.turns}")
+        log(f"{case.model}, turn {turn} of {case.turns}")
     rows = []
     for name in steps:
         if name in failed:

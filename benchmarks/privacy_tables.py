@@ -1,4 +1,4 @@
-"""How the parts of ``privacy.py`` are shown."""
+"""Tables of the parts of ``privacy.py``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Report = Mapping[str, Any]
 
 
 def named(epsilon: float | None) -> str:
-    """As people write it.
+    """Format an epsilon.
 
     >>> named(None), named(8.0)
     ('inf', '8')
@@ -22,7 +22,7 @@ def named(epsilon: float | None) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean, and standard deviation where there are several.
+    """Format the mean, with the standard deviation if there are several values.
 
     >>> spread([0.5]), spread([0.4, 0.6])
     ('0.500', '0.500 ± 0.141')
@@ -32,7 +32,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def utility(report: Report, console: Console) -> None:
-    """Learning rates that were tried, then the methods at every epsilon."""
+    """Print the learning rates that were tried, then the methods at every epsilon."""
     settings = report["settings"]
     if report["grid"]:
         table = _table(
@@ -62,7 +62,7 @@ def utility(report: Report, console: Console) -> None:
 
 
 def _values(runs: Sequence[Report], kind: str) -> str:
-    """Failed runs are counted beside the others, never left out."""
+    """Format the runs' mean and spread, with the number of failed runs."""
     failed = [run["error"] for run in runs if "error" in run]
     whole = [run["test"][kind] for run in runs if "error" not in run]
     lost = f" ({len(failed)} of {len(runs)} failed: {', '.join(sorted(set(failed)))})" if failed else ""
@@ -70,7 +70,7 @@ def _values(runs: Sequence[Report], kind: str) -> str:
 
 
 def cost(report: Report, console: Console) -> None:
-    """A row for each kind of step."""
+    """Print a row for each kind of step."""
     for case in report["cases"]:
         table = _table(
             f"{case['model']}, {case['size']} px, batch {case['batch']}, {case['turns']} turns",
@@ -88,9 +88,9 @@ def cost(report: Report, console: Console) -> None:
 
 
 def inversion(report: Report, console: Console) -> None:
-    """A row for each epsilon and number of records, means over seeds."""
+    """Print a row for each epsilon and number of records, averaged over seeds."""
     table = _table(
-        f"class mean against its nearest record, width {report['width']}; null: 5, 50 and 95 % quantile",
+        f"class mean against its nearest record, width {report['width']}; null: 5, 50 and 95 % quantiles",
         (
             "epsilon",
             "noise z",
@@ -119,9 +119,9 @@ def inversion(report: Report, console: Console) -> None:
 
 
 def inference(report: Report, console: Console) -> None:
-    """A row for each attack and seed."""
+    """Print a row for each attack and seed."""
     table = _table(
-        "was the canary there? null: 5, 50 and 95 % quantile of permuted coins",
+        "was the canary there? null: 5, 50 and 95 % quantiles of permuted coins",
         ("epsilon", "from", "attacker", "seed", "canaries", "AUC", "null", "p", "at most"),
     )
     for row in report["rows"]:

@@ -1,12 +1,11 @@
-"""How good a model is at each epsilon: every method, seed and epsilon, with noise from the real mechanisms.
+"""Accuracy at each epsilon: every method and seed, with noise from the real mechanisms.
 
-With differential privacy nothing exact leaves a silo, no metric either. Here each silo's own report is
+With differential privacy nothing exact leaves a silo, not even a metric. Here each silo's own report is
 read and the hits are added up, which only a simulation may do.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -25,14 +24,16 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
 from tightframe.phases import Fold
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.local_report import SiloReport
 
 METHODS = ("fedavg", "fedetf", "fedmr")
 EPSILONS: tuple[float | None, ...] = (None, 8.0, 4.0, 2.0, 1.0)
 LEARNING_RATES = (0.05, 0.2, 0.5)
 FIRST_GRID_SEED = methods_benchmark.FIRST_GRID_SEED
 
-# Large batches, because the noise of a step does not grow with the records in it; few epochs, because a step
-# treats its records one by one. The learning rate is a grid's.
+# Large batches, because the noise of a step does not grow with its records; few epochs, because a step
+# processes its records one by one. A grid gives the learning rate.
 SCALES = {
     "digits": Scale("small_cnn", {"widths": [16, 32]}, 10, 2, 64, 0.2, measure="accuracy", last=1),
     # After half as many rounds and epochs FedAvg is near chance even without privacy; with these at 0.31.
@@ -43,7 +44,7 @@ PARTITION = "IIDx4"
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained.
+    """Settings of the runs.
 
     Attributes:
         bench: data, partition and scale.
@@ -54,12 +55,12 @@ class Study:
     delta: float = 1e-5
 
     def silos(self, seed: int) -> Mapping[str, SiloData]:
-        """The silos of a seed; of an IID partition all of one size, whose noise is solved once."""
-        found = self.bench.silos(seed)
+        """Return the silos of a seed; in an IID partition all have one size, so that noise is solved once."""
+        silos = self.bench.silos(seed)
         if self.bench.partition.get("partition") != "iid":
-            return found
-        size = min(len(silo.labels("train")) for silo in found.values()) // 10 * 10
-        return {name: cut(silo, size) for name, silo in found.items()}
+            return silos
+        size = min(len(silo.labels("train")) for silo in silos.values()) // 10 * 10
+        return {name: cut(silo, size) for name, silo in silos.items()}
 
     def job(
         self,
@@ -69,7 +70,7 @@ class Study:
         seed: int,
         learning_rate: float | None = None,
     ) -> JobConfig:
-        """The same job at every epsilon, None for no privacy: equal weights, no class rules."""
+        """Return the job at an epsilon, None for no privacy: always equal weights and no class rules."""
         values = self.bench.job(method, {}, names, seed, "off").model_dump()
         if learning_rate is not None:
             values["training"]["learning_rate"] = learning_rate
@@ -78,7 +79,7 @@ class Study:
         return parse_job(values)
 
     def run(self, job: JobConfig, records: Mapping[str, SiloData]) -> dict[str, Any]:
-        """Train; what the silos' reports say of the last model. A failure is a result, too."""
+        """Train; return the last model's metrics from the silos' reports, or the code of a failure."""
         began = time.monotonic()
         common = {"method": job.method, "seed": job.seed, "learning_rate": job.training.learning_rate}
         common["epsilon"] = None if job.privacy is None else job.privacy.epsilon
@@ -87,14 +88,11 @@ class Study:
                 federation.run_job(job, data=records, folder=Path(folder))
             except TightframeError as error:
                 return {**common, "error": error.code, "reason": str(error)}
-            reports = [
-                json.loads((Path(folder) / name / "local_report.json").read_text(encoding="utf-8"))
-                for name in records
-            ]
-        spent = [report["privacy"]["epsilon"] for report in reports if report["privacy"]]
+            reports = [SiloReport.read(Path(folder) / name) for name in records]
+        spent = [report.privacy.epsilon for report in reports if report.privacy]
         return common | {
             **{
-                fold: pooled([report["global"][fold] for report in reports])
+                fold: pooled([getattr(report.final, fold) for report in reports])
                 for fold in ("validation", "test")
             },
             "spent": max(spent, default=None),
@@ -103,20 +101,20 @@ class Study:
 
 
 def cut(silo: SiloData, size: int) -> SiloData:
-    """The silo with the first ``size`` of its training records, which are not sorted by class."""
+    """Return the silo with its first ``size`` training records, which are not sorted by class."""
     folds: dict[Fold, Any] = {fold: stacked(silo, fold) for fold in ("train", "validation", "test")}
     folds["train"] = tuple(item[:size] for item in folds["train"])
     return ArrayData(folds, source=silo.source, num_classes=CLASSES)
 
 
-def pooled(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Accuracy and balanced accuracy over all silos, from each one's recall and records of every class."""
+def pooled(parts: Sequence[FoldMetrics]) -> dict[str, Any]:
+    """Return accuracy and balanced accuracy over all silos, from each one's recall and records per class."""
     hits: dict[str, int] = {}
     counts: dict[str, int] = {}
     for part in parts:
-        for name, count in part.get("class_records", {}).items():
+        for name, count in part.class_records.items():
             counts[name] = counts.get(name, 0) + count
-            hits[name] = hits.get(name, 0) + round((part["recall"][name] or 0.0) * count)
+            hits[name] = hits.get(name, 0) + round((part.recall[name] or 0.0) * count)
     present = [name for name, count in counts.items() if count]
     records = sum(counts.values())
     if not records:
@@ -128,9 +126,9 @@ def pooled(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def study_of(data: str, partition: str | None, root: Path | None, **asked: Any) -> Study:
-    """The study of a data set, with some values instead of the scale's."""
-    scale = replace(SCALES[data], **{name: value for name, value in asked.items() if value is not None})
+def study_of(data: str, partition: str | None, root: Path | None, **changes: Any) -> Study:
+    """Return the study of a data set, with some values in place of the scale's."""
+    scale = replace(SCALES[data], **{name: value for name, value in changes.items() if value is not None})
     parsed = {} if data == HAM else methods_benchmark.parse_partition(partition or PARTITION)
     return Study(methods_benchmark.Bench(data, parsed, root or methods_benchmark.ROOTS.get(data), scale))
 
@@ -140,13 +138,13 @@ def choose(
     epsilons: Sequence[float | None],
     rates: Sequence[float],
     seeds: Sequence[int],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """The learning rate of each epsilon: FedAvg's best on the validation folds; every point is kept.
+    """Choose each epsilon's learning rate, FedAvg's best on the validation folds; return every point.
 
     A run that fails has the score 0.
     """
-    measure, found = study.bench.scale.measure, []
+    measure, choices = study.bench.scale.measure, []
     for epsilon in epsilons:
         points = [{"learning_rate": rate, "scores": [], "failed": []} for rate in rates]
         for seed in seeds:
@@ -157,10 +155,10 @@ def choose(
                 )
                 point["scores"].append(run.get("validation", {}).get(measure, 0.0))
                 point["failed"] += [run["error"]] if "error" in run else []
-                tell(f"grid: epsilon {epsilon}, {point['learning_rate']:g}: {point['scores'][-1]:.3f}")
+                log(f"grid: epsilon {epsilon}, {point['learning_rate']:g}: {point['scores'][-1]:.3f}")
         best = max(points, key=lambda point: statistics.fmean(point["scores"]))
-        found.append({"epsilon": epsilon, "points": points, "chosen": best["learning_rate"]})
-    return found
+        choices.append({"epsilon": epsilon, "points": points, "chosen": best["learning_rate"]})
+    return choices
 
 
 def measure(
@@ -171,20 +169,20 @@ def measure(
     seeds: Sequence[int],
     grid_seeds: Sequence[int],
     rates: Sequence[float] = LEARNING_RATES,
-    tell: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Every method at every epsilon with every seed.
+    """Run every method at every epsilon with every seed.
 
     Args:
         study: data and scale.
         methods: their names.
-        epsilons: None is no privacy.
+        epsilons: None for no privacy.
         seeds: of the result.
-        grid_seeds: of the learning rates; none takes the scale's.
+        grid_seeds: of the learning rates; with none, the scale's rate is used.
         rates: learning rates to choose from.
-        tell: gets a line after each run.
+        log: called with a line after each run.
     """
-    grid = choose(study, epsilons, rates, grid_seeds, tell) if grid_seeds else []
+    grid = choose(study, epsilons, rates, grid_seeds, log) if grid_seeds else []
     chosen = {point["epsilon"]: point["chosen"] for point in grid}
     runs = []
     for seed in seeds:
@@ -194,7 +192,7 @@ def measure(
                 job = study.job(method, epsilon, list(records), seed, chosen.get(epsilon))
                 runs.append(study.run(job, records))
                 shown = runs[-1].get("error") or f"{runs[-1]['test'][study.bench.scale.measure]:.3f}"
-                tell(f"seed {seed}, epsilon {epsilon}: {method}: {shown}")
+                log(f"seed {seed}, epsilon {epsilon}: {method}: {shown}")
     first = study.silos(seeds[0])
     return {
         "data": study.bench.name,

@@ -1,4 +1,4 @@
-"""How large the runs of ``methods.py`` are: on two CPU cores in minutes, or as in the papers on a GPU."""
+"""Sizes of the runs of ``methods.py``: minutes on two CPU cores, or as in the papers on a GPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ HAM = "ham"
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a run is.
+    """Size of a run.
 
     Attributes:
         model, model_options: the backbone.
         rounds, epochs, batch_size, learning_rate, weight_decay, augment: of training.
-        subset, test_subset: images used in all; None is all.
+        subset, test_subset: number of images used; None for all.
         measure: ``accuracy`` or ``balanced_accuracy``.
-        last: the score is the mean over so many last rounds.
+        last: number of last rounds over which the score is averaged.
     """
 
     model: str
@@ -50,7 +50,7 @@ SMALL = Scale(
     test_subset=2000,
 )
 PAPER = Scale("resnet18", {}, 100, 10, 128, 0.01, augment=True)
-"""FedMR's settings; the other papers' by flags."""
+"""FedMR's settings; flags give those of the other papers."""
 
 CPU_SCALES: dict[str, Scale] = {
     "digits": DIGITS,
@@ -67,5 +67,5 @@ PAPER_SCALES: dict[str, Scale] = {
 
 
 def scale_of(name: str, size: str) -> Scale:
-    """The scale ``cpu`` or ``paper`` of a data set."""
+    """Return the scale ``cpu`` or ``paper`` of a data set."""
     return CPU_SCALES.get(name, SMALL) if size == "cpu" else PAPER_SCALES.get(name, PAPER)

@@ -1,13 +1,13 @@
-"""What the secure sum costs a site and the server, and what Flower's SecAgg+ costs on the same vectors.
+"""Cost of the secure sum for a site and the server, compared with Flower's SecAgg+ on the same vectors.
 
     python benchmarks/secure_sum.py --json secure_sum.json
     python benchmarks/secure_sum.py --quick --no-peer
 
-CPU time (user and system) of one thread, medians; ratios and shares are within one run, and the
-AES-256-CTR rate beside each measurement. ``keystream`` is making all masks and adding them, in the
+CPU time (user and system) of one thread, medians; ratios and shares are within one run, with the
+AES-256-CTR rate beside each measurement. ``keystream`` is the generation and addition of all masks, in the
 real handlers; its share is the streams' bytes over its time and the AES rate, i.e. the part of the
-time that AES itself cannot do without. ``round`` is a site's encoding, masking and answers. The
-peer's environment is made on first use (``peers/flower/requirements.txt``).
+time that AES itself needs. ``round`` is a site's encoding, masking and answers. The peer's environment
+is created on first use (``peers/flower/requirements.txt``).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from secure_sum_ours import SLOTS, Federation, Keystream, PeakMemory, Round, aes
 SITES, SIZES = (6, 20, 100), (10_000, 1_000_000, 5_000_000, 25_000_000)
 PEER_CASE, ROUND_CASE = (20, 1_000_000), (6, 4_000_000)
 FULL_WORK = 10**10
-"""m n^2 up to which all sites mask in earnest and every sum is checked; beyond, only some do."""
+"""Largest m n^2 at which all sites really mask and every sum is checked; above it, only some sites do."""
 PEER_WORK = 10**9
-"""m n up to which the peer is measured: beyond, it takes more than about ten minutes."""
+"""Largest m n at which the peer is measured: above it, it takes more than about ten minutes."""
 LIGHT = 3
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A number that must not be missed."""
+    """A bound that a measurement must meet."""
 
     what: str
     value: float | None
@@ -47,24 +47,24 @@ class Gate:
 
     @property
     def passed(self) -> bool | None:
-        """None where the case was not measured."""
+        """Whether the bound is met; None if the case was not measured."""
         if self.value is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
     def __str__(self) -> str:
         verdict = {True: "passed", False: "FAILED", None: "not measured"}[self.passed]
-        found = "" if self.value is None else f"{self.value:.3f}, "
-        return f"{verdict:<13} {self.what}: {found}{'at least' if self.at_least else 'at most'} {self.limit}"
+        value = "" if self.value is None else f"{self.value:.3f}, "
+        return f"{verdict:<13} {self.what}: {value}{'at least' if self.at_least else 'at most'} {self.limit}"
 
 
 def patterns(sites: int) -> list[int]:
-    """Drop-outs: none, one, one in ten."""
+    """Return the numbers of drop-outs: none, one, one in ten."""
     return sorted({0, 1, max(1, round(sites / 10))})
 
 
 def repeats(sites: int, size: int) -> int:
-    """Rounds of each pattern; their number times patterns and one more for memory fit the slots."""
+    """Return the rounds of each pattern, so that all of them and one more for memory fit the slots."""
     if sites > 50 or size * sites**2 > FULL_WORK // 10:
         return 2 if size * sites**2 < FULL_WORK else 1
     return 4
@@ -73,15 +73,15 @@ def repeats(sites: int, size: int) -> int:
 def measure(
     sites: int, size: int, *, seed: int = 0, rounds: int | None = None, weigh: bool = True
 ) -> dict[str, Any]:
-    """All costs of one case."""
+    """Measure all costs of one case."""
     light = LIGHT if size * sites**2 > FULL_WORK else 0
     federation, keystream = Federation(sites, size, light=light, seed=seed), Keystream()
     setup = federation.set_up()
-    found: dict[int, list[Round]] = {drops: [] for drops in patterns(sites)}
+    measured: dict[int, list[Round]] = {drops: [] for drops in patterns(sites)}
     rates, hash_rates = [], []
     with keystream.watch():
         for _ in range(rounds or repeats(sites, size)):
-            for drops, kept in found.items():
+            for drops, kept in measured.items():
                 rates.append(aes_rate())
                 hash_rates.append(sha256_rate())
                 kept.append(federation.run(drops, keystream))
@@ -91,19 +91,19 @@ def measure(
         "threshold": federation.params.threshold,
         "fraction_bits": federation.bits,
         "light": light,
-        "rounds": len(found[0]),
+        "rounds": len(measured[0]),
         "aes_gb_s": statistics.median(rates) / 1e9,
         "sha256_gb_s": statistics.median(hash_rates) / 1e9,
         "setup": asdict(setup),
         "memory_vectors": federation.weigh() if weigh and PeakMemory.available else None,
-        "drops": {str(drops): _folded(rounds_) for drops, rounds_ in found.items()},
+        "drops": {str(drops): _folded(rounds_) for drops, rounds_ in measured.items()},
     }
-    result["site"] = _site(found[0])
+    result["site"] = _site(measured[0])
     return result
 
 
 def _site(rounds: list[Round]) -> dict[str, float]:
-    """Medians over sites and rounds without drop-outs, and the range of the masking."""
+    """Return medians over sites and rounds without drop-outs, and the range of the masking."""
     names = ("encode_ms", "mask_ms", "keystream_ms", "keystream_share", "mask_share", "reveal_ms")
     values = {name: [item for one in rounds for item in getattr(one, name)] for name in names}
     result = {name: statistics.median(item) for name, item in values.items()}
@@ -113,7 +113,7 @@ def _site(rounds: list[Round]) -> dict[str, float]:
 
 
 def _folded(rounds: list[Round]) -> dict[str, Any]:
-    """The server's costs with so many drop-outs, medians over rounds, and a site's."""
+    """Return medians, over rounds with equally many drop-outs, of the server's costs and of a site's."""
     names = (
         "receive_ms",
         "answers_ms",
@@ -138,9 +138,9 @@ def _folded(rounds: list[Round]) -> dict[str, Any]:
 def compare(
     sites: int, size: int, python: Path, *, seed: int = 0, turns: int | None = None
 ) -> dict[str, Any]:
-    """The peer in one case, and ratios: its cost over ours, our setup included by its share.
+    """Measure the peer in one case, with the ratios of its costs to ours, including our setup's share.
 
-    Both sides take turns, because on a shared machine times drift; each turn gives a ratio of its own.
+    Both sides take turns, because times drift on a shared machine; each turn gives its own ratio.
     """
     work, pairs = size * sites**2, []
     for _ in range(turns or (3 if work <= FULL_WORK // 20 else 1)):
@@ -162,7 +162,7 @@ def compare(
 
 
 def _pair(pairs: list[tuple[dict[str, Any], dict[str, Any]]], drops: str) -> dict[str, Any]:
-    """Each value: least, median, greatest of the turns."""
+    """Return minimum, median and maximum of each value over the turns."""
     values: dict[str, list[float]] = {"client": [], "server": [], "up_bytes": []}
     times: dict[str, list[float]] = {"client_ms": [], "server_ms": []}
     for ours, peer in pairs:
@@ -180,14 +180,14 @@ def _pair(pairs: list[tuple[dict[str, Any], dict[str, Any]]], drops: str) -> dic
 
 
 def round_seconds(result: dict[str, Any]) -> float:
-    """CPU of all sites and the server in a round without drop-outs, the setup's share included."""
+    """Return the CPU seconds of all sites and the server in a round without drop-outs, with setup's share."""
     setup, sites = result["setup"], result["sites"]
     shared = (sites * setup["site_ms"] + setup["server_ms"]) / SLOTS
     return (sites * result["site"]["round_ms"] + result["drops"]["0"]["server_ms"] + shared) / 1000
 
 
 def gates(results: list[dict[str, Any]]) -> list[Gate]:
-    """What the issue demands, of the cases that were measured."""
+    """Return the required bounds with the measured values."""
     large = [item for item in results if item["size"] >= 1_000_000]
     shares = [item["site"]["keystream_share"] for item in large]
     shares += [one["open_keystream_share"] for item in large for one in item["drops"].values()]
@@ -198,7 +198,7 @@ def gates(results: list[dict[str, Any]]) -> list[Gate]:
     ratios = [one["ratios"] for one in peer["drops"].values()] if peer else []
     whole = by_case.get(ROUND_CASE)
     return [
-        Gate("keystream and addition, least share of the AES rate (m >= 1e6)", _least(shares), 0.70, True),
+        Gate("keystream and addition, lowest share of the AES rate (m >= 1e6)", _least(shares), 0.70, True),
         Gate(
             "a client of Flower / ours, n = 20, m = 1e6", _least(one["client"][1] for one in ratios), 4, True
         ),
@@ -213,12 +213,12 @@ def _least(values: Iterable[float]) -> float | None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """One case, readable."""
+    """Print one case."""
     site, setup, memory = result["site"], result["setup"], result["memory_vectors"]
     print(
         f"\nn = {result['sites']}, m = {result['size']:.3g}, t = {result['threshold']}, "
         f"{result['rounds']} rounds of each kind"
-        + (f", {LIGHT} sites in earnest, sums not checked" if result["light"] else ", sums exact")
+        + (f", {LIGHT} sites really mask, sums not checked" if result["light"] else ", sums exact")
         + f"; AES {result['aes_gb_s']:.2f} GB/s, SHA-256 {result['sha256_gb_s']:.2f} GB/s"
     )
     print(
@@ -249,7 +249,7 @@ def show(result: dict[str, Any]) -> None:
         weight = peer["peak_client_bytes"]
         print(
             f"  Flower {peer['versions']['flwr']}, {peer['turns']} turns each"
-            + (f", {peer['light']} clients in earnest" if peer["light"] else "")
+            + (f", {peer['light']} clients really mask" if peer["light"] else "")
             + (f"; a client's peak memory {weight / 4 / result['size']:.1f} vectors" if weight else "")
         )
         for drops, one in peer["drops"].items():
@@ -267,7 +267,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def cases(arguments: argparse.Namespace) -> list[tuple[int, int]]:
-    """(n, m), cheapest first; the gate's round is always among them but in a quick run."""
+    """Return cases (n, m), cheapest first, with the gate's round except in a quick run."""
     sites, sizes = arguments.sites or SITES, arguments.sizes or SIZES
     if arguments.quick:
         sites, sizes = [item for item in sites if item <= 20], [item for item in sizes if item <= 1_000_000]
@@ -283,10 +283,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="m up to 1e6 and n up to 20 only")
     parser.add_argument("--sizes", type=lambda text: int(float(text)), nargs="+", help="coordinates m")
     parser.add_argument("--sites", type=int, nargs="+", help="sites n, from 3")
-    parser.add_argument("--json", type=Path, help="write the results here, after each case")
-    parser.add_argument("--no-peer", action="store_true", help="without Flower")
+    parser.add_argument("--json", type=Path, help="file to write the results to, after each case")
+    parser.add_argument("--no-peer", action="store_true", help="do not measure Flower")
     parser.add_argument(
-        "--peer-env", type=Path, default=secure_sum_peer.default_environment(), help="its environment"
+        "--peer-env",
+        type=Path,
+        default=secure_sum_peer.default_environment(),
+        help="folder of Flower's environment",
     )
     arguments = parser.parse_args()
     python = None
@@ -294,7 +297,7 @@ def main() -> None:
         try:
             python = secure_sum_peer.make_environment(arguments.peer_env)
         except secure_sum_peer.PeerError as error:
-            sys.exit(f"{error}\nWithout the peer: --no-peer.")
+            sys.exit(f"{error}\nTo measure without the peer, give --no-peer.")
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     print(f"{machine}; CPU time of one thread in ms, medians")
     results: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 """Runs of the secure sum's own state machines, in one thread, with the CPU time of every part.
 
-Messages travel as bytes, as between processes; what is timed is what a site or the server does with
-them: parse, check, compute, sign, serialise. Not in the times: transport, the journal's fsync, and
-the making of the vectors. Used by ``secure_sum.py``.
+Messages travel as bytes, as between processes; the times include all work of a site or the server on
+them: parsing, checks, computation, signatures, serialisation. They do not include transport, the
+journal's fsync, and the generation of the vectors. Used by ``secure_sum.py``.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from tightframe.securesum.site_setup import establish
 
 SLOTS = 16
 AES_BLOCK = 256 * 1024
-"""Bytes of a call in ``aes_rate``; larger ones are no faster there."""
+"""Bytes per call in ``aes_rate``; larger calls are not faster."""
 BOUND = 8.0
-"""Of a coordinate: what Flower clips to by default."""
+"""Bound of a coordinate: Flower's default clip."""
 
 _JOB, _VERSION, _SCHEMA = "benchmark", "0", "train"
 _CONFIG, _BROADCAST = hashlib.sha256(b"configuration").digest(), hashlib.sha256(b"broadcast").digest()
@@ -57,12 +57,12 @@ T = TypeVar("T")
 
 
 def vector(seed: int, site: int, size: int) -> np.ndarray:
-    """A site's vector; ``peers/flower/run.py`` makes the same."""
+    """Return a site's vector, the same as in ``peers/flower/run.py``."""
     return np.random.default_rng((seed, site)).standard_normal(size, np.float32) / 4
 
 
 def aes_rate(mebibytes: int = 16) -> float:
-    """Bytes a second of AES-256-CTR by one encryptor, 256 KiB at a time into one buffer."""
+    """Return the bytes per second of AES-256-CTR by one encryptor, 256 KiB at a time into one buffer."""
     encryptor = Cipher(AES256(os.urandom(32)), CTR(bytes(16))).encryptor()
     zeros, buffer = bytes(AES_BLOCK), bytearray(AES_BLOCK)
     encryptor.update_into(zeros, buffer)
@@ -74,7 +74,7 @@ def aes_rate(mebibytes: int = 16) -> float:
 
 
 def sha256_rate(mebibytes: int = 4) -> float:
-    """Bytes a second of SHA-256; every upload is hashed once by its site and once by the server."""
+    """Return the bytes per second of SHA-256; its site and the server each hash every upload once."""
     data = bytes(mebibytes * 2**20)
     start = time.process_time()
     hashlib.sha256(data).digest()
@@ -82,25 +82,25 @@ def sha256_rate(mebibytes: int = 4) -> float:
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What ``work`` returns, and its CPU time in ms."""
+    """Return the result of ``work``, and its CPU time in ms."""
     start = time.process_time()
     result = work()
     return result, 1000 * (time.process_time() - start)
 
 
 class Keystream:
-    """Time and bytes of all masking since ``clear``; or, for sites whose time is not taken, none of it."""
+    """Time and bytes of all masking since ``clear``; if ``skipped``, masking is left out."""
 
     def __init__(self) -> None:
         self.milliseconds, self.bytes, self.skipped = 0.0, 0, False
 
     def clear(self) -> None:
-        """Count from zero."""
+        """Reset the counts."""
         self.milliseconds, self.bytes = 0.0, 0
 
     @contextmanager
     def watch(self) -> Iterator[Keystream]:
-        """Measure the accumulators' streams inside the real handlers."""
+        """Measure the accumulators' mask streams inside the real handlers."""
         original = Accumulator.add_streams
 
         def add_streams(total: Accumulator, plus: list[bytes], minus: list[bytes]) -> None:
@@ -117,17 +117,17 @@ class Keystream:
 
 
 class PeakMemory:
-    """The largest resident memory since ``start`` beyond that at ``start``, in bytes (Linux only)."""
+    """Growth of the peak resident memory since ``start``, in bytes (Linux only)."""
 
     available = Path("/proc/self/clear_refs").exists()
 
     def start(self) -> PeakMemory:
-        """Count from what is held now."""
+        """Start measuring from the present memory."""
         self._before, self.bytes = self.settled(), 0
         return self
 
     def call(self, work: Callable[[], T], held: int = 0) -> T:
-        """Run and note the peak, less what the caller holds since ``start``, as an upload on its way."""
+        """Run ``work`` and record the peak, less the caller's ``held`` bytes (an upload in transit)."""
         self.settled()
         Path("/proc/self/clear_refs").write_text("5")
         result = work()
@@ -135,7 +135,7 @@ class PeakMemory:
         return result
 
     def settled(self) -> int:
-        """Resident bytes, what was freed given back to the system."""
+        """Return the resident bytes after giving freed memory back to the system."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         return self._read("VmRSS")
@@ -147,7 +147,7 @@ class PeakMemory:
 
 @dataclass
 class Site:
-    """A site and what it keeps."""
+    """A site and its state."""
 
     name: str
     number: int
@@ -156,7 +156,7 @@ class Site:
     history: History = field(default_factory=History)
 
     def take(self, step: Step[Any, Any]) -> bytes:
-        """Keep a step; the reply as it travels."""
+        """Apply a step, and return its reply as bytes."""
         for entry in step.entries:
             self.history.append(entry)
         self.state = step.state
@@ -200,7 +200,7 @@ class Round:
 
     @property
     def server_ms(self) -> float:
-        """All that the server does."""
+        """CPU time of all the server's work."""
         return self.receive_ms + self.answers_ms + self.open_ms + self.decode_ms
 
 
@@ -210,8 +210,8 @@ class Federation:
     Args:
         sites: n.
         size: m.
-        light: sites that mask in earnest; the others' uploads carry no masks and what is opened is
-            no sum, which changes no other time. 0: all sites, and every sum is checked to the bit.
+        light: number of sites that really mask; the others' uploads have no masks, so that the opened total
+            is not a sum, which changes no other time. 0: all sites mask, and every sum is checked exactly.
         seed: of the vectors.
     """
 
@@ -244,7 +244,7 @@ class Federation:
         self.session: Session
 
     def set_up(self) -> SetUp:
-        """Both exchanges and the checks before the first term."""
+        """Run both exchanges of the setup, and the checks before the first term."""
         verifier = Verifier(anchor=self._anchor, pins={}, pinned_only=False, at=datetime.now(UTC))
         names, parts, server = self.params.roster, {}, {}
         expected = {
@@ -309,10 +309,10 @@ class Federation:
         )
 
     def run(self, drops: int, keystream: Keystream) -> Round:
-        """One sum in which the last ``drops`` sites do not answer the request for a term."""
-        found, sites = Round(drops), self.sites[: len(self.sites) - drops]
+        """Run one sum in which the last ``drops`` sites do not answer the request for a term."""
+        result, sites = Round(drops), self.sites[: len(self.sites) - drops]
         request = TermRequest(self.slot, SumId(self.slot, "train-0"), _SCHEMA, b"").to_bytes()
-        total, found.receive_ms = timed(self._start)
+        total, result.receive_ms = timed(self._start)
         plain, mean = np.zeros(self.size, np.uint32), np.zeros(self.size)
         term = b""
         for site in sites:
@@ -320,43 +320,46 @@ class Federation:
             if not keystream.skipped:
                 values = vector(self.seed, site.number + 1, self.size)
                 term, taken = timed(lambda: self._encoded(values))  # noqa: B023
-                found.encode_ms.append(taken)
+                result.encode_ms.append(taken)
                 plain += np.frombuffer(term, "<u4")
                 mean += values
                 rate = aes_rate()
                 keystream.clear()
             raw, taken = timed(lambda: self._mask(site, request, term))  # noqa: B023
             if not keystream.skipped:
-                found.mask_ms.append(taken)
-                found.keystream_ms.append(keystream.milliseconds)
+                result.mask_ms.append(taken)
+                result.keystream_ms.append(keystream.milliseconds)
                 least = 1000 * keystream.bytes / rate
-                found.mask_share.append(least / taken)
-                found.keystream_share.append(least / keystream.milliseconds)
-            found.up_bytes = len(raw)
-            found.receive_ms += timed(lambda: total.add(site.name, raw))[1]  # noqa: B023
+                result.mask_share.append(least / taken)
+                result.keystream_share.append(least / keystream.milliseconds)
+            result.up_bytes = len(raw)
+            result.receive_ms += timed(lambda: total.add(site.name, raw))[1]  # noqa: B023
         keystream.skipped = False
-        found.down_bytes = len(request)
-        _, found.answers_ms = timed(total.close)
-        self._answers(total, sites, found)
+        result.down_bytes = len(request)
+        _, result.answers_ms = timed(total.close)
+        self._answers(total, sites, result)
         rate = aes_rate()
         keystream.clear()
-        opened, found.open_ms = timed(total.open)
+        opened, result.open_ms = timed(total.open)
         rate = (rate + aes_rate()) / 2
-        found.open_keystream_ms = keystream.milliseconds
+        result.open_keystream_ms = keystream.milliseconds
         least = 1000 * keystream.bytes / rate
-        found.open_share, found.open_keystream_share = least / found.open_ms, least / keystream.milliseconds
+        result.open_share, result.open_keystream_share = (
+            least / result.open_ms,
+            least / keystream.milliseconds,
+        )
         sums = opened.groups["update"]
-        decoded, found.decode_ms = timed(
+        decoded, result.decode_ms = timed(
             lambda: decode(np.frombuffer(sums, np.uint32), ring=32, bits=self.bits) / len(sites)
         )
         if not self.light:
             assert sums == plain.astype("<u4").tobytes(), "the opened sum is not the plaintext sum"
-            found.error = float(np.abs(decoded - mean / len(sites)).max())
+            result.error = float(np.abs(decoded - mean / len(sites)).max())
         self.slot += 1
-        return found
+        return result
 
     def weigh(self) -> dict[str, float]:
-        """Peak memory beyond the given vector and the upload, in vectors: of a site, of the server."""
+        """Return the peak memory of a site and of the server, less input vector and upload, in vectors."""
         drops = 1 if len(self.sites) > 4 else 0
         sites = self.sites[: len(self.sites) - drops]
         request = TermRequest(self.slot, SumId(self.slot, "train-0"), _SCHEMA, b"")
@@ -372,11 +375,11 @@ class Federation:
         peak = PeakMemory().start()
         total = peak.call(self._start)
         with keystream.watch():
-            keystream.skipped = True  # how a site masks has no part in what the server holds
+            keystream.skipped = True  # a site's masking does not affect the server's memory
             for site in sites:
                 raw = b""
                 raw = self._mask(site, request.to_bytes(), term)
-                # An upload on its way is the transport's.
+                # An upload in transit counts as the transport's memory.
                 peak.call(lambda: total.add(site.name, raw), held=len(raw))  # noqa: B023
         raw = b""
         total.close()
@@ -420,30 +423,30 @@ class Federation:
     def _mask(self, site: Site, request: bytes, term: bytes) -> bytes:
         return site.take(self._masked(site, TermRequest.from_bytes(request), term))
 
-    def _answers(self, total: Sum, sites: list[Site], found: Round) -> None:
-        """The exchanges after the terms: agreement if somebody is missing, reveal."""
+    def _answers(self, total: Sum, sites: list[Site], result: Round) -> None:
+        """Run the exchanges after the terms: agreement if a site is missing, then reveal."""
         agreed = [0.0] * len(sites)
         if not total.full:
-            asked, taken = timed(lambda: total.agreement_request().to_bytes())
-            found.answers_ms += taken
+            request, taken = timed(lambda: total.agreement_request().to_bytes())
+            result.answers_ms += taken
             for place, site in enumerate(sites):
                 raw, agreed[place] = timed(
                     lambda: site.take(  # noqa: B023
-                        agree(site.state, AgreementRequest.from_bytes(asked), history=site.history)  # noqa: B023
+                        agree(site.state, AgreementRequest.from_bytes(request), history=site.history)  # noqa: B023
                     )
                 )
-                found.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
-            found.up_bytes += len(raw)
-            found.down_bytes += len(asked)
+                result.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
+            result.up_bytes += len(raw)
+            result.down_bytes += len(request)
         shown, taken = timed(lambda: total.reveal_request().to_bytes())
-        found.answers_ms += taken
+        result.answers_ms += taken
         for place, site in enumerate(sites):
             raw, taken = timed(
                 lambda: site.take(  # noqa: B023
                     reveal(site.state, RevealRequest.from_bytes(shown), history=site.history)  # noqa: B023
                 )
             )
-            found.reveal_ms.append(taken + agreed[place])
-            found.answers_ms += timed(lambda: total.add_reveal(site.name, raw))[1]  # noqa: B023
-        found.up_bytes += len(raw)
-        found.down_bytes += len(shown)
+            result.reveal_ms.append(taken + agreed[place])
+            result.answers_ms += timed(lambda: total.add_reveal(site.name, raw))[1]  # noqa: B023
+        result.up_bytes += len(raw)
+        result.down_bytes += len(shown)

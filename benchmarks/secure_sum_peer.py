@@ -1,4 +1,4 @@
-"""Flower's SecAgg+ beside the secure sum, from an environment of its own. Used by ``secure_sum.py``."""
+"""Measurement of Flower's SecAgg+, in its own environment. Used by ``secure_sum.py``."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class PeerError(Exception):
 
 
 def default_environment() -> Path:
-    """Where the peer's environment is kept between runs."""
+    """Return the folder in which the peer's environment is kept between runs."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "tightframe-benchmarks" / "flower"
 
 
 def make_environment(folder: Path) -> Path:
-    """Make the environment unless it is there with the same requirements; its Python.
+    """Create the environment unless it exists with the same requirements; return its Python.
 
     Raises:
-        PeerError: if it cannot be made.
+        PeerError: if it cannot be created.
     """
     requirements, mark = PEER / "requirements.txt", folder / "requirements.sha256"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
     python = folder / "bin" / "python"
     if not (mark.exists() and mark.read_text() == wanted and python.exists()):
-        print(f"making the peer's environment in {folder}", flush=True)
+        print(f"creating the peer's environment in {folder}", flush=True)
         venv.create(folder, with_pip=True, clear=True)
         _run([python, "-m", "pip", "install", "--quiet", "--requirement", requirements])
         mark.write_text(wanted)
@@ -53,10 +53,10 @@ def measure(
     light: int,
     seed: int,
 ) -> dict[str, Any]:
-    """Flower's costs in one case, as ``peers/flower/run.py`` writes them.
+    """Return Flower's costs in one case, as ``peers/flower/run.py`` writes them.
 
     Raises:
-        PeerError: if it does not run to its end.
+        PeerError: if it does not succeed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "flower.json"
@@ -75,7 +75,7 @@ def measure(
 
 
 def _run(command: Sequence[object]) -> None:
-    # What this process has on its path must not reach the other environment.
+    # This process's module path must not reach the other environment.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([str(item) for item in command], env=inherited, capture_output=True, text=True)
     if done.returncode:

@@ -1,7 +1,7 @@
-"""What `soak.py` has inside the engine's processes: numbers of each after every round, and planned faults.
+"""Parts of `soak.py` inside the engine's processes: measurements after every round, and planned faults.
 
 A component at the server and an executor at the silos, so that each process measures itself at the same
-point of every round: when its `contribute` begins and what the round before left is all that is there.
+point of every round: when its `contribute` begins and only the remains of the round before are there.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from nvflare.apis.signal import Signal
 
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.wire import MESSAGE
+from tightframe.results.files import BEST, CARD, MODEL
 from tightframe.securesum.messages import AgreementRequest, Receipt, RevealRequest
 
 PAUSES, SAMPLES = "pauses", "samples"
 HELP_SECONDS = 60.0
-"""Within which whoever runs the benchmark must have paused a silo that asks for it."""
+"""Seconds within which the benchmark's main process must pause a silo that requests it."""
 LEAK_BYTES = 2_000_000
 TIMER_SECONDS = 90.0
-"""A timer that is older is overdue: the engine keeps one for 60 s after each message that it received."""
+"""Age in seconds at which a timer is overdue: the engine keeps one for 60 s after each received message."""
 ONCE = {
-    "model.safetensors",
-    "model.json",
-    "best_model.safetensors",
+    MODEL,
+    CARD,
+    BEST,
     "error_log.txt",
     "log_fl.txt",
     "reply-agree",
 }
-"""Files that are there from some event on: an evaluation, the end, the first error, the first drop-out."""
+"""Files that appear once, at some event: an evaluation, the end, the first error, the first drop-out."""
 
 
 def numbers(files: Path) -> dict[str, int]:
-    """What this process holds, after a forced collection.
+    """Return the resources that this process holds, after a forced collection.
 
-    Threads are counted apart from timers, which end by themselves, and from workers of thread pools, which
-    are started when they are needed up to each pool's limit; pools are counted instead.
+    Threads are counted separately from timers, which end by themselves, and from workers of thread pools,
+    which are started on demand up to each pool's limit; pools are counted instead.
 
     Args:
         files: the folder whose files are counted.
@@ -59,7 +60,7 @@ def numbers(files: Path) -> dict[str, int]:
     process = psutil.Process()
     memory = process.memory_full_info()
     waiting, queues = len(timers()), [*_threads_queues.values()]
-    names = [name for _, _, found in os.walk(files) for name in found]
+    names = [name for _, _, entries in os.walk(files) for name in entries]
     listening = [item for item in process.net_connections("inet") if item.status == psutil.CONN_LISTEN]
     return {
         "rss": memory.rss,
@@ -78,7 +79,7 @@ def numbers(files: Path) -> dict[str, int]:
 
 
 class _MallInfo(ctypes.Structure):
-    """glibc's ``struct mallinfo2``."""
+    """The ``struct mallinfo2`` of glibc."""
 
     _fields_ = (
         ("arena", ctypes.c_size_t),
@@ -95,45 +96,45 @@ class _MallInfo(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Bytes that are allocated and not freed, in all of glibc's arenas and beside them.
+    """Return the bytes that are allocated and not freed, inside and outside of glibc's arenas.
 
-    Resident memory beyond that is code, stacks, Python's own small objects, and what the allocator
-    keeps for later.
+    Resident memory beyond that is code, stacks, Python's own small objects, and memory that the allocator
+    keeps for reuse.
     """
     ask = ctypes.CDLL(None).mallinfo2
     ask.restype = _MallInfo
-    found = ask()
-    return int(found.uordblks + found.hblkhd)
+    info = ask()
+    return int(info.uordblks + info.hblkhd)
 
 
 def timers() -> list[threading.Timer]:
-    """The timers that wait in this process, each in a thread of its own."""
+    """Return the timers that wait in this process, each in its own thread."""
     return [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
 def descriptors() -> dict[str, int]:
-    """How many files, sockets and other descriptors (pipes, event queues) this process has open."""
-    found = {"files": 0, "sockets": 0, "others": 0}
+    """Return the numbers of open files, sockets and other descriptors (pipes, event queues)."""
+    counts = {"files": 0, "sockets": 0, "others": 0}
     once = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # that of the listing itself
+            continue  # the descriptor of the listing itself
         kind = "files" if target.startswith("/") else "sockets" if target.startswith("socket:") else "others"
-        found[kind] += 1
+        counts[kind] += 1
         once |= ONCE & {Path(target).name}
-    return found | {"files": found["files"] - len(once)}
+    return counts | {"files": counts["files"] - len(once)}
 
 
 class Probe:
-    """Writes one process's numbers, once for each round.
+    """Writes one process's measurements, once for each round.
 
     Args:
         name: of the process.
         folder: of the benchmark; a line for each round goes into its ``samples``.
         files: this process's own folder, whose files are counted.
-        trace: rounds after which to keep where memory was taken.
+        trace: rounds after which to save a memory snapshot.
     """
 
     def __init__(self, name: str, folder: Path, files: Path, trace: list[int]) -> None:
@@ -145,7 +146,7 @@ class Probe:
             tracemalloc.start(8)
 
     def contribute(self, message: dict[str, Any], rounds: int) -> None:
-        """Note the numbers at the start of a round's first sum, or of the closing."""
+        """Write the measurements at the start of a round's first sum, or of the closing."""
         kind, number = message.get("kind"), message.get("round")
         if kind == "closing":
             after = rounds
@@ -165,14 +166,14 @@ class Probe:
                 stream.write(json.dumps(line) + "\n")
 
     def _overdue(self, now: float) -> int:
-        """How many timers were there already so long ago that they should have ended."""
+        """Return the number of timers that were first seen so long ago that they should have ended."""
         waiting = {thread.native_id for thread in timers() if thread.native_id is not None}
         self._timers = {number: self._timers.get(number, now) for number in waiting}
         return sum(now - seen > TIMER_SECONDS for seen in self._timers.values())
 
 
 class ServerProbe(FLComponent):
-    """The server's numbers, when the first silo has fetched a round's task.
+    """Writes the server's measurements when the first silo has fetched a round's task.
 
     Args:
         soak: ``folder``, ``rounds``, ``trace``.
@@ -184,7 +185,7 @@ class ServerProbe(FLComponent):
         self._probe: Probe | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Look at the tasks that silos fetch."""
+        """Measure when a silo fetches a task."""
         if event_type == EventType.START_RUN:
             files = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
             self._probe = Probe("server", Path(self._soak["folder"]), files, self._soak["trace"])
@@ -195,7 +196,7 @@ class ServerProbe(FLComponent):
 
 
 class SoakExecutor(SiloExecutor):
-    """The executor, with this process's numbers and the faults of the plan.
+    """The executor, with this process's measurements and the planned faults.
 
     Args:
         soak: ``folder``, ``rounds``, ``trace``; ``faults``, each with ``round``, ``site``, ``task``, ``kind``
@@ -204,7 +205,7 @@ class SoakExecutor(SiloExecutor):
     """
 
     def __init__(self, soak: dict[str, Any], **job: Any) -> None:
-        # What the first round would otherwise import within the server's patience: torch, six times at once.
+        # Otherwise the first round would import torch, six times at once, within the server's timeout.
         from tightframe.rounds.silo import contribute as contribution  # noqa: F401
 
         super().__init__(**job)
@@ -216,7 +217,7 @@ class SoakExecutor(SiloExecutor):
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Measure, then do the task, with the fault that is planned for it."""
+        """Measure, then do the task, with the fault planned for it."""
         site, message = fl_ctx.get_identity_name(), shareable.get(MESSAGE) or {}
         if task_name == "contribute":
             self._measure(site, message, fl_ctx)
@@ -239,7 +240,7 @@ class SoakExecutor(SiloExecutor):
         self._probe.contribute(message, self._soak["rounds"])
 
     def _leak(self) -> None:
-        """What the verdict must find."""
+        """Leak memory, a file and a thread, which the verdict must find."""
         stop = threading.Event()
         threading.Thread(target=stop.wait, daemon=True).start()
         descriptor = os.open("/proc/self/status", os.O_RDONLY)
@@ -253,20 +254,22 @@ class SoakExecutor(SiloExecutor):
         return None, 0.0
 
     def _be_paused(self, site: str, seconds: float) -> None:
-        """Ask for this process to be stopped, as by SIGSTOP from outside; go on when that is over."""
-        asked = self._folder / PAUSES / site
-        asked.with_suffix(".new").write_text(json.dumps([os.getpid(), seconds]), encoding="utf-8")
-        asked.with_suffix(".new").rename(asked)
+        """Request that the main process stops this one by SIGSTOP and continues it; return after that."""
+        request = self._folder / PAUSES / site
+        request.with_suffix(".new").write_text(json.dumps([os.getpid(), seconds]), encoding="utf-8")
+        request.with_suffix(".new").rename(request)
         until = time.monotonic() + HELP_SECONDS + seconds
-        while asked.exists():
+        while request.exists():
             if time.monotonic() > until:
-                raise TimeoutError("Expected to be paused and continued, but nobody did.")
+                raise TimeoutError(
+                    "Expected the benchmark to pause and continue this process, but it did not."
+                )
             time.sleep(0.02)
 
     def _broken(
         self, kind: str, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Train as always, on records that cannot be read or are not numbers."""
+        """Train as usual, on records that cannot be read or are not numbers."""
         session = self._session
         if session is None:
             return make_reply("EXECUTION_EXCEPTION")
@@ -285,16 +288,16 @@ class SoakExecutor(SiloExecutor):
         try:
             return super().execute(task_name, shareable, fl_ctx, abort_signal)
         finally:
-            del data.records  # the class's own again, without a cycle through this frame
+            del data.records  # restores the class's own, without a reference cycle through this frame
 
 
 def _round(task: str, message: dict[str, Any]) -> int | None:
-    """The training round that a task belongs to; None for others."""
+    """Return the training round that a task belongs to; None for other tasks."""
     if task == "contribute":
         return message["round"] if message.get("kind") == "train" else None
     if task not in ("agree", "reveal"):
         return None
     kind = RevealRequest if task == "reveal" else AgreementRequest
     receipts: tuple[Receipt, ...] = kind.from_bytes(message["secure"]).receipts
-    asked = receipts[0].sum_id
-    return asked.round if asked.phase.startswith("train") else None
+    sum_id = receipts[0].sum_id
+    return sum_id.round if sum_id.phase.startswith("train") else None

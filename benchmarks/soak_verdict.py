@@ -1,4 +1,4 @@
-"""What `soak.py` plans and concludes: faults by seed, growth, leaks, the table and the curves. No engine."""
+"""Plan and conclusions of `soak.py`: faults by seed, growth, leaks, the table and the curves. No engine."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 
 Sample = Mapping[str, Any]
 Series = Mapping[str, Sequence[Sample]]
-"""Process -> its samples in order; each says after which round it was taken."""
+"""Process -> its samples in order; each names the round after which it was taken."""
 
 COUNTED = ("files", "sockets", "others", "ports", "threads", "pools", "overdue", "children", "written")
-"""What must not become more; ``others`` are pipes and event queues, ``overdue`` timers that should have
-ended, ``written`` the files in its folder."""
+"""Counts that must not grow; ``others`` are pipes and event queues, ``overdue`` timers that should have
+ended, ``written`` the files in the process's folder."""
 BOUNDED = ("timers", "workers")
-"""What goes up and down, or up to a limit of the engine's; shown alone."""
+"""Counts that rise and fall, or rise to a limit of the engine; shown but not judged."""
 CODES = {"raise": "TF-503", "nan": "TF-301", "lost": "TF-503", "late": "TF-502", "freeze": "TF-502"}
-"""Kind of fault -> why the silo is left out of the round; a pause within the patience leaves out nobody."""
+"""Kind of fault -> code with which the silo is left out; a pause within the timeout leaves none out."""
 
 _QUICK = ("raise", "nan", "lost", "pause")
 DECK = (*_QUICK, "late", *_QUICK, "freeze")
-"""Kinds in the order in which a plan takes them, before it shuffles."""
+"""Kinds of faults in the order in which a plan takes them, before it shuffles."""
 WINDOW = 3
-"""Rounds at either end."""
+"""Number of rounds compared at either end."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One silo's misfortune in one task of a round.
+    """One silo's fault in one task of a round.
 
-    ``raise``: its records cannot be read. ``nan``: they are not numbers. ``lost``: it does its task, and
-    the answer is empty. ``late``: it sleeps. ``pause``, ``freeze``: its process is stopped by SIGSTOP and
-    continued, within the server's patience or beyond.
+    ``raise``: its records cannot be read. ``nan``: they are not numbers. ``lost``: it does its task, but
+    its answer is empty. ``late``: it sleeps. ``pause``, ``freeze``: its process is stopped by SIGSTOP and
+    continued, within the server's timeout or after it.
     """
 
     round: int
@@ -46,17 +46,17 @@ class Fault:
 
     @property
     def dropped(self) -> dict[str, str]:
-        """Whom the round is without, and why. A silo whose term is in already stays in."""
+        """Silo that the round loses -> its code. A silo whose term has arrived already stays in."""
         if self.task != "contribute" or self.kind not in CODES:
             return {}
         return {self.site: CODES[self.kind]}
 
 
 def plan(seed: int, rounds: int, sites: Sequence[str], share: float, patience: float) -> list[Fault]:
-    """Faults of a run: at most one a round, because six silos with a threshold of five survive one.
+    """Return a run's faults: at most one per round, because six silos with a threshold of five survive one.
 
-    What costs the server its whole patience is half as frequent as what does not. Round 1 has none,
-    so that every silo has trained once before anything happens to it.
+    Faults that cost the server its whole timeout are half as frequent as others. Round 1 has none, so that
+    every silo has trained once before its first fault.
 
     >>> [fault.round for fault in plan(1, 5, ["a", "b"], 1.0, 40)]
     [2, 3, 4, 5]
@@ -67,7 +67,7 @@ def plan(seed: int, rounds: int, sites: Sequence[str], share: float, patience: f
     draw.shuffle(kinds)
     faults = []
     for number, kind in zip(chosen, kinds, strict=True):
-        # What goes wrong in training does so in training; the rest may also meet the giving of shares.
+        # Faults of training belong to its task; the others may also hit the release of shares.
         task = "contribute" if kind in ("raise", "nan") else draw.choice(["contribute", "reveal"])
         seconds = {"pause": draw.uniform(1, 4), "late": patience + 2, "freeze": patience + 2}.get(kind, 0.0)
         faults.append(Fault(number, draw.choice(list(sites)), task, kind, round(seconds, 1)))
@@ -76,7 +76,7 @@ def plan(seed: int, rounds: int, sites: Sequence[str], share: float, patience: f
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; ``passed`` is None where it could not be measured, which is no pass."""
+    """Result of one check; ``passed`` is None if it could not be measured, which does not count as a pass."""
 
     what: str
     passed: bool | None
@@ -88,15 +88,15 @@ class Finding:
 
 
 def at(samples: Sequence[Sample], after: int) -> Sample | None:
-    """A process's sample after a round."""
+    """Return a process's sample after a round; None if there is none."""
     return next((sample for sample in samples if sample["after"] == after), None)
 
 
 def growth(samples: Sequence[Sample], first: int, last: int, key: str = "rss") -> float | None:
-    """By which part a number grew between two rounds; None if either was not measured.
+    """Return the relative growth of a number between two rounds; None if either was not measured.
 
-    The median of three rounds at either end: a process's resident memory jumps by some percent from round
-    to round while what it has allocated stays the same.
+    Compares the medians of three rounds at either end: a process's resident memory jumps by some percent
+    from round to round while its allocations stay the same.
 
     >>> growth([{"after": 5, "rss": 100}, {"after": 49, "rss": 109}, {"after": 50, "rss": 99}], 5, 50)
     0.04
@@ -109,9 +109,9 @@ def growth(samples: Sequence[Sample], first: int, last: int, key: str = "rss") -
 
 
 def leaks(samples: Sequence[Sample], first: int, last: int) -> dict[str, tuple[int, int]] | None:
-    """What a process has more of in the last three rounds than in the first; None if not measured.
+    """Return the counts of a process that grew from the first three rounds to the last; None if not measured.
 
-    What comes and goes is no leak: the least at the end is held against the most at the beginning.
+    To ignore fluctuation, the minimum at the end is compared with the maximum at the beginning.
     """
     ends = windows(samples, first, last)
     if ends is None:
@@ -126,7 +126,7 @@ def leaks(samples: Sequence[Sample], first: int, last: int) -> dict[str, tuple[i
 def windows(
     samples: Sequence[Sample], first: int, last: int
 ) -> tuple[Sequence[Sample], Sequence[Sample]] | None:
-    """The samples of the first three rounds that count and of the last three; None if an end is missing."""
+    """Return the samples of the first three judged rounds and of the last three; None if any is missing."""
     if at(samples, first) is None or at(samples, last) is None:
         return None
     return (
@@ -136,56 +136,56 @@ def windows(
 
 
 def findings(series: Series, processes: Sequence[str], first: int, last: int, limit: float) -> list[Finding]:
-    """Memory and counts of every process that must have been there."""
+    """Judge memory and counts of every expected process."""
     grown = {name: growth(series.get(name, []), first, last) for name in processes}
     known = {name: value for name, value in grown.items() if value is not None}
     missing = sorted(grown.keys() - known.keys())
-    told = f"not measured: {', '.join(missing)}" if missing else ""
+    result = f"not measured: {', '.join(missing)}" if missing else ""
     if known:
         worst = max(known, key=known.__getitem__)
-        told = f"at most {known[worst]:+.1%} ({worst})" + (f"; {told}" if told else "")
+        result = f"at most {known[worst]:+.1%} ({worst})" + (f"; {result}" if result else "")
     too_much = any(value > limit for value in known.values())
-    found = [
+    results = [
         Finding(
             f"memory after a forced collection, round {first} to {last}, at most {limit:+.0%}",
             False if too_much else None if missing else True,
-            told,
+            result,
         )
     ]
     more = {name: leaks(series.get(name, []), first, last) for name in processes}
-    said = [
+    leaked = [
         f"{name} {key} {begin} to {end}"
         for name, keys in more.items()
         for key, (begin, end) in (keys or {}).items()
     ]
-    found.append(
+    results.append(
         Finding(
             "files, sockets, ports, threads, child processes, files written",
-            False if said else None if missing else True,
-            "; ".join(said) or (f"not measured: {', '.join(missing)}" if missing else "none more"),
+            False if leaked else None if missing else True,
+            "; ".join(leaked) or (f"not measured: {', '.join(missing)}" if missing else "none more"),
         )
     )
     pids = {name: {sample["pid"] for sample in series.get(name, [])} for name in processes}
     changed = [name for name, seen in pids.items() if len(seen) > 1]
-    found.append(
+    results.append(
         Finding(
             "every process is the same from the first round to the last",
             False if changed else None if missing else True,
             f"changed: {', '.join(changed)}" if changed else f"{len(pids) - len(missing)} of {len(pids)}",
         )
     )
-    return found
+    return results
 
 
 def as_planned(rows: Sequence[Mapping[str, Any]], faults: Sequence[Fault], rounds: int) -> Finding:
-    """Whether every round left out whom the plan says, and nobody else."""
+    """Check that every round left out exactly the planned silo."""
     expected: dict[int, dict[str, str]] = {number: {} for number in range(1, rounds + 1)}
     expected |= {fault.round: fault.dropped for fault in faults}
-    found = {row["round"]: row["dropped"] for row in rows if row["kind"] == "train"}
+    dropped = {row["round"]: row["dropped"] for row in rows if row["kind"] == "train"}
     wrong = [
-        f"round {number}: {found.get(number, 'missing')}, planned {drop or 'nobody'}"
+        f"round {number}: {dropped.get(number, 'missing')}, planned {drop or 'nobody'}"
         for number, drop in expected.items()
-        if found.get(number) != drop
+        if dropped.get(number) != drop
     ]
     left_out = sum(bool(drop) for drop in expected.values())
     return Finding(
@@ -196,7 +196,7 @@ def as_planned(rows: Sequence[Mapping[str, Any]], faults: Sequence[Fault], round
 
 
 def left_behind(processes: Sequence[str], temporary: Sequence[str]) -> list[Finding]:
-    """What a run that is over still holds."""
+    """Check that a finished run left no process and no temporary file."""
     return [
         Finding("no process left, and so no port", not processes, ", ".join(processes) or "none"),
         Finding("no temporary file left", not temporary, ", ".join(temporary) or "none"),
@@ -204,7 +204,7 @@ def left_behind(processes: Sequence[str], temporary: Sequence[str]) -> list[Find
 
 
 def table(series: Series, first: int, last: int) -> str:
-    """Numbers of each process after the first and the last round."""
+    """Return a table of each process's numbers after the first and the last round."""
     names = ("rss MB", "grown", "greatest", "private MB", "in use MB", "objects", *BOUNDED, *COUNTED)
     lines = [f"{'process':<8} " + " ".join(f"{name:>15}" for name in names)]
     for name, samples in series.items():
@@ -225,7 +225,7 @@ def table(series: Series, first: int, last: int) -> str:
 
 
 def plot(series: Series, faults: Sequence[Fault], first: int, limit: float, path: Path) -> None:
-    """Memory of each process over the rounds, against that after the first; faults as marks."""
+    """Plot each process's memory over the rounds, relative to that after the first, with marks for faults."""
     import matplotlib
 
     matplotlib.use("Agg")

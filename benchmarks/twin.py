@@ -1,10 +1,10 @@
-"""How hard is the synthetic twin? Its one calibration, with plain cross-entropy only.
+"""Difficulty of the synthetic twin: its only calibration, with plain cross-entropy.
 
 Three ways to train one small CNN: FedAvg over the six centres (weights = training records), all
 centres' records pooled, each centre alone; for the same number of epochs, scored by balanced
 accuracy on the test folds of all centres together. The twin's constants were set once so that
 FedAvg has something to learn in four rounds and something left to learn after them; no other
-method was looked at, and these numbers say nothing about real lesions.
+method was considered, and these numbers say nothing about real lesions.
 
     PYTHONPATH=custom python benchmarks/twin.py --out twin.json
 """
@@ -34,7 +34,7 @@ State = dict[str, torch.Tensor]
 
 
 def build(seed: int) -> nn.Module:
-    """Three blocks of conv3x3 - GroupNorm(8) - ReLU - maxpool2, average pooling, linear head."""
+    """Return three blocks of conv3x3 - GroupNorm(8) - ReLU - maxpool2, average pooling, linear head."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for before, width in zip((3, *WIDTHS[:-1]), WIDTHS, strict=True):
@@ -67,11 +67,11 @@ class Benchmark:
     def fit(
         self, model: nn.Module, centers: Sequence[int], epochs: int, seed: int, *, first: int = 0
     ) -> None:
-        """Cross-entropy with SGD on the training folds of these centres, in place.
+        """Train with cross-entropy and SGD on the training folds of these centres.
 
         Args:
             model: trained in place.
-            centers: whose training folds.
+            centers: centres whose training folds are used.
             epochs: passes over them.
             seed: of order and augmentation.
             first: number of the first epoch.
@@ -94,14 +94,14 @@ class Benchmark:
                 optimizer.step()
 
     def score(self, model: nn.Module) -> float:
-        """Balanced accuracy on the pooled test fold: the mean recall of the eight classes."""
+        """Return the balanced accuracy on the pooled test fold: the mean recall of the eight classes."""
         model.eval()
         with torch.no_grad():
             guess = torch.cat([model(part) for part in self.test_inputs.split(256)]).argmax(1).numpy()
         return float(np.mean([np.mean(guess[self.test_labels == c] == c) for c in range(len(CLASS_NAMES))]))
 
     def fedavg(self, seed: int) -> list[float]:
-        """Scores after each round of FedAvg."""
+        """Return the scores after each round of FedAvg."""
         model, local = build(seed), build(seed)
         scores = []
         for number in range(self.args.rounds):
@@ -117,7 +117,7 @@ class Benchmark:
         return scores
 
     def alone(self, centers: Sequence[int], seed: int) -> list[float]:
-        """Scores of training on these centres' records together, as often as a round scores."""
+        """Return the scores of training on these centres' records together, once for each round's epochs."""
         model = build(seed)
         scores = []
         for number in range(self.args.rounds):
@@ -127,7 +127,7 @@ class Benchmark:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run every arm for every seed; plain values."""
+    """Run every arm with every seed; return plain values."""
     torch.set_num_threads(1)
     benchmark = Benchmark(args)
     arms = {"fedavg": None, "pooled": list(range(NUM_CENTERS))} | {
@@ -161,14 +161,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=4, help="local epochs a round")
+    parser.add_argument("--epochs", type=int, default=4, help="local epochs per round")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--momentum", type=float, default=0.9)

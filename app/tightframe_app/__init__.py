@@ -1,1 +1,1 @@
-"""Outside the engine: what people drive. The ``tightframe`` command, job recipes."""
+"""Tools outside the engine: the ``tightframe`` command and the job recipes."""

@@ -43,7 +43,7 @@ err = lines(stderr=True)
 
 
 def main() -> None:
-    """Entry point: named errors become one message and exit code 2; anything else is a bug and shows."""
+    """Run the command line: a named error becomes one message and exit code 2, a bug shows its traceback."""
     try:
         app()
     except (TightframeError, FileNotFoundError, FileExistsError) as error:
@@ -53,7 +53,7 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     if version:
         out.print(f"tightframe {__version__}")
@@ -64,38 +64,39 @@ def _root(
 def simulate(
     job: Annotated[Path, typer.Argument(help="A job folder.")],
     threads: Annotated[
-        int | None, typer.Option("--threads", "-t", help="Silos that run at the same time; all by default.")
+        int | None,
+        typer.Option("--threads", "-t", help="Number of silos that run at the same time; all by default."),
     ] = None,
     workspace: Annotated[
         Path,
-        typer.Option("--workspace", "-w", help="Working folder; an earlier run moves to WORKSPACE.runs."),
+        typer.Option("--workspace", "-w", help="Working folder; an earlier run is moved to WORKSPACE.runs."),
     ] = Path("simulator_workspace"),
     site_config: Annotated[
         Path | None,
         typer.Option(
-            "--site-config", "-s", help="Site configuration that says where each silo's records lie."
+            "--site-config", "-s", help="Site configuration with the location of each silo's records."
         ),
     ] = None,
     previous_run: Annotated[
         Path | None,
         typer.Option(
-            help="For a resumed job: workspace of the stopped simulation, for the silos' own state."
+            help="For a resumed job: workspace of the stopped simulation, which has the silos' state."
         ),
     ] = None,
     keep: Annotated[
         int,
-        typer.Option(min=0, help="Earlier runs to keep in WORKSPACE.runs; 0 wipes the last one."),
+        typer.Option(min=0, help="Number of earlier runs to keep in WORKSPACE.runs; 0 wipes the last one."),
     ] = 5,
     gpu: Annotated[
-        str | None, typer.Option(help="GPU ids for the silos, as the engine writes them: 0,1 or [0,1]")
+        str | None, typer.Option(help="GPU ids for the silos, in the engine's notation: 0,1 or [0,1]")
     ] = None,
     log: Annotated[str, typer.Option("--log", "-l", help="concise, msg_only, full or verbose.")] = "concise",
 ) -> None:
     """Run a job folder in the engine's simulator on this machine.
 
-    Exit code 0 only if the run trained. Without a site configuration every silo trains on the
-    synthetic twin (or on real records where the data set needs no files), and says so. With one, all
-    sites' records are opened before the engine starts, so that a wrong folder is named at once.
+    The exit code is 0 only if the run trained. Without a site configuration every silo trains on the
+    synthetic twin (or on real records if the data set needs no files), and the log says so. With one,
+    all sites' records are opened before the engine starts, so that a wrong folder is reported at once.
     """
     from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare import simulator
@@ -115,10 +116,12 @@ def simulate(
     values, sites = setup.job, setup.job.roster
     if site_config is not None:
         if not site_config.is_file():
-            raise FileNotFoundError(f"Expected a site configuration at {site_config}: there is no such file.")
+            raise FileNotFoundError(
+                f"Expected a site configuration at {site_config}, but there is no such file."
+            )
         parse_site_file(read_object(site_config), str(site_config))
     if threads is not None and threads > len(sites):
-        out.print(f"threads: {len(sites)} instead of {threads}, because the job has no more sites")
+        out.print(f"threads: {len(sites)} instead of {threads}, because the job has only so many sites")
     command = [sys.executable, "-m", "tightframe.flare.simulator", str(job), "-w", str(workspace), "-l", log]
     command += ["-t", str(min(threads or len(sites), len(sites)))]
     if gpu is not None:
@@ -135,7 +138,7 @@ def simulate(
             by_hand = isinstance(signal, KeyboardInterrupt)
             stopped = "Ctrl-C" if by_hand else "a signal"
             code = simulator.INTERRUPTED if by_hand else int(signal.args[0])
-            err.print("interrupted: the run was stopped, nothing of it goes on")
+            err.print("interrupted: the run was stopped, and all its processes have ended")
         if code:
             typed = [("--site-config", site_config), ("--threads", threads), ("--gpu", gpu)]
             same = [word for name, value in typed if value is not None for word in (name, str(value))]

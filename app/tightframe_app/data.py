@@ -1,4 +1,4 @@
-"""``tightframe data``: turn what a user has downloaded into what the readers want."""
+"""``tightframe data``: convert downloaded data sets into the form that the readers expect."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INTERRUPTED = 130
 
 app = typer.Typer(help="Prepare data sets.", no_args_is_help=True)
 prepare = typer.Typer(
-    help="From a download to what the reader of a data set wants, checked by counts and hashes.",
+    help="Convert a download into the form that a data set's reader expects, checked by counts and hashes.",
     no_args_is_help=True,
 )
 app.add_typer(prepare, name="prepare")
@@ -41,7 +41,7 @@ err = lines(stderr=True)
 
 @app.callback()
 def _group() -> None:
-    """Keep ``prepare`` a command of its own name although it is the only one."""
+    """Keep ``prepare`` as a subcommand although it is the only one."""
 
 
 @prepare.command("isic2019")
@@ -49,7 +49,7 @@ def prepare_isic2019(
     images: Annotated[
         Path,
         typer.Option(
-            "--images", "-i", help="The originals: ISIC_2019_Training_Input, or the folder that holds it."
+            "--images", "-i", help="The originals: ISIC_2019_Training_Input, or the folder that contains it."
         ),
     ],
     split: Annotated[
@@ -59,23 +59,24 @@ def prepare_isic2019(
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to write; a site's `root` of fed_isic2019.")
+        Path, typer.Option("--output", "-o", help="Folder to write: the `root` of fed_isic2019 at a site.")
     ],
     center: Annotated[
-        int | None, typer.Option(min=0, max=5, help="Only this centre's images; all six by default.")
+        int | None, typer.Option(min=0, max=5, help="Prepare only this centre's images; all six by default.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-w", min=1, help="Processes; one a core by default.")
+        int | None,
+        typer.Option("--workers", "-w", min=1, help="Number of processes; one per core by default."),
     ] = None,
 ) -> None:
     """Preprocess the images of ISIC 2019 as FLamby does, and compare them with its split.
 
-    The shorter side becomes 224 pixels; colours are made constant by shades of grey, clipped where
-    FLamby's wrap round; the names stay. The originals are only read. May be interrupted: the same
-    command goes on where it stopped, and verifies what is there by its hashes.
+    The shorter side becomes 224 pixels; colours are normalised by shades of grey, and clipped where
+    FLamby's wrap around; the names stay. The originals are only read. If the command is interrupted, run
+    it again: it continues where it stopped, and verifies finished images by their hashes.
 
-    Exit code 0: complete. 1: images are missing or broken, or counts are not those of FLamby's split;
-    all are named, and all others are done. 2: nothing could be done. 130: interrupted.
+    Exit code 0: complete. 1: images are missing or broken, or counts differ from FLamby's split; all of
+    these are listed, and all other images are done. 2: nothing could be done. 130: interrupted.
     """
     from tightframe.data.isic.prepare import prepare as prepare_isic
 
@@ -101,20 +102,22 @@ def prepare_eicu(
         typer.Option(
             "--tables",
             "-t",
-            help="Folder of patient, hospital and medication (.csv or .csv.gz) of PhysioNet.",
+            help="Folder with PhysioNet's tables patient, hospital and medication (.csv or .csv.gz).",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write; a site's `root` of eicu.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder to write: the `root` of eicu at a site.")
+    ],
     window: Annotated[
         str, typer.Option(help="Drugs of the first 48 hours (48h), of the whole stay (stay), or both.")
     ] = "both",
 ) -> None:
-    """Turn eICU's tables, demo or full release, into stay x drug matrices.
+    """Convert eICU's tables, demo or full release, into stay x drug matrices.
 
-    The tables are only read. May be interrupted: the same command goes on, and keeps what is there
-    if it was made from the same tables, by their SHA-256.
+    The tables are only read. If the command is interrupted, run it again: it keeps finished matrices that
+    were made from the same tables, by their SHA-256.
 
-    Exit code 0: complete. 2: tables are missing, cut off or malformed, and nothing is half written.
+    Exit code 0: complete. 2: tables are missing, truncated or malformed; no partial file is written.
     130: interrupted.
     """
     from tightframe.data.base import count_table
@@ -125,12 +128,12 @@ def prepare_eicu(
         raise typer.BadParameter(
             f"expected one of {[*WINDOWS, 'both']}, got {window!r}", param_hint="--window"
         )
-    with _resumable(), _spinner("tables") as tell:
+    with _resumable(), _spinner("tables") as report:
         done = prepare_tables(
-            tables, output, window=cast(Literal["48h", "stay", "both"], window), progress=tell
+            tables, output, window=cast(Literal["48h", "stay", "both"], window), progress=report
         )
     for item in done:
-        how = "made" if item.made else "was there, verified"
+        how = "written" if item.made else "existed, verified"
         out.print(f"{item.window}: {how}; {count_table(item.counts)}")
         out.print(f"{item.window}: SHA-256 of the drug vocabulary {item.vocabulary}")
     site = {"data": {"eicu": {"root": str(output.resolve()), "region": "Midwest"}}}
@@ -138,7 +141,7 @@ def prepare_eicu(
 
 
 def _summary(report: Report) -> None:
-    """Images by centre, fold and class, marked where FLamby's number is another, and what was done."""
+    """Print the images by centre, fold and class, marked where FLamby's number differs, and the totals."""
     from tightframe.data.isic import CLASS_NAMES
     from tightframe.data.isic.prepare import REPORT, expected_counts
     from tightframe.data.manifest import sha256
@@ -147,32 +150,32 @@ def _summary(report: Report) -> None:
     table = Table("centre", "fold", *CLASS_NAMES, "total", box=None, pad_edge=False)
     for center in report.centers:
         for fold, name in enumerate(("train", "test")):
-            found, wanted = report.prepared[fold, center], expected[fold, center]
-            cells = [_cell(*pair) for pair in zip(found, wanted, strict=True)]
-            table.add_row(str(center), name, *cells, f"{found.sum()}/{wanted.sum()}")
+            counts, wanted = report.prepared[fold, center], expected[fold, center]
+            cells = [_cell(*pair) for pair in zip(counts, wanted, strict=True)]
+            table.add_row(str(center), name, *cells, f"{counts.sum()}/{wanted.sum()}")
     Console(highlight=False, markup=False, emoji=False).print(table)
     if (report.prepared != expected).any():
-        out.print("* not FLamby's number")
+        out.print("* differs from FLamby's number")
     done = int(report.prepared.sum())
     out.print(
-        f"images: {done} of {expected.sum()} (made now {report.made}, done before {report.kept}, "
+        f"images: {done} of {expected.sum()} (written now {report.made}, done before {report.kept}, "
         f"missing {len(report.missing)}, broken {len(report.broken)})"
     )
-    out.print(f"originals that are not asked for: {len(report.ignored)}")
+    out.print(f"originals outside the split: {len(report.ignored)}")
     out.print(f"images clipped where FLamby's cast would wrap: {report.wrapped}")
-    out.print(f"all names: {report.manifest.with_name(REPORT)}")
+    out.print(f"all file names: {report.manifest.with_name(REPORT)}")
     out.print(f"manifest: {report.manifest}  SHA-256 {sha256(report.manifest.read_bytes())}")
 
 
-def _cell(found: int, wanted: int) -> Text:
-    return Text(f"{found}") if found == wanted else Text(f"{found}*", style="red")
+def _cell(count: int, wanted: int) -> Text:
+    return Text(f"{count}") if count == wanted else Text(f"{count}*", style="red")
 
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream, gone at the end; yields what moves it: (done, of how many).
+    """Show a temporary progress bar on the error stream; yield the function that moves it, (done, total).
 
-    Where nobody watches a terminal it is a line for every tenth.
+    Without a terminal, print a line for every tenth instead.
     """
     if not err.is_terminal:
         yield _tenths(what)
@@ -190,9 +193,9 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def _spinner(what: str) -> Iterator[Callable[[str], None]]:
-    """What is being done, beside a spinner on the error stream, gone at the end; yields what says it.
+    """Show a temporary spinner on the error stream; yield the function that sets its text.
 
-    Where nobody watches a terminal it is a line each.
+    Without a terminal, print each text as a line instead.
     """
     if not err.is_terminal:
         yield lambda text: err.print(text)
@@ -204,12 +207,12 @@ def _spinner(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def _tenths(what: str) -> Callable[[int, int], None]:
-    told = -1
+    printed = -1
 
     def advance(done: int, total: int) -> None:
-        nonlocal told
-        if total and (tenth := 10 * done // total) > told:
-            told = tenth
+        nonlocal printed
+        if total and (tenth := 10 * done // total) > printed:
+            printed = tenth
             err.print(f"{what}: {done} of {total}")
 
     return advance
@@ -217,9 +220,9 @@ def _tenths(what: str) -> Callable[[int, int], None]:
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Say, where a run is interrupted, that it can go on."""
+    """Print, if the command is interrupted, that it can be continued."""
     try:
         yield
     except KeyboardInterrupt:
-        err.print("interrupted: what is finished is kept; the same command goes on with the rest")
+        err.print("interrupted: finished files are kept; the same command continues with the rest")
         raise typer.Exit(INTERRUPTED) from None

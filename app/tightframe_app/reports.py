@@ -1,4 +1,4 @@
-"""``tightframe report``: make the page of a folder of results again."""
+"""``tightframe report``: write the report page of a results folder again."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ def report(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="A folder of results, of a run's server or of a silo.",
+            help="A results folder of a run's server or of a silo.",
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", dir_okay=False, help="The page to write; DIR/report.html by default."),
+        typer.Option("--out", "-o", dir_okay=False, help="Page to write; DIR/report.html by default."),
     ] = None,
 ) -> None:
-    """Make report.html of a run's results: one file that opens offline.
+    """Write report.html of a run's results: one file that opens offline.
 
-    Also says how the run ended, and its headline.
+    Also prints how the run ended, and its main result.
 
-    A run makes it by itself at its end. DIR may be the server's folder or a silo's; its files say which.
-    A silo's page has that silo's own results: it is for the silo alone, and only its owner can read it.
+    A run writes the page itself at its end. DIR may be the server's folder or a silo's; its files show
+    which. A silo's page has that silo's own results: it is for the silo alone, and only its owner can
+    read it.
     """
     from tightframe.report.reading import ServerResults, read
-    from tightframe.report.words import metric, one_answer
     from tightframe.report.writing import write
+    from tightframe.results.words import metric, one_answer
 
     page, results = write(folder, out), read(folder)
-    said = []
+    lines = []
     if isinstance(results, ServerResults):
-        outcome, test = results.outcome, results.outcome.evaluation and results.outcome.evaluation.test.told
-        said = [outcome.ended.upper(), *outcome.notes]
-        if test:
-            noisy = "noisy " if test["noisy"] else ""
-            said.append(f"{noisy}balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}")
-            said += [answer] if (answer := one_answer(test["one_answer"])) else []
-    for line in said:
-        typer.echo(shown(line), err=True)  # for people: programs read where the page lies
+        outcome = results.outcome
+        test = None if outcome.evaluation is None else outcome.evaluation.test
+        lines = [outcome.ended.upper(), *outcome.notes]
+        if test is not None:
+            noisy = "noisy " if test.noisy else ""
+            lines.append(f"{noisy}balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}")
+            lines += [answer] if (answer := one_answer(test.one_answer)) else []
+    for line in lines:
+        typer.echo(shown(line), err=True)  # for people; programs read the page's path on the other stream
     console(WIDTH).print(shown(str(page)), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``tightframe transcript``: check what a run has recorded of its secure sums."""
+"""``tightframe transcript``: check a run's record of its secure sums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ app = typer.Typer(help="Check the record of a run's secure sums.", no_args_is_he
 
 @app.callback()
 def _group() -> None:
-    """Keep ``verify`` a command of its own name although it is the only one."""
+    """Keep ``verify`` as a subcommand although it is the only one."""
 
 
 @app.command("verify")
@@ -35,7 +35,7 @@ def transcript_verify(
     file: Annotated[
         Path,
         typer.Argument(
-            exists=True, dir_okay=False, readable=True, help="A transcript.jsonl, of the server or of a site."
+            exists=True, dir_okay=False, readable=True, help="A transcript.jsonl of the server or of a site."
         ),
     ],
     root: Annotated[
@@ -51,7 +51,7 @@ def transcript_verify(
         bool,
         typer.Option(
             "--missing-role",
-            help="Accept certificates without a role; only test provisioning makes such.",
+            help="Accept certificates without a role, which only test provisioning issues.",
         ),
     ] = False,
     any_static_cohort: Annotated[
@@ -63,10 +63,10 @@ def transcript_verify(
         ),
     ] = False,
 ) -> None:
-    """Check every signature and rule in a transcript, and say what that proves.
+    """Check every signature and rule in a transcript, and report what that proves.
 
-    Needs the project's root certificate and nothing else: no key, no network, no running job. The
-    root must come from somebody you trust, not from whoever gave you the transcript.
+    Needs only the project's root certificate: no key, no network, no running job. Get the root from
+    somebody you trust, not from whoever gave you the transcript.
 
     Exit code 0: valid. 1: invalid; the line and the reason are printed (TF-616). 2: a file cannot be
     used at all.
@@ -78,8 +78,8 @@ def transcript_verify(
     try:
         report = verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
     except TranscriptError as error:
-        said = f" {shown(str(file))}: {error.code}: {shown(str(error))}"
-        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), said))
+        reason = f" {shown(str(file))}: {error.code}: {shown(str(error))}"
+        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
     out = console(WIDTH)
     out.print(Text.assemble(("valid:", "bold green"), f" {shown(str(file))}"))
@@ -89,50 +89,50 @@ def transcript_verify(
 
 
 def proves(report: Report) -> list[str]:
-    """What a valid transcript proves, in plain words."""
+    """Return the sentences that a valid transcript proves."""
     if not report.epochs:
         return ["Nothing: no session was set up, so nothing in it is signed."]
-    said = [
+    proven = [
         "These sites, with these keys, certified by this root, took part: in every epoch all of its sites "
         "signed the same settings and the same set of keys.",
     ]
     if report.opened:
-        said += [
-            "For every sum that was opened, each site not listed as missing signed that it sent a masked "
-            "term, and all were made from the same broadcast (the same model).",
-            "The sites agreed on who was in: where one was missing, at least as many as the threshold says "
-            "signed who was left.",
+        proven += [
+            "For every opened sum, each site not listed as missing signed that it sent a masked term, and "
+            "all terms were made from the same broadcast (the same model).",
+            "The sites agreed on the participants: if one was missing, at least a threshold of sites signed "
+            "the list of those left.",
             "As far as the record shows, nothing was opened below the threshold or the smallest number of "
             "sites, and no slot or sum was used twice.",
         ]
-    return said
+    return proven
 
 
 def does_not_prove(report: Report, anchor: Anchor) -> list[str]:
-    """What it does not prove, the weightiest first."""
-    said = []
+    """Return the sentences that a valid transcript does not prove, the most important first."""
+    unproven = []
     if report.simulated:
-        said.append(
+        unproven.append(
             "Who took part: the identities are SIMULATED, made by the program itself. The signatures only "
             "show that the record is consistent."
         )
     else:
-        said.append(
-            "Who stands behind a key, if the root's own key was misused: compare the keys above with those "
-            "that the sites tell you."
+        unproven.append(
+            "Who owns a key, if the root's own key was misused: compare the keys above with those that the "
+            "sites themselves give you."
         )
     if anchor.missing_role:
-        said.append("That a certificate was made for a site: certificates without a role were accepted.")
-    said += [
+        unproven.append("That a certificate was issued to a site: certificates without a role were accepted.")
+    unproven += [
         "That the published total is the one that was opened. Sites cannot verify it; hashes of totals are "
-        "the server's word alone.",
-        "That no line is missing at the end, or that whoever keeps the file left no sum out: the chain of "
-        "hashes is signed by nobody. Compare it with the transcripts of the other parties.",
-        "That records or training were honest: a masked term is a sum's part, whatever was in it.",
+        "claims of the server alone.",
+        "That no line is missing at the end, or that the file's owner omitted no sum: nobody signs the chain "
+        "of hashes. Compare it with the transcripts of the other parties.",
+        "That records or training were honest: a masked term enters the sum, whatever its content.",
         "Times, names of schemas, which groups were opened, who was blamed, and why a sum failed or the run "
-        "ended: the writer's word.",
+        "ended: these are claims of the file's writer.",
     ]
-    return said
+    return unproven
 
 
 def _print_summary(out: Console, report: Report) -> None:
@@ -159,7 +159,7 @@ def _print_summary(out: Console, report: Report) -> None:
     ]
     if report.skipped:
         places = ", ".join(f"{epoch}/{slot}" for epoch, slot in report.skipped)
-        rows.append(("no line for", f"epoch/slot {places}: not used, or left out"))
+        rows.append(("no line for", f"epoch/slot {places}: not used, or omitted"))
     for name, value in rows:
         facts.add_row(name, shown(value))
     out.print(facts)
@@ -171,9 +171,11 @@ def _print_summary(out: Console, report: Report) -> None:
 
 def _completeness(report: Report) -> str:
     if not report.complete:
-        why = "the run goes on, was cut off, or lines were removed"
+        why = "the run is still going, was interrupted, or lines were removed"
         at_site = (
-            "" if report.view == "server" else "; a site's own view has none, as it never learns of the end"
+            ""
+            if report.view == "server"
+            else "; a site's own view has none, because a site is not told of the end"
         )
         return f"NO: there is no end line ({why}{at_site})"
     return "yes" if report.reason is None else f"yes; the run ended early: {report.reason}"
@@ -198,13 +200,15 @@ def _print_epochs(out: Console, report: Report) -> None:
             _static(params),
             str(params.slots),
         )
-    _print_table(out, "Rules that every site signed (what is assumed of colluders and the server)", table)
-    keys = _table("site", "SHA-256 of its public key (what a pin is)", "epochs")
-    found: dict[tuple[str, str], list[str]] = {}
+    _print_table(
+        out, "Rules that every site signed (with the assumptions on colluders and the server)", table
+    )
+    keys = _table("site", "SHA-256 of its public key (its pin)", "epochs")
+    epochs_of: dict[tuple[str, str], list[str]] = {}
     for epoch in report.epochs:
         for site, key in epoch.keys.items():
-            found.setdefault((site, key), []).append(str(epoch.params.epoch))
-    for (site, key), epochs in sorted(found.items()):
+            epochs_of.setdefault((site, key), []).append(str(epoch.params.epoch))
+    for (site, key), epochs in sorted(epochs_of.items()):
         keys.add_row(shown(site), key, ", ".join(epochs))
     _print_table(out, "Keys", keys)
 
@@ -220,11 +224,11 @@ def _print_troubled(out: Console, report: Report) -> None:
                 f"failed, {item.failure}" if item.failure else f"opened: {', '.join(item.groups)}",
                 shown("; ".join(f"{site}: {why}" for site, why in sorted(item.blamed.items())) or "-"),
             )
-    _print_table(out, "Sums with missing sites, failed, or with somebody to blame", table)
+    _print_table(out, "Sums that failed, or that have missing or blamed sites", table)
 
 
 def _static(params: Params) -> str:
-    """Whether an epoch's counts, class sums and evaluation may be opened, if it has any."""
+    """Describe whether an epoch's counts, class sums and evaluation may be opened, if it has any."""
     if params.may_open_static:
         return "may open"
     return "none" if params.static_open else "shut"
@@ -247,12 +251,12 @@ def _lines(file: Path) -> Iterator[bytes]:
     from tightframe.securesum.transcript import MAX_LINE
 
     with file.open("rb") as stream:
-        # One byte more than a line may have, so that an endless one is refused and not read to its end.
+        # One byte more than a line may have, so that an endless line is refused without reading it all.
         yield from iter(partial(stream.readline, MAX_LINE + 2), b"")
 
 
 def _root_certificate(path: Path) -> bytes:
-    """The one certificate in a PEM file, DER; it must be a CA's, lest a site's be taken by mistake."""
+    """Return the only certificate in a PEM file, in DER; it must be a CA's, to rule out a site's."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     from tightframe.rounds.ledger_keys import read_root

@@ -25,7 +25,7 @@ class TightframeError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        """The code, then the message."""
+        """Return the code, then the message."""
         return f"{self.code}: {super().__str__()}"
 
 
@@ -143,6 +143,8 @@ class RunError(TightframeError):
 
 REPLACED = "TF-104"
 """The folder of a simulation is another one's by now: nothing of the run is written there any more."""
+LATE = "TF-502"
+"""A silo did not answer in time."""
 
 REASONS: Mapping[str, str] = {
     "TF-101": "job wrong",
@@ -216,11 +218,11 @@ REASONS: Mapping[str, str] = {
     "TF-732": "a version of the engine that was not tested",
     "TF-742": "the site's two accounts are not apart",
 }
-"""What a code means, in a few words; ``docs/errors.md`` says what to do."""
+"""Meaning of each code in a few words; ``docs/errors.md`` says what to do."""
 
 
 def outside_code(code: object) -> str:
-    """What may be said outside a silo: one of the documented codes, TF-503 for anything else.
+    """Return a code that may leave a silo: one of the documented ones, TF-503 for anything else.
 
     >>> outside_code("TF-301"), outside_code("patient 4711")
     ('TF-301', 'TF-503')

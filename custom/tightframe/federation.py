@@ -23,15 +23,16 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
-from tightframe.rounds.checkpoint import CHECKPOINT
-from tightframe.rounds.context import STATE, SiloContext
-from tightframe.rounds.rows import Row
-from tightframe.rounds.server.coordinator import Accept, Coordinator, Message, Result
+from tightframe.report import writing
+from tightframe.results.exchanges import Row
+from tightframe.results.files import CHECKPOINT
+from tightframe.rounds.context import STATE, Message, SiloContext
+from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
-from tightframe.rounds.sums.plain import Failed
-from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.plain import Accept, Failed
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
+from tightframe.rounds.sums.transcripts import ServerIdentity
 
 
 class LocalTransport:
@@ -63,8 +64,8 @@ class LocalTransport:
 
     def _tell(self, site: str, code: str, error: Exception) -> None:
         if self._failed is not None:
-            told = error.outside() if isinstance(error, BelowPolicyError) else None
-            self._failed(site, code, in_words(told))
+            refusals = error.outside() if isinstance(error, BelowPolicyError) else None
+            self._failed(site, code, in_words(refusals))
 
 
 def run(
@@ -86,7 +87,7 @@ def run(
 
         result = run("fedmr", ["a", "b", "c"], 2, dataset="fed_isic2019",
                      dataset_options={"image_size": 48}, training={"epochs": 2, "batch_size": 16})
-        result.outcome.rows[-2].as_json()["balanced_accuracy"]    # of the last model
+        result.outcome.final().test.balanced_accuracy             # of the last model
         result.state.model                                        # its tensors by name
 
     Args:
@@ -191,6 +192,7 @@ def _run(
                 records=(data or {}).get(site),
                 job_id=job_id,
                 identity=partial(simulated_identity, root_of, site, production=False),
+                write_page=writing.leave,
             )
         )
         for site in job.roster
@@ -202,6 +204,7 @@ def _run(
         initial_model=initial_model,
         stopped=None if stopped is None else stopped / "server" / CHECKPOINT,
         on_round=on_round,
+        write_page=writing.leave,
     )
     coordinator.record.temporary = folder is None
     try:

@@ -8,7 +8,7 @@ import torch
 
 
 def simplex_etf(num_classes: int, dim: int, *, seed: int, scale: float = 1.0) -> torch.Tensor:
-    """A random simplex equiangular tight frame.
+    """Draw a random simplex equiangular tight frame.
 
     ``E = scale * sqrt(C / (C - 1)) * U Q^T``: the columns of Q (C, C-1) are an orthonormal basis of
     the vectors whose entries sum to zero, so ``Q Q^T = I - 11^T / C``; U (d, C-1) has orthonormal
@@ -50,7 +50,7 @@ def simplex_etf(num_classes: int, dim: int, *, seed: int, scale: float = 1.0) ->
 
 
 def _zero_sum_basis(num_classes: int) -> torch.Tensor:
-    """Orthonormal basis (C, C-1) of the zero-sum vectors (the Helmert contrasts), float64."""
+    """Return an orthonormal basis (C, C-1) of the zero-sum vectors (the Helmert contrasts), float64."""
     basis = torch.zeros(num_classes, num_classes - 1, dtype=torch.float64)
     for column in range(num_classes - 1):
         size = column + 1

@@ -1,4 +1,4 @@
-"""Base of every options model, and its problems listed one a line in words that say what to write."""
+"""Base of every options model, and its validation errors as one line per problem."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class StrictModel(BaseModel):
-    """Frozen values as written: unknown keys, other types and numbers that are not finite are refused."""
+    """Frozen options that refuse unknown keys, values of another type, and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> list[str]:
-    """One line for each problem that pydantic found, with what came.
+    """List the problems of a validation, one line each: the key, what was expected, what came.
 
     Args:
         error: of the validation.
         prefix: of the keys, for example ``method_options.``.
-        model: what was validated; with it a key that does not exist is answered with those that do.
+        model: that was validated; with it the line for an unknown key suggests a known one.
     """
     lines = []
     for item in error.errors(include_url=False):
         place = ".".join(str(part) for part in item["loc"])
         where = f"{prefix}{place}" if place else prefix.rstrip(".") or "job"
         if item["type"] == "extra_forbidden" and (keys := _keys(model, item["loc"][:-1])) is not None:
-            lines.append(f"{where}: {no_such('key', str(item['loc'][-1]), keys)}")
+            lines.append(f"{where}: {unknown_name('key', str(item['loc'][-1]), keys)}")
             continue
         if item["type"] == "model_type":
             lines.append(f"{where}: Expected a block of keys, but got {item['input']!r}")
@@ -39,37 +39,44 @@ def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | No
     return lines
 
 
-def no_such(what: str, found: str, known: Sequence[str]) -> str:
-    """What to write instead of a name that does not exist.
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
+    """Return an error message for an unknown name that suggests a known one.
 
-    >>> no_such("site", "site-22", ["site-1", "site-2"])
+    Args:
+        kind: of thing that the name is for.
+        name: as given.
+        known: names that exist.
+
+    >>> unknown_name("site", "site-22", ["site-1", "site-2"])
     "no such site: did you mean 'site-2'? Known are site-1, site-2"
     """
     if not known:
-        return f"no such {what}: none is known here"
-    near = difflib.get_close_matches(found, known, n=1)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"no such {what}: {meant}Known are {', '.join(known)}"
+        return f"no such {kind}: none is known here"
+    near = difflib.get_close_matches(name, known, n=1)
+    suggestion = f"did you mean {near[0]!r}? " if near else ""
+    return f"no such {kind}: {suggestion}Known are {', '.join(known)}"
 
 
 def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:
-    """The keys that a model has at a place of its values; None where no model is known to lie there."""
+    """Return the keys of the model at a place within a model's values; None if there is no model."""
     for part in place:
-        found = _bare(model)
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            field = found.model_fields.get(str(part))
+        annotation = _unwrapped(model)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = annotation.model_fields.get(str(part))
             model = None if field is None else field.annotation
         else:
-            model = next(reversed(get_args(found)), None)  # what a mapping or a list holds
-    found = _bare(model)
-    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else None
+            model = next(reversed(get_args(annotation)), None)  # type of a mapping's or list's values
+    annotation = _unwrapped(model)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return list(annotation.model_fields)
+    return None
 
 
-def _bare(annotation: Any) -> Any:
-    """A type without ``Annotated`` and without ``| None``."""
+def _unwrapped(annotation: Any) -> Any:
+    """Return a type without ``Annotated`` and without ``| None``; None for any other union."""
     if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
+        return _unwrapped(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
         rest = [part for part in get_args(annotation) if part is not NoneType]
-        return _bare(rest[0]) if len(rest) == 1 else None
+        return _unwrapped(rest[0]) if len(rest) == 1 else None
     return annotation

@@ -125,11 +125,11 @@ class Schema:
         return any(item.name == name for item in self.fields)
 
     def group(self, group: Group) -> tuple[Field, ...]:
-        """The fields of one group, in order."""
+        """Return the fields of one group, in order."""
         return tuple(item for item in self.fields if item.group == group)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Plain values, for the configuration's hash and the model card."""
+        """Return plain values, for the configuration's hash and the model card."""
         return [
             {
                 "name": item.name,
@@ -150,7 +150,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a silo proposes: its tensors by field name, and its own next state.
+    """A silo's proposal: tensors by field name, and its own next state.
 
     The state is *proposed*: it is committed only on evidence that the term is in the opened
     sum, and never leaves the silo. None proposes nothing, so that the silo keeps the state it has.
@@ -162,7 +162,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Who is in an opened sum, with the public weights that were applied.
+    """The silos in an opened sum, with the public weights that were applied.
 
     ``weights`` are the public weights of the silos in the sum; a weighted field holds
     ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``. ``enrolled`` is the
@@ -184,7 +184,7 @@ class Cohort:
         return len(self.weights)
 
     def uniform(self) -> Cohort:
-        """The same silos, each counting once: for sums that were not weighted."""
+        """Return the same silos, each counting once: for sums that were not weighted."""
         return replace(self, weights=dict.fromkeys(self.weights, 1.0), largest=1.0)
 
     @property
@@ -206,13 +206,13 @@ class ServerState:
     extra: Tensors = field(default_factory=dict)
 
     def evolve(self, **changes: Any) -> ServerState:
-        """A copy with some parts replaced."""
+        """Return a copy with some parts replaced."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class PrivacySetting:
-    """What a method has to know of a job's differential privacy.
+    """A job's differential privacy, as far as a method needs it.
 
     Attributes:
         feature_clip: L2 norm to which each record's features are clipped before they are summed.
@@ -225,7 +225,7 @@ class PrivacySetting:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is given to work with; the same at the server and at every silo.
+    """A method's inputs; the same at the server and at every silo.
 
     Attributes:
         config: the method's own validated options.
@@ -250,7 +250,7 @@ class Setting:
 
 
 class SiloView(Protocol):
-    """What a method's ``contribute`` sees of the silo that runs it."""
+    """A silo as a method's ``contribute`` sees it."""
 
     name: str
     round: int
@@ -258,7 +258,7 @@ class SiloView(Protocol):
     device: torch.device
 
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
-        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once.
+        """Count records of each class in a fold: int64 (C,); ``distinct`` counts repeated records once.
 
         With differential privacy those of the training fold are noisy, float64, and 1 at least.
         """
@@ -266,7 +266,7 @@ class SiloView(Protocol):
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """With differential privacy: noisy sums by class of what ``features`` says of the training records.
+        """Return noisy sums by class of ``features`` of the training records, with differential privacy.
 
         Args:
             features: (B, ...) -> (B, width); each record's is clipped.
@@ -278,22 +278,22 @@ class SiloView(Protocol):
         """
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
-        """A model on this silo's device with these parameters and buffers."""
+        """Load a model with these parameters and buffers on this silo's device."""
 
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
+        """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
-        """Run the stages of local training and return ``learning.loop.FitReport``."""
+        """Run the stages of local training and return ``learning.stages.FitReport``."""
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A random stream keyed by (seed, silo, round, purpose)."""
+        """Return a random stream keyed by (seed, silo, round, purpose)."""
 
     @property
     def offers_prototypes(self) -> bool:
-        """Whether this silo submits class prototypes (paper Table 5 lets silos opt out)."""
+        """This silo submits class prototypes (FedMR's Table 5 lets silos opt out)."""
 
 
 @dataclass(frozen=True)
@@ -313,11 +313,11 @@ class Reading:
     warnings: tuple[str, ...] = ()
 
     def noting(self, rider: str, note: Any) -> Reading:
-        """The same with a rider's note."""
+        """Return the same with a rider's note."""
         return replace(self, notes={**self.notes, rider: note})
 
     def warning(self, *lines: str) -> Reading:
-        """The same with lines for the server's log."""
+        """Return the same with lines for the server's log."""
         return replace(self, warnings=(*self.warnings, *lines))
 
 
@@ -372,9 +372,18 @@ def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) ->
     return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
+def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the model's output for a batch: class logits (B, C)."""
+    output: torch.Tensor = model(inputs)
+    return output
+
+
 @dataclass(frozen=True)
 class Method:
-    """A method is a value. One paper, one file, ending in ``METHOD = Method(...)``.
+    """A method is a value. One paper, one file, ending in ``METHOD = ...``.
+
+    Most are made by ``learning.halves.composed_method`` from how a silo trains and what the server does
+    with the sums; a method that has no such form gives ``init_server`` and ``plan`` itself.
 
     Attributes:
         name: what a job calls it.
@@ -383,7 +392,8 @@ class Method:
         config: frozen pydantic model of its options.
         init_server: makes the state before round 1 from a seed.
         plan: the phases of one training round.
-        predict: class logits (B, C) of a batch from a model.
+        predict: class logits (B, C) of a batch from a model; the model's output unless a method says
+            otherwise.
         head: makes what replaces the backbone's linear head, from (options, feature width, classes):
             logits (B, C) of features (B, d). What is fixed for all silos is a parameter without a
             gradient: it travels with the model, but is never sent up. None keeps the backbone's.
@@ -406,7 +416,7 @@ class Method:
     config: type[BaseModel]
     init_server: Callable[[Setting, int], ServerState]
     plan: Callable[[Setting, int, int], tuple[Phase, ...]]
-    predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+    predict: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor] = logits
     head: Callable[[Any, int, int], torch.nn.Module | None] | None = None
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     private: Callable[[Any], str | None] | None = None
@@ -418,7 +428,7 @@ class Method:
 
 
 def stream_seed(seed: int, *key: str | int) -> int:
-    """A 63-bit seed for one named random stream.
+    """Return a 63-bit seed for one named random stream.
 
     Streams are keyed by what they are for, never by process or arrival, so that a run is the
     same however it is spread over processes.

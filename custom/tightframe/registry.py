@@ -1,4 +1,4 @@
-"""How a job's names become objects: plain lists, and entry points of installed packages.
+"""Registry: names of a job to objects, by plain lists and entry points of installed packages.
 
 Only what is installed at a site can be named, and only the entry that is named is imported.
 """
@@ -19,7 +19,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What a job calls it."""
+        """Name that a job uses."""
 
 
 Item = TypeVar("Item", bound=Named)
@@ -38,13 +38,13 @@ class Listed(Generic[Item]):
     module: str
 
     def load(self) -> Item:
-        """The item."""
+        """Import and return the item."""
         item: Item = import_module(self.module).SPECS[self.name]
         return item
 
 
 def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: type[Item], what: str) -> Item:
-    """The item that a job calls ``name``: one of ours, or one that an installed package offers.
+    """Return the item that a job calls ``name``: one of ours, or of an installed package.
 
     Args:
         own: our list, which comes first: no package can take the name of one of ours.
@@ -61,20 +61,20 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
         if item.name == name:
             return item.load() if isinstance(item, Listed) else item
     offered = entry_points(group=group)
-    found = [entry for entry in offered if entry.name == name]
-    if len(places := sorted({entry.value for entry in found})) > 1:
+    named = [entry for entry in offered if entry.name == name]
+    if len(places := sorted({entry.value for entry in named})) > 1:
         raise JobError([f"Expected {what} {name!r} from one installed package, but {places} offer it"])
-    if found:
-        loaded = found[0].load()
+    if named:
+        loaded = named[0].load()
         if not isinstance(loaded, kind):
-            raise JobError([f"Expected {found[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
+            raise JobError([f"Expected {named[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
         return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
     raise JobError([f"Expected {what} of {known}, but got {name!r}"])
 
 
 def deferred(module: str, function: str) -> Callable[..., Any]:
-    """A function whose module is imported when it is called first.
+    """Return a function whose module is imported when it is called first.
 
     A registry that a process reads for one of its names need not load what all of them need.
 

@@ -7,13 +7,14 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import DatasetSpec, SitePath
 from tightframe.learning import halves
 from tightframe.learning.server_optimizers import sgd_step
-from tightframe.models.base import BackboneSpec, Options
+from tightframe.models.base import BackboneSpec
 from tightframe.models.heads import Classifier
+from tightframe.options import StrictModel
 
 CLASSES = ("stable", "deteriorating", "septic")
 
 
-class VitalSite(Options):
+class VitalSite(StrictModel):
     """What a site says in its local/tightframe.json: a .npz with x_FOLD (n, 6), y_FOLD (n,) for each fold."""
 
     file: SitePath
@@ -29,7 +30,7 @@ def build(options, input_shape, num_classes):
     return Classifier(nn.Sequential(nn.Linear(*input_shape, 16), nn.ReLU()), 16, num_classes)
 
 
-class MomentumOptions(Options):
+class MomentumOptions(StrictModel):
     """What a job may choose: how much of its last step the server repeats."""
 
     server_momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -47,9 +48,9 @@ def parts(setting):
 
 
 DATASET = DatasetSpec(
-    "vital_signs", "Vital signs", CLASSES, Options, VitalSite, lambda options: (6,), open_site, None, 1
+    "vital_signs", "Vital signs", CLASSES, StrictModel, VitalSite, lambda options: (6,), open_site, None, 1
 )
-BACKBONE = BackboneSpec("vital_mlp", "one hidden layer for vital signs", Options, build)
+BACKBONE = BackboneSpec("vital_mlp", "one hidden layer for vital signs", StrictModel, build)
 METHOD = halves.composed_method(
     name="vital_momentum",
     title="FedAvg with server momentum",

@@ -62,7 +62,7 @@ def complete(download: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_a_complete_centre_ends_well_and_says_how_to_go_on(complete: tuple[Result, Path]) -> None:
     done, output = complete
     assert done.exit_code == 0, done.output
-    assert "images: 439 of 439 (made now 439, done before 0, missing 0, broken 0)" in done.output
+    assert "images: 439 of 439 (written now 439, done before 0, missing 0, broken 0)" in done.output
     assert "*" not in done.output and "incomplete" not in done.output
     assert "5       test   9    74" in done.output
     manifest = output / prepare.MANIFEST
@@ -85,7 +85,7 @@ def test_a_second_run_makes_nothing(download: Path, complete: tuple[Result, Path
     _, output = complete
     done = isic(download, output, "--center", str(CENTER), "-w", "1")
     assert done.exit_code == 0
-    assert "(made now 0, done before 439, missing 0, broken 0)" in done.output
+    assert "(written now 0, done before 439, missing 0, broken 0)" in done.output
 
 
 def test_faults_are_named_counted_and_end_with_1(download: Path, tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_faults_are_named_counted_and_end_with_1(download: Path, tmp_path: Path)
     where = ("-i", originals, "--split", download / SPLIT, "-o", tmp_path / "out")
     done = command("isic2019", *where, "-w", "1", "--center", "5")
     assert done.exit_code == 1
-    assert "images: 19 of 439 (made now 19, done before 0, missing 419, broken 1)" in done.output
-    assert "19*" in done.output and "* not FLamby's number" in done.output
+    assert "images: 19 of 439 (written now 19, done before 0, missing 419, broken 1)" in done.output
+    assert "19*" in done.output and "* differs from FLamby's number" in done.output
     assert "ISIC_0000003: cannot identify image file" in done.output
     assert "incomplete: TF-206: images cannot be read: 1 (ISIC_0000003)" in done.output
     assert "incomplete: TF-205: images are missing: 419 (ISIC_0000020, " in done.output
@@ -141,7 +141,7 @@ def test_an_interruption_says_that_it_can_go_on(
     monkeypatch.setattr(prepare, "prepare", interrupted)
     done = isic(download, tmp_path / "out")
     assert done.exit_code == INTERRUPTED
-    assert "the same command goes on" in done.output
+    assert "the same command continues" in done.output
 
 
 # eICU
@@ -151,12 +151,12 @@ def test_the_demos_tables_become_matrices(real_data: Path, tmp_path: Path) -> No
     output = tmp_path / "eicu"
     done = command("eicu", "-t", real_data / "eicu_demo", "-o", output, "--window", "48h")
     assert done.exit_code == 0, done.output
-    assert "48h: made; stays 1555, drugs 920, deaths 136, hospitals 144" in done.output
+    assert "48h: written; stays 1555, drugs 920, deaths 136, hospitals 144" in done.output
     site = json.loads(done.output.splitlines()[-1].partition("region): ")[2])
     assert site["data"]["eicu"]["root"] == str(output.resolve())
     before = {path: path.read_bytes() for path in output.iterdir()}
     again = command("eicu", "-t", real_data / "eicu_demo", "-o", output, "--window", "48h")
-    assert again.exit_code == 0 and "48h: was there, verified" in again.output
+    assert again.exit_code == 0 and "48h: existed, verified" in again.output
     assert {path: path.read_bytes() for path in output.iterdir()} == before
 
 

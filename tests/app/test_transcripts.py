@@ -61,7 +61,7 @@ def test_a_valid_transcript_of_the_server(verify: Verify) -> None:
     assert "sums 3 opened, 2 failed, 3 with missing sites" in said
     assert "complete yes; the run ended early: too few silos" in said
     assert "identities provisioned" in said and report.head in said
-    assert "no line for epoch/slot 2/0: not used, or left out" in said
+    assert "no line for epoch/slot 2/0: not used, or omitted" in said
     assert "server assumed" in said and "server is" not in said
     # epoch, sites, threshold, smallest, colluders, server, weights, static, slots
     assert "0 4 3 3 1 malicious power_of_two may open 4" in said
@@ -75,14 +75,19 @@ def test_a_valid_transcript_of_the_server(verify: Verify) -> None:
 
 def test_what_it_proves_and_what_not(verify: Verify) -> None:
     proved, _, rest = flat(verify(whole_run()).stdout).partition("What this does not prove")
-    for promise in ("with these keys", "same broadcast", "signed who was left", "below the threshold"):
+    for promise in (
+        "with these keys",
+        "same broadcast",
+        "signed the list of those left",
+        "below the threshold",
+    ):
         assert promise in proved.partition("What this proves")[2]
     for limit in (
         "published total is the one that was opened",
         "no line is missing at the end",
         "records or training were honest",
         "if the root's own key was misused",
-        "the writer's word",
+        "claims of the file's writer",
     ):
         assert limit in rest
     assert "SIMULATED" not in proved + rest and "without a role" not in rest

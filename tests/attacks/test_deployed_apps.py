@@ -33,7 +33,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.flare.accounts.request import FILES
 from tightframe.flare.doors import engine, rules
 from tightframe.flare.doors.rules import Role, judge_app
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT
 from tightframe_app.jobs import folders
 
 CLIENT = "config/config_fed_client.json"
@@ -104,7 +104,10 @@ def test_an_app_of_anything_else_is_refused_before_it_is_unpacked(
     told = AppDeployer().deploy(
         Workspace(str(tmp_path), "server"), JOB, {}, "app", HOSTILE["code"], SimpleNamespace()
     )
-    assert "other files" in told and sorted(one.name for one in tmp_path.iterdir()) == ["local", "startup"]
+    assert "files other than" in told and sorted(one.name for one in tmp_path.iterdir()) == [
+        "local",
+        "startup",
+    ]
     assert rules.APP_FILES.keys() == {Role.SITE, Role.SERVER}
 
 

@@ -42,7 +42,7 @@ def refused(federation: Federation, params: Params) -> str:
         ({"min_sites": 9}, "the smallest survivor set to be 8"),
         (
             {"trust": "semi_honest", "threshold": 5, "min_sites": 5},
-            "the server's assumed conduct to be malicious",
+            "the trust model of the server to be malicious",
         ),
         ({"slots": 256}, "the number of slots"),
         ({"slots": 1}, "the number of slots"),

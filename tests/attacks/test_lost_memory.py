@@ -27,8 +27,8 @@ from tests.support.attacks.malicious_server import (
 from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError
-from tightframe.rounds.lasting import Places
-from tightframe.rounds.sums.vault import look_at_journal
+from tightframe.rounds.site_ledger import LedgerPaths
+from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.journal import StaticMasked
 from tightframe_app.cli import app
 
@@ -56,8 +56,8 @@ def federated(data: dict[str, Records], state: Path, job_id: str) -> Federation:
     return Federation({}, data, state=state, job_id=job_id, kits=kits)
 
 
-def places(state: Path) -> Places:
-    return Places.of_site(state / SITE, SITE, state.parent / "kits" / SITE)
+def places(state: Path) -> LedgerPaths:
+    return LedgerPaths.of_site(state / SITE, SITE, state.parent / "kits" / SITE)
 
 
 def another_cohort(data: dict[str, Records], state: Path) -> str:
@@ -69,37 +69,37 @@ def another_cohort(data: dict[str, Records], state: Path) -> str:
     return str(caught.value.code)
 
 
-def no_ledger(kept: Places) -> None:
+def no_ledger(kept: LedgerPaths) -> None:
     shutil.rmtree(kept.ledger.parent)
 
 
-def only_the_head(kept: Places) -> None:
+def only_the_head(kept: LedgerPaths) -> None:
     kept.ledger.unlink()
 
 
-def no_state(kept: Places) -> None:
+def no_state(kept: LedgerPaths) -> None:
     assert kept.jobs is not None
     shutil.rmtree(kept.jobs)
 
 
-def no_state_but_transcripts(kept: Places) -> None:
+def no_state_but_transcripts(kept: LedgerPaths) -> None:
     assert kept.witness is not None
     kept.witness.unlink()
     shutil.rmtree(kept.ledger.parent)
     shutil.rmtree(kept.journal)
 
 
-def no_head(kept: Places) -> None:
+def no_head(kept: LedgerPaths) -> None:
     kept.ledger.with_name("ledger.sqlite.head").unlink()
 
 
-def last_entry_cut(kept: Places) -> None:
+def last_entry_cut(kept: LedgerPaths) -> None:
     with sqlite3.connect(kept.ledger) as database:
         database.execute("DELETE FROM entries WHERE sequence = (SELECT max(sequence) FROM entries)")
     database.close()
 
 
-def altered(kept: Places) -> None:
+def altered(kept: LedgerPaths) -> None:
     with sqlite3.connect(kept.ledger) as database:
         database.execute("UPDATE entries SET content = replace(content, 'hospital-4', 'hospital-5')")
     database.close()
@@ -118,7 +118,7 @@ def altered(kept: Places) -> None:
     ],
 )
 def test_what_is_lost_is_told_at_the_next_use_and_by_both_checks(
-    hospitals: dict[str, Records], tmp_path: Path, lose: Callable[[Places], None], code: str
+    hospitals: dict[str, Records], tmp_path: Path, lose: Callable[[LedgerPaths], None], code: str
 ) -> None:
     state = tmp_path / "state"
     opened(hospitals, state)
@@ -165,7 +165,7 @@ def test_the_ledger_of_another_site_is_not_this_ones(hospitals: dict[str, Record
     opened(hospitals, state)
     mine, others = (
         places(state).ledger.parent,
-        Places.of_site(state / "hospital-2", "hospital-2", None).ledger,
+        LedgerPaths.of_site(state / "hospital-2", "hospital-2", None).ledger,
     )
     shutil.rmtree(mine)
     shutil.copytree(others.parent, mine)
@@ -192,8 +192,8 @@ def test_only_a_person_begins_a_lost_ledger_anew(hospitals: dict[str, Records], 
     three = {name: hospitals[name] for name in sorted(hospitals)[:3]}
     federation = federated(three, state, "job-c")
     federation.ask_to_enroll(SITE, federation.params())
-    said = " ".join(CliRunner().invoke(app, [*begin, "--yes"]).output.split())  # lines break anywhere
-    assert "nothing was begun anew" in said
+    output = " ".join(CliRunner().invoke(app, [*begin, "--yes"]).output.split())  # lines break anywhere
+    assert "no new ledger was begun" in output
 
 
 def old_journal(state: Path, entries: bytes) -> Path:
@@ -221,7 +221,7 @@ def test_an_earlier_versions_journal_is_taken_over_once(
     path = old_journal(state, OPENED + b'{"entry": "cut off by a cra')
     with caplog.at_level(logging.WARNING):
         assert another_cohort(hospitals, state) == "TF-612"
-    assert [record.getMessage() for record in caplog.records if "took over 1 entries" in record.getMessage()]
+    assert [record.getMessage() for record in caplog.records if "imported 1 entries" in record.getMessage()]
     assert not path.exists() and path.with_name("journal.jsonl.taken-over").read_bytes() == OPENED
     # Put back, or another one put there: it allows nothing that the ledger forbids.
     path.write_bytes(OPENED)
@@ -252,5 +252,5 @@ def test_a_crash_in_the_take_over_loses_and_doubles_nothing(
     assert another_cohort(hospitals, state) == "TF-612"
     path.with_name("journal.jsonl.taken-over").rename(path)  # in the ledger, and not moved yet
     assert another_cohort(hospitals, state) == "TF-612"
-    entries = look_at_journal(places(state), check=None)
+    entries = read_journal(places(state), check=None)
     assert len(entries) == 1 and not any(isinstance(entry, StaticMasked) for entry in entries)

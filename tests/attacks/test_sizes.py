@@ -16,7 +16,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, PolicyError, TooLargeError
 from tightframe.rounds import setup
-from tightframe.rounds.setup import built
+from tightframe.rounds.setup import build_within
 
 SITES = {"sites": ["s0", "s1", "s2", "s3"], "min_sites": 3}
 STANDARD = PolicyBlock(profile="standard").resolve(production=True)
@@ -161,11 +161,12 @@ def test_a_vast_number_of_rounds_is_refused_before_one_is_planned(monkeypatch: p
 def test_every_way_to_make_a_large_model_is_seen_before_it_is_made(make: Any) -> None:
     made: list[torch.nn.Module] = []
     with pytest.raises(TooLargeError):
-        built(lambda: made.append(make()) or made[0], 15_000_000)
+        build_within(lambda: made.append(make()) or made[0], 15_000_000)
     assert made == []
 
 
 def test_a_model_is_counted_when_it_is_there_too() -> None:
     with pytest.raises(TooLargeError, match="a model of 16000000 numbers"):
-        built(lambda: torch.nn.ParameterList([torch.arange(16_000_000.0)]), 15_000_000)  # not by a size
-    built(lambda: torch.nn.Linear(10, 10), 110)
+        # Its size is not an argument, so it is counted once it is built.
+        build_within(lambda: torch.nn.ParameterList([torch.arange(16_000_000.0)]), 15_000_000)
+    build_within(lambda: torch.nn.Linear(10, 10), 110)

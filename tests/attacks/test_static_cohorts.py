@@ -11,7 +11,7 @@ import pytest
 from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
 
 from tightframe.errors import SecureSumError
-from tightframe.rounds.sums.vault import look_at_journal
+from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.journal import StaticMasked, StaticOpened
 
 
@@ -41,7 +41,7 @@ def test_a_silo_that_was_not_asked_to_reveal_does_not_open_its_counts_again(
     first = Federation({}, hospitals, state=tmp_path).enroll()
     assert "evaluation/test/confusion" in run(first, mute=left)
     for name in left:
-        entries = look_at_journal(first.sessions[name].context.places, check=None)
+        entries = read_journal(first.sessions[name].context.ledger_paths, check=None)
         kinds = [type(entry) for entry in entries]
         assert StaticMasked in kinds and StaticOpened not in kinds
     another_cohort_is_refused({name: hospitals[name] for name in left}, tmp_path, "job-b")

@@ -193,7 +193,7 @@ def test_scales_are_overruled_by_flags_and_refuse_other_silos(benchmark: ModuleT
     assert (paper.learning_rate, paper.augment, paper.subset) == (0.01, True, None)
     small = benchmark.bench_of(parse(["--data", "mnist", "--rounds", "2", "--model", "resnet18"])).scale
     assert (small.rounds, small.last, small.model, small.model_options) == (2, 2, "resnet18", {})
-    with pytest.raises(SystemExit, match="has silos of its own"):
+    with pytest.raises(SystemExit, match="has its own silos: omit --partition"):
         benchmark.bench_of(parse(["--data", "color_mnist", "--partition", "P10C2"]))
     with pytest.raises(SystemExit, match="has no silos of its own"):
         benchmark.bench_of(parse(["--data", "digits", "--partition", "natural"]))

@@ -67,9 +67,9 @@ def test_every_cell_is_a_valid_job(
                     seen.add(told)
                     assert prepare(values).job.rounds == values["rounds"]
     reasons = {
-        "gmv4": {("+ GMV", "not run: there is no + GMV without the rest here")},
+        "gmv4": {("+ GMV", "not run: + GMV does not exist on its own here")},
         "etf1": {
-            (row, "not run: Tiny-ImageNet is no data set of Tightframe") for row in _rows(papers, "etf1")
+            (row, "not run: Tiny-ImageNet is not a data set of Tightframe") for row in _rows(papers, "etf1")
         },
         "ilc1": {
             (row, "not run: the paper's eICU table is not published; the demo runs with --scale cpu")
@@ -225,7 +225,7 @@ def test_a_run_that_fails_shows_its_code_and_is_made_again_only_when_asked(
 
 
 def test_what_cannot_be_asked_for_is_refused(papers: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"mr8 has no rows \['FedAvg'\], but \['FedProx'"):
+    with pytest.raises(SystemExit, match=r"expected rows of mr8, \['FedProx'.*got \['FedAvg'\]"):
         papers.main(["--table", "mr8", "--rows", "FedAvg"])
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(SystemExit, match="a file of this program's runs"):
@@ -243,7 +243,7 @@ def test_color_mnist_is_made_of_the_test_images_where_there_are_no_others(
     assert cells[0].keys == cells[1].keys
     runs = importlib.import_module("paper_runs")
     store = runs.Store(tmp_path / "runs.json")
-    assert runs.fill(cells, store, retry=False, tell=lambda text: None) == {}
+    assert runs.fill(cells, store, retry=False, log=lambda text: None) == {}
     (found,) = store.runs.values()
     assert found["partition"]["source"] == "test"
     assert 0 < found["final"]["loss"] < 10 and 0 <= found["final"]["auroc"] <= 1
@@ -257,7 +257,7 @@ def test_methods_without_a_global_model_have_no_such_number(papers: ModuleType, 
     (cells,) = papers.cells_of(table, "cpu", {}, [0], {"rounds": 1, "epochs": 1})
     runs = importlib.import_module("paper_runs")
     store = runs.Store(tmp_path / "runs.json")
-    runs.fill(cells, store, retry=False, tell=lambda text: None)
+    runs.fill(cells, store, retry=False, log=lambda text: None)
     (found,) = store.runs.values()
     assert papers.ours(cells[0], store, {}) == "none"
     assert papers.ours(cells[1], store, {}) == f"{100 * found['personal']['accuracy']:.1f}"

@@ -118,7 +118,7 @@ def test_what_is_not_committed_is_no_release(release: Any, tmp_path: Path) -> No
     epoch = release.committed(root, tmp_path / "one")
     assert int(epoch) > 0 and not (tmp_path / "one" / "custom" / "tightframe" / "mine.py").exists()
     (root / "README.md").write_text("changed\n")
-    with pytest.raises(SystemExit, match=r"no changes beside what is committed[^$]*README\.md"):
+    with pytest.raises(SystemExit, match=r"no uncommitted changes[^$]*README\.md"):
         release.committed(root, tmp_path / "two")
 
 
@@ -158,7 +158,7 @@ def test_an_installed_file_that_was_changed_is_found(made: Path, tmp_path: Path)
     assert _bash(compare, tmp_path) == ""
     ask = "from tightframe_app.site.package import package; [print(one.state, one.text) for one in package()]"
     look = f"unset PYTHONPATH; {python} -c '{ask}'"
-    assert " are as they were installed\n" in _bash(look, tmp_path)
+    assert " are unchanged since installation\n" in _bash(look, tmp_path)
     (changed,) = tmp_path.glob(".venv/lib/*/site-packages/tightframe/privacy/__init__.py")
     changed.write_bytes(changed.read_bytes() + b"\n")
     assert "tightframe/privacy/__init__.py: FAILED" in _bash(compare, tmp_path, code=1)
@@ -180,7 +180,7 @@ def test_the_sbom_names_what_pip_installed_with_its_hash(release: Any) -> None:
     assert made["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": DIGEST}]
     assert made["components"] == [{**flask, "hashes": [{"alg": "SHA-256", "content": OTHER}]}]
     for wrong in ([], [{**flask, "version": "4.7"}], [flask, {"name": "stranger", "version": "1"}]):
-        with pytest.raises(SystemExit, match="an SBOM of what was installed, but they differ"):
+        with pytest.raises(SystemExit, match="the SBOM to list the installed packages, but they differ"):
             release.with_hashes(bom(*wrong), packages)
 
 

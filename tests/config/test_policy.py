@@ -13,9 +13,9 @@ from tests.support.jobs import SMALL
 
 from tightframe import __version__
 from tightframe.config.job import check_job, parse_job
-from tightframe.config.policy import PROFILES, BelowPolicyError, Policy, PolicyBlock
-from tightframe.config.profiles import CLEAR_METRICS
-from tightframe.config.refusals import MAX_TOLD
+from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.profiles import CLEAR_METRICS, PROFILES
+from tightframe.config.refusals import MAX_TOLD, BelowPolicyError
 from tightframe.config.site import SiteEntry, check_record_options, open_data, parse_site_file
 from tightframe.errors import PolicyError, SiteConfigError
 from tightframe.methods.fedilc import FedILCConfig

@@ -106,7 +106,7 @@ def test_a_policy_alone_is_rehearsed_on_the_twin_and_refused_in_production(
 
 def test_two_sites_never_have_the_same_records() -> None:
     same = {"data": {"fed_isic2019": {"root": "/x", "center": 3}}}
-    with pytest.raises(SiteConfigError, match="the very records of site-1"):
+    with pytest.raises(SiteConfigError, match="the same records as site-1"):
         parse_site_file({"sites": {"site-1": same, "site-2": same}})
     other = {"data": {"fed_isic2019": {"root": "/x", "center": 2}}}
     assert len(parse_site_file({"sites": {"site-1": same, "site-2": other}}).sites) == 2
@@ -114,7 +114,7 @@ def test_two_sites_never_have_the_same_records() -> None:
 
 def test_the_file_of_one_site_serves_no_simulation_of_several(tmp_path: Path) -> None:
     folder = _write(tmp_path, {"data": {"fed_isic2019": {"root": "/x", "center": 0}}})
-    with pytest.raises(SiteConfigError, match="the file of one site"):
+    with pytest.raises(SiteConfigError, match="configures one site, but this simulation has several"):
         site_entry(folder, "site-1", production=False)
     assert site_entry(folder, "site-1", production=False, alone=True) is not None
 
@@ -146,7 +146,7 @@ def test_a_file_lent_for_a_run_that_was_cut_off_is_refused(tmp_path: Path) -> No
     for lender, forgotten in ((ended.pid, True), (os.getpid(), False)):
         (folder / "tightframe.json.lent").write_text(f"hash\n/ham.json\n{lender}\n")
         if forgotten:
-            with pytest.raises(SiteConfigError, match="cut off"):
+            with pytest.raises(SiteConfigError, match="was interrupted"):
                 site_entry(folder, "site-1", production=False)
         else:
             assert site_entry(folder, "site-1", production=False) is not None

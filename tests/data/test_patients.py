@@ -59,7 +59,7 @@ def test_arrays_may_say_whose_their_records_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [np.arange(5), np.zeros((6, 1), np.int64), np.arange(6) / 2])
 def test_patients_that_do_not_fit_the_records_are_named(tmp_path: Path, wrong: Any) -> None:
     data = opened(tmp_path, arrays(patient_train=wrong))
-    with pytest.raises(DataError, match="one whole number a record as its patient") as caught:
+    with pytest.raises(DataError, match="one integer for each record as its patient") as caught:
         data.check()
     assert caught.value.code == "TF-206"
     # A server that leaves out the enrolment, and the check with it, gets no further.

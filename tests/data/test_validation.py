@@ -72,7 +72,7 @@ def test_training_keeps_every_class(seed: int) -> None:
 
 
 def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match="one group a label"):
+    with pytest.raises(ValueError, match="one group for each label"):
         validation_mask(np.zeros(2, dtype=np.int64), ["a"])
 
 

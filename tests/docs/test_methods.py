@@ -186,14 +186,3 @@ def test_the_pages_jobs_can_be_exported(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_no_other_command_stands_on_the_pages() -> None:
     assert {words[0] for _, words in commands()} == {"python", "tightframe"}
-
-
-@pytest.mark.parametrize("page", [INDEX, *PAGES], ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", read(page)):
-        assert (page.parent / target).is_file() if target else True, target
-    for target, anchor in re.findall(r"\]\(([^)#]*)#([^)]*)\)", read(page)):
-        text = read(page.parent / target if target else page)
-        headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-        slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-        assert anchor in slugs, f"{target}#{anchor}"

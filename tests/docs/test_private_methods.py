@@ -16,12 +16,13 @@ from tightframe.rounds.setup import prepare
 
 DOCS: Path = ROOT / "docs"
 _OPTION = re.compile(r"`(\w+): (\w+)`")
+_LED = "have a form for it: [privacy-engineering.md](privacy-engineering.md#methods)"
 
 
 def told() -> dict[str, tuple[dict[str, str], dict[str, str]]]:
     """Of each method that the table has: the options that it needs, and those that are refused."""
     found = {}
-    for names, under in rows(read(DOCS / "privacy.md"), "| method | under privacy |"):
+    for names, under in rows(read(DOCS / "privacy-engineering.md"), "| method | under privacy |"):
         for name in re.findall(r"`(.*?)`", names):
             needed = _OPTION.findall(under) if under.startswith("with ") else []
             refused = re.findall(rf"`{name}` with {_OPTION.pattern} is refused", under)
@@ -64,4 +65,4 @@ def test_the_pages_that_speak_of_it_name_the_same_methods_or_none() -> None:
     whole = read(DOCS / "methods.md")
     sentence = whole.partition("**Differential privacy**")[2].partition("All others are refused")[0]
     assert names & set(re.findall(r"`(.*?)`", sentence)) == set(told())
-    assert "have a form for it: [privacy.md](privacy.md#methods)" in read(DOCS / "jobs.md")
+    assert _LED in read(DOCS / "jobs.md")

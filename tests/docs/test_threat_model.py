@@ -1,11 +1,25 @@
-"""The threat model names a test for what it claims; each of them exists."""
+"""The threat model names a test for what it claims, and every field of every sum; each of them exists."""
+
+from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
+
+from tests.docs.test_methods import _values, rows
+from tests.docs.test_private_methods import choices
+
+from tightframe import methods
+from tightframe.errors import JobError
+from tightframe.rounds.setup import prepare
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "threat-model.md"
+NOISY = {"weights": "uniform", "privacy": {"evaluation": "noisy"}}
+HEART = {"dataset": "fed_heart_disease", "dataset_options": {}, "model": "mlp"}
 
 
 def test_every_test_that_the_threat_model_names_exists() -> None:
@@ -21,3 +35,34 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
         if (TESTS / file).is_file()
     }
     assert [f"{file}::{test}" for file, test in named if test not in defined.get(file, ())] == []
+
+
+def jobs() -> Iterator[dict[str, Any]]:
+    """Jobs of every method, with each choice among names, with personal models, and with noise."""
+    for method in methods.METHODS:
+        for options in choices(method):
+            for more in ({"personalise": True}, {}, {"weights": "uniform", "privacy": {}}, NOISY):
+                yield {**_values(method.name), "method_options": options, **more}
+    yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
+    yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
+
+
+def fields() -> set[str]:
+    """Names of all fields that these jobs sum; a job that is refused has none."""
+    found = set()
+    for values in jobs():
+        try:
+            plan = prepare(values).plan
+        except JobError:
+            continue
+        found |= {item.name for exchange in plan for phase in exchange.phases for item in phase.schema.fields}
+    return found
+
+
+def test_every_field_of_every_sum_stands_in_the_table() -> None:
+    table = rows(PAGE.read_text(encoding="utf-8"), "| field | values | what its total tells |")
+    patterns = {pattern for row in table for pattern in re.findall(r"`([^`]+)`", row[0])} - {"combine"}
+    names = fields()
+    assert len(names) > 40
+    assert sorted(name for name in names if not any(fnmatchcase(name, one) for one in patterns)) == []
+    assert sorted(one for one in patterns if not any(fnmatchcase(name, one) for name in names)) == []

@@ -67,7 +67,7 @@ def test_a_raw_tensor_is_stopped_and_the_run_goes_on(export: Callable[..., Path]
     assert first["evaluated_by"] == [f"site-{i}" for i in range(1, 5)], "only that result failed"
     log = (workspace / "site-4" / "log.txt").read_text()
     assert "TF-730: the guard stopped a result of the task 'contribute'" in log
-    assert "TF-730: the guard kept a federated event (tightframe.leak)" in log
+    assert "TF-730: the guard stopped a federated event (tightframe.leak)" in log
     for site in ("site-1", "site-2", "site-3"):
         assert "TF-730" not in (workspace / site / "log.txt").read_text()
     for path in (workspace / "server").rglob("*"):

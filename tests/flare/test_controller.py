@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
 from tightframe.flare import monitor
-from tightframe.flare.controller import WARM, FederationController, astray, stopped_run
+from tightframe.flare.controller import WARM, FederationController, roster_mismatches, stopped_run
 from tightframe_app.jobs.folders import CHECKPOINT_FILE
 
 
@@ -35,10 +35,10 @@ def test_the_checkpoint_of_a_resumed_job_is_found_where_the_job_brought_it(
 
 def test_sites_without_a_client_and_clients_beside_the_sites_are_named() -> None:
     roster = ["hospital-1", "hospital-2", "hospital-9"]
-    assert astray(roster, roster) == []
-    gone, beside = astray(roster, ["hospital-2", "hospital-1", "hospital-4"])
-    assert "no client of the job's sites hospital-9: not connected" in gone
-    assert "also sent to hospital-4, not of its sites" in beside
+    assert roster_mismatches(roster, roster) == []
+    missing, unlisted = roster_mismatches(roster, ["hospital-2", "hospital-1", "hospital-4"])
+    assert "no client for the job's sites hospital-9: not connected" in missing
+    assert "also sent to hospital-4, not in `sites`" in unlisted
 
 
 def test_a_run_begins_with_them_in_the_servers_log(
@@ -67,7 +67,7 @@ def test_a_run_begins_with_them_in_the_servers_log(
     controller.start_controller(context)
     controller.control_flow(signal, context)
     controller.stop_controller(context)
-    assert "no client of the job's sites site-3:" in caplog.text
-    assert "also sent to site-7, not of its sites" in caplog.text
+    assert "no client for the job's sites site-3:" in caplog.text
+    assert "also sent to site-7, not in `sites`" in caplog.text
     (reason,) = panics
     assert reason.startswith("TF-504")

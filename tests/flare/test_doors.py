@@ -262,7 +262,7 @@ def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
     )
     assert "ServerDoors" in _ran(version, "site", "server", "")[-1]
     *_, above = _ran(version, "site", "site", f"hospital-1.{J}", parent=False)
-    assert above.startswith("TF-731") and "start it anew" in above
+    assert above.startswith("TF-731") and "restart the engine" in above
     assert _ran(version, "site", "site", "")[-1].startswith("TF-731"), "no cell at all"
     assert _ran(version, "site", "site", "relay.hospital-1")[1].startswith("TF-731"), "beyond a relay"
     assert _ran(version, "site", "site", f"server.{J}")[1].startswith("TF-731"), "a server's cell"

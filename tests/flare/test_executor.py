@@ -24,11 +24,12 @@ from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.context import Message
-from tightframe.rounds.server.coordinator import Accept, Coordinator
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
-from tightframe.rounds.sums.secure_server import ServerIdentity
+from tightframe.rounds.sums.plain import Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
+from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import Advertisement, Params
 
 JOB_ID = "job"
@@ -123,7 +124,9 @@ def test_a_site_that_the_job_is_not_for_says_so_when_it_starts(
     """It is asked for nothing, so that no task would."""
     for event in (EventType.ABOUT_TO_START_RUN, EventType.START_RUN, EventType.END_RUN):
         SiloExecutor(**small).handle_event(event, _Context(tmp_path, site, True))
-    assert caplog.text.count("TF-101") == caplog.text.count("site-9, which the job is not for") == told
+    assert (
+        caplog.text.count("TF-101") == caplog.text.count("site-9, which is not among the job's sites") == told
+    )
 
 
 @pytest.mark.parametrize("summation", ["plain", "secure"])

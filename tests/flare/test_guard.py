@@ -24,8 +24,8 @@ from tests.support import ROOT
 from tests.support.flare.client import JOB_ID, Site, Wire
 from tests.support.jobs import SMALL
 
-from tightframe.config.policy import Policy, Refusal
-from tightframe.config.refusals import REFUSALS
+from tightframe.config.policy import Policy
+from tightframe.config.refusals import REFUSALS, Refusal
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
 from tightframe.flare import doors, guard
@@ -36,8 +36,8 @@ from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
-from tightframe.rounds.sums.secure_server import ServerIdentity
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
+from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import Masked, Receipt, SumId
 
 SECRET = 4711.4711

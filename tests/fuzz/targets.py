@@ -40,14 +40,16 @@ from tightframe.privacy.ledger import rows as ledger_rows
 from tightframe.privacy.ledger import store as ledger_store
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.report import writing
+from tightframe.results.files import CHECKPOINT
 from tightframe.rounds import checkpoint
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED, SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import state as takeover
 from tightframe.rounds.silo.session import TASKS
 from tightframe.securesum.messages import SumId
+from tightframe.securesum.primitives import encode_fields
 from tightframe_app.cli import app
 
 QUIET = logging.getLogger("tests.fuzz.quiet")
@@ -132,7 +134,7 @@ class CheckpointTarget(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.whole = (_run(folder / "run", whole=False) / "server" / checkpoint.CHECKPOINT).read_bytes()
+        self.whole = (_run(folder / "run", whole=False) / "server" / CHECKPOINT).read_bytes()
         path = folder / "valid.safetensors"
         path.write_bytes(self.whole)
         self.loaded = checkpoint.load_state(path)
@@ -219,7 +221,7 @@ class SiloStateTarget(Target):
         (self.before / takeover.RUN).write_bytes(
             as_json(random, run) if random.random() < 0.9 else damaged(random, json.dumps(self.run).encode())
         )
-        for name in (takeover.COMMITTED, takeover.EARLIER, takeover.PROPOSED):
+        for name in (COMMITTED, EARLIER, PROPOSED):
             if random.random() < 0.8:
                 sums = [
                     "1/train-0/0",
@@ -340,7 +342,7 @@ class LedgerTarget(Target):
                 )
                 kind = row[2] if random.random() < 0.9 else random.choice(["data", "x"])
                 hashed = ledger_rows._hash_of(1, time, kind, text, row[4], row[5])
-                signed = self.keys.signer.sign(ledger_rows.signed_message(ledger_rows.ENTRY, hashed))
+                signed = self.keys.signer.sign(encode_fields(ledger_rows.ENTRY, hashed))
                 opened.execute(
                     "UPDATE entries SET time = ?, kind = ?, content = ?, hash = ?, signature = ? "
                     "WHERE sequence = 1",
@@ -355,7 +357,7 @@ class LedgerTarget(Target):
                 told = (
                     head.time if random.random() < 0.8 else random.choice(["x", "0001-01-01T00:00:00+14:00"])
                 )
-                message = ledger_rows.signed_message(ledger_rows.HEAD, head.ledger, 1, hashed, told)
+                message = encode_fields(ledger_rows.HEAD, head.ledger, 1, hashed, told)
                 signature = self.keys.signer.sign(message).hex()
                 opened.execute(
                     "UPDATE head SET count = 1, hash = ?, time = ?, signature = ?", (hashed, told, signature)

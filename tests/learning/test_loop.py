@@ -16,15 +16,9 @@ from hypothesis import strategies as st
 from tightframe import models
 from tightframe.errors import TrainingError
 from tightframe.learning import loop as training
-from tightframe.learning.loop import (
-    OptimizerSettings,
-    ParameterTerm,
-    Stage,
-    Term,
-    cross_entropy,
-    fit,
-    merge_single_tail,
-)
+from tightframe.learning.loop import fit, merge_single_tail
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import BatchView, ParameterTerm, Stage, Term, cross_entropy
 
 SGD = OptimizerSettings("sgd", learning_rate=0.05, momentum=0.9, weight_decay=1e-3)
 
@@ -94,13 +88,13 @@ def test_terms_are_weighted_and_reported_unweighted() -> None:
         pairs = zip(model.parameters(), start, strict=True)
         return torch.stack([(parameter - before).square().sum() for parameter, before in pairs]).sum()
 
-    def width(view: training.BatchView) -> torch.Tensor:
+    def width(view: BatchView) -> torch.Tensor:
         assert view.features.dtype == view.logits.dtype == torch.float32
         assert view.inputs.shape[0] == view.labels.shape[0] == view.features.shape[0]
         assert view.model is ours
         return view.features.square().mean()
 
-    def only_reported(view: training.BatchView) -> torch.Tensor:
+    def only_reported(view: BatchView) -> torch.Tensor:
         assert not torch.is_grad_enabled()
         return view.logits.amax()
 
@@ -147,7 +141,7 @@ def test_stages_follow_each_other() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     middle: dict[str, torch.Tensor] = {}
 
-    def between(view: training.BatchView) -> torch.Tensor:
+    def between(view: BatchView) -> torch.Tensor:
         if not middle:
             middle.update({name: tensor.clone() for name, tensor in view.model.state_dict().items()})
         return view.features.sum() * 0
@@ -246,7 +240,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_term() -> None:
     inputs, labels = _records(40)
     calls = itertools.count(1)
 
-    def breaks(view: training.BatchView) -> torch.Tensor:
+    def breaks(view: BatchView) -> torch.Tensor:
         return view.features.sum() * (torch.nan if next(calls) == 3 else 0)
 
     stage = Stage([cross_entropy(), Term("reshaping", 1.0, breaks, False)], SGD, epochs=1)
@@ -273,7 +267,7 @@ def test_parameters_that_are_not_finite_after_the_last_step() -> None:
     ],
 )
 def test_out_of_memory_on_a_cpu_suggests_half(error: RuntimeError) -> None:
-    def fails(view: training.BatchView) -> torch.Tensor:
+    def fails(view: BatchView) -> torch.Tensor:
         raise error
 
     inputs, labels = _records(12)
@@ -284,7 +278,7 @@ def test_out_of_memory_on_a_cpu_suggests_half(error: RuntimeError) -> None:
 
 
 def test_other_runtime_errors_stay_as_they_are() -> None:
-    def fails(view: training.BatchView) -> torch.Tensor:
+    def fails(view: BatchView) -> torch.Tensor:
         raise RuntimeError("a mistake")
 
     inputs, labels = _records(4)
@@ -303,7 +297,7 @@ def test_the_size_that_fits_is_found_by_halving(
 ) -> None:
     """The search of a GPU, on a CPU: a term that fails above ``limit`` records."""
 
-    def greedy(view: training.BatchView) -> torch.Tensor:
+    def greedy(view: BatchView) -> torch.Tensor:
         if len(view.labels) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return view.features.sum()
@@ -379,7 +373,7 @@ def test_reduced_precision_on_a_gpu() -> None:
     model = _network().cuda()
     kinds = set()
 
-    def look(view: training.BatchView) -> torch.Tensor:
+    def look(view: BatchView) -> torch.Tensor:
         kinds.add(view.features.dtype)
         return view.features.sum() * 0
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tightframe.learning import model_update
-from tightframe.learning.loop import FitReport
+from tightframe.learning.stages import FitReport
 from tightframe.phases import Cohort, Setting
 
 

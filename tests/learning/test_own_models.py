@@ -8,7 +8,7 @@ import pytest
 from tests.support.methods import lossy
 from tests.support.runs import FOUR
 
-from tightframe.rounds.silo.state import sum_of
+from tightframe.rounds.silo.state import proposed_in
 
 
 @pytest.mark.parametrize("method", ["local_only", "fedproto"])
@@ -17,6 +17,6 @@ def test_a_drop_out_costs_the_others_nothing(method: str, tmp_path: Path) -> Non
     lost = {(2, "site-4")}
     lossy.run(method, tmp_path, lost, rounds=2, model_options={"widths": [8]})
     found = {site: next((tmp_path / site).rglob("committed.safetensors")) for site in FOUR}
-    rounds = {site: sum_of(path) for site, path in found.items()}
+    rounds = {site: proposed_in(path) for site, path in found.items()}
     assert rounds.pop("site-4") == "1/train-0/0", "its own second round was not summed"
     assert set(rounds.values()) == {"2/train-0/0"}

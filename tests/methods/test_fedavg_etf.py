@@ -17,7 +17,7 @@ from torch import nn
 from tightframe import federation
 from tightframe.errors import TrainingError
 from tightframe.learning.class_sums import ClassSums
-from tightframe.learning.loop import BatchView
+from tightframe.learning.stages import BatchView
 from tightframe.methods import fedavg_etf
 from tightframe.methods.fedavg_etf import (
     DENOMINATOR,
@@ -348,7 +348,12 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
         kept = class_rules.withhold(
-            phase.schema, tensors, offer=torch.ones(4, dtype=torch.bool), counts=counts, least=5, speaks=True
+            phase.schema,
+            tensors,
+            offer=torch.ones(4, dtype=torch.bool),
+            counts=counts,
+            min_count=5,
+            active=True,
         )
         del kept[class_rules.HOLDERS]
         withheld[name] = (weight, kept)
@@ -397,6 +402,6 @@ def test_a_silo_that_drops_out_costs_the_memory_a_round() -> None:
     silos = made_silos() | {"d": GoneOnce(RUN["d"], 3, time=2)}
     result = federation.run("fedavg_etf", silos, 3, min_sites=3, **OPTIONS)
     rows = [row for row in result.outcome.rows if row.kind == "train"]
-    assert [row.shut for row in rows] == [False, True, False]
+    assert [row.static_opened for row in rows] == [True, False, True]
     assert rows[2].training["margin"] == 0, "nothing was collected in round 2"
     assert result.state.extra[MEMORY_VALID].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]

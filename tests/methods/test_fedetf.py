@@ -15,10 +15,12 @@ from tests.support.methods.in_memory import stateless_rounds
 from torch import nn
 
 from tightframe.learning import loop, losses
-from tightframe.learning.loop import Stage, Term
+from tightframe.learning.losses import balanced_softmax_loss
+from tightframe.learning.stages import Batch, BatchView, Stage, Term
 from tightframe.methods import fedetf
-from tightframe.methods.fedetf import METHOD, FedETFConfig, balanced_softmax_loss, etf_logits
+from tightframe.methods.fedetf import METHOD, FedETFConfig
 from tightframe.models import geometry_heads
+from tightframe.models.geometry_heads import etf_logits
 from tightframe.phases import Cohort, ServerState
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedetf.npz")
@@ -87,7 +89,7 @@ def _toy_silo(config: FedETFConfig) -> Any:
     )
 
 
-def _golden_batches(_epoch: int) -> Iterator[loop.Batch]:
+def _golden_batches(_epoch: int) -> Iterator[Batch]:
     size = int(GOLDEN["tr_batch"])
     inputs, labels = torch.tensor(GOLDEN["tr_X"]), torch.tensor(GOLDEN["tr_Y"])
     yield from zip(inputs.split(size), labels.split(size), strict=True)
@@ -97,7 +99,7 @@ def _watched(stage: Stage, seen: list[float]) -> Stage:
     """The stage, writing down the value of its only term in each step."""
     (term,) = stage.terms
 
-    def watch(view: loop.BatchView) -> torch.Tensor:
+    def watch(view: BatchView) -> torch.Tensor:
         value = term.fn(view)
         seen.append(float(value.detach()))
         return value

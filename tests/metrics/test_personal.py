@@ -1,4 +1,4 @@
-"""PM(V) and PM(L) record by record and against scikit-learn; what tables print of many rounds."""
+"""PM(V) and PM(L) record by record and against scikit-learn."""
 
 from __future__ import annotations
 
@@ -58,41 +58,6 @@ def test_label_shares_favour_a_model_of_its_frequent_classes() -> None:
     assert metrics.valid_class_accuracy(confusion, counts) == pytest.approx((95 + 40) / 200)
     assert metrics.label_share_accuracy(confusion, counts) == pytest.approx(0.9 * 0.95 + 0.1 * 0.4)
     assert metrics.accuracy(confusion) == pytest.approx(135 / 300)
-
-
-def test_means_over_silos() -> None:
-    values = [0.2, math.nan, 0.6, 1.0]
-    assert metrics.mean_over_silos(values) == pytest.approx(0.6)
-    assert metrics.mean_over_silos(values, active=[True, True, True, False]) == pytest.approx(0.4)
-    assert math.isnan(metrics.mean_over_silos(values, active=[False, True, False, False]))
-    assert math.isnan(metrics.mean_over_silos([]))
-    with pytest.raises(ValueError, match="`active`"):
-        metrics.mean_over_silos(values, active=[True])
-
-
-def test_last_rounds() -> None:
-    by_round = [*np.linspace(0, 0.5, 60), None, math.nan, 0.9]
-    assert metrics.last_rounds_mean(by_round, 1) == 0.9
-    assert metrics.last_rounds_mean(by_round, metrics.GENERAL_ROUNDS) == pytest.approx(
-        np.mean([by_round[58], by_round[59], 0.9])
-    )
-    expected = np.mean([*by_round[13:60], 0.9])
-    assert metrics.last_rounds_mean(by_round, metrics.LAST_ROUNDS) == pytest.approx(expected)
-    assert (metrics.GENERAL_ROUNDS, metrics.LAST_ROUNDS) == (5, 50)
-    assert math.isnan(metrics.last_rounds_mean([0.5, None], 1))
-    for last in (0, 4):
-        with pytest.raises(ValueError, match="`last`"):
-            metrics.last_rounds_mean([0.1, 0.2, 0.3], last)
-
-
-def test_rounds_to_reach_a_value() -> None:
-    by_round = [0.1, None, 0.4, 0.3, math.nan, 0.6]
-    assert metrics.rounds_to_reach(by_round, 0.1) == 1
-    assert metrics.rounds_to_reach(by_round, 0.35) == 3
-    assert metrics.rounds_to_reach(by_round, 0.6) == 6
-    assert metrics.rounds_to_reach(by_round, 0.61) is None
-    assert metrics.rounds_to_reach([], 0.0) is None
-    assert metrics.rounds_to_reach(by_round, math.nan) is None
 
 
 def test_what_does_not_fit_is_refused() -> None:

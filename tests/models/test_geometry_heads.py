@@ -129,7 +129,7 @@ def test_temperature_forms(start: float) -> None:
 
 def test_impossible_heads_are_refused() -> None:
     for options, message in (
-        ({"dim": 5}, "feature width 4 where there is no projection, but got 5"),
+        ({"dim": 5}, "feature width 4 without a projection, but got 5"),
         ({"dim": 1, "projection": True}, "at least num_classes - 1 = 2"),
         ({"temperature": 0.0, "temperature_form": "softplus"}, "above 0.0"),
         ({"temperature": -1.0, "temperature_form": "clamp"}, "above 0.001"),

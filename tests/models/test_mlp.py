@@ -119,5 +119,5 @@ def test_records_without_values_are_refused(shape: tuple[int, ...]) -> None:
 
 
 def test_one_logit_needs_two_classes() -> None:
-    with pytest.raises(ValueError, match="two classes for one logit, but got 3"):
+    with pytest.raises(ValueError, match="two classes with `single_logit`, but got 3"):
         _build((4,), 3, single_logit=True)

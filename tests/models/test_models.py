@@ -90,5 +90,5 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 
 def test_feature_width_needs_a_model_that_tells_it() -> None:
-    with pytest.raises(TypeError, match="tell its feature width"):
+    with pytest.raises(TypeError, match="have its feature width"):
         models.feature_width(torch.nn.Flatten())

@@ -385,7 +385,7 @@ def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> 
         # The engine writes why after it has written that the job is over.
         meta = _ended(session, session.submit_job(str(job)), told="job_deploy_detail")
     assert meta["status"] == "FINISHED:FAILED_TO_RUN"
-    refused = "server: refused: it deploys an app of other files than a job's configuration"
+    refused = "server: refused: it deploys an app with files other than a job's configuration"
     assert meta["job_deploy_detail"] == [refused]
     told = watched(federation, LEAD, meta["job_id"], code=1)
     assert "NOT STARTED" in told and refused in " ".join(told.split())

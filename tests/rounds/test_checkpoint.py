@@ -10,16 +10,17 @@ import torch
 
 from tightframe.errors import RunError
 from tightframe.phases import ServerState
+from tightframe.results.files import CHECKPOINT
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.rounds.sums.plain import SumId
+from tightframe.securesum.messages import SumId
 
 STATE = ServerState({"w": torch.arange(6.0).reshape(2, 3)}, {"prototypes": torch.ones(2, 2)})
 
 
 def test_state_comes_back_whole(tmp_path: Path) -> None:
     checkpoint.save_state(tmp_path, STATE, round_number=3, job_sha256="abc")
-    found = checkpoint.load_state(tmp_path / checkpoint.CHECKPOINT)
+    found = checkpoint.load_state(tmp_path / CHECKPOINT)
     state = found.state
     assert found.described["after_round"] == 3 and found.described["job_sha256"] == "abc" and not found.best
     assert torch.equal(state.model["w"], STATE.model["w"])
@@ -28,7 +29,7 @@ def test_state_comes_back_whole(tmp_path: Path) -> None:
 
 def test_torn_checkpoint_is_named(tmp_path: Path) -> None:
     checkpoint.save_state(tmp_path, STATE, round_number=3, job_sha256="abc")
-    path = tmp_path / checkpoint.CHECKPOINT
+    path = tmp_path / CHECKPOINT
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))

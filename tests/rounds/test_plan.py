@@ -133,9 +133,9 @@ def test_a_rider_needs_its_own_file_and_the_plan_alone(
     ruled, add = RunPlan._ruled, RunRecord.add
     monkeypatch.setattr(RunPlan, "_ruled", lambda self, phase: counting(ruled(self, phase)))
 
-    def adding(self: RunRecord, row: Any, notes: Any, received: Any) -> None:
+    def adding(self: RunRecord, row: Any, notes: Any, received: Any) -> Any:
         noted.append(notes.get("augmented"))
-        add(self, row, notes, received)
+        return add(self, row, notes, received)
 
     monkeypatch.setattr(RunRecord, "add", adding)
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
@@ -171,7 +171,7 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
         reading = advance(phase, state, totals, Cohort(exchange.round, cohort, 1.0))
         assert evaluation.NOTE in reading.notes
         state = reading.state
-    assert class_rules.remembered(state) is not None
+    assert class_rules.holders_in(state) is not None
     for name, value in result.state.model.items():
         assert torch.equal(state.model[name], value), name
     assert set(state.extra) == set(result.state.extra)

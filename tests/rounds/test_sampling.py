@@ -11,7 +11,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.site import open_data
 from tightframe.errors import JobError
-from tightframe.rounds.rows import Row
+from tightframe.results.exchanges import Row
 
 SILOS = [f"site-{number}" for number in range(1, 7)]
 SMALL: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_every_method_goes_on_with_silos_that_come_and_go(method: str) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"summation": "secure"}, "a secure sum is over its whole roster"),
+        ({"summation": "secure"}, "not possible with secure sums"),
         ({"sites_per_round": 7}, "at most the number of sites (6), but got 7"),
         ({"min_sites": 3}, "at most `sites_per_round` (2), but got 3"),
     ],

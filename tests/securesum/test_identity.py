@@ -38,11 +38,11 @@ from tests.support.securesum.certificates import (
     subject,
 )
 
+from tightframe.securesum.certificate import PublicKey
 from tightframe.securesum.errors import IdentityError, SignatureError
 from tightframe.securesum.identity import (
     Anchor,
     KeySigner,
-    PublicKey,
     Verifier,
     public_key_hash,
     verify_certificate,
@@ -233,13 +233,13 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a CA's": (
         lambda: issue(ROOT, "site-1", extensions=leaf_extensions(ca=True)).certificate,
-        "a site's, but found a CA's",
+        "a site's, but found a CA certificate",
     ),
     "a CA's by its key usage": (
         lambda: issue(ROOT, "site-1", extensions=leaf_extensions(certifies=True)).certificate,
-        "a site's, but found a CA's",
+        "a site's, but found a CA certificate",
     ),
-    "the root's": (lambda: ROOT.certificate, "a site's, but found a CA's"),
+    "the root's": (lambda: ROOT.certificate, "a site's, but found a CA certificate"),
     "not for signatures": (
         lambda: issue(ROOT, "site-1", extensions=leaf_extensions(signs=False)).certificate,
         "for signatures, but found another key usage",
@@ -356,7 +356,7 @@ def test_a_time_without_a_zone_is_refused() -> None:
 def test_a_root_that_is_no_ca_is_refused() -> None:
     for extensions in ([], leaf_extensions()):
         root = make_root("project", extensions=extensions)
-        with pytest.raises(IdentityError, match="root certificate to be a CA's") as caught:
+        with pytest.raises(IdentityError, match="root certificate to be a CA certificate") as caught:
             check(issue(root, "site-1").certificate, anchor=root.anchor())
         assert caught.value.blamed is None  # not the site's fault
 
@@ -521,7 +521,7 @@ def test_our_signer_signs_and_verifies_nothing_but_the_protocols_strings(message
 
 def test_a_signer_needs_the_certificates_own_key() -> None:
     for kind in ("ec", "rsa"):
-        with pytest.raises(IdentityError, match="the certificate's, but found another key"):
+        with pytest.raises(IdentityError, match="the certificate's, but found a different key"):
             KeySigner(make_key(kind, "other"), issue(ROOT, "site-1", key=kind).certificate)
 
 

@@ -99,8 +99,8 @@ def class_sums(offer: list[int], least: int, counts: Any) -> tuple[np.ndarray, n
             {"class_sums": rows},
             offer=torch.tensor(offer).bool(),
             counts=torch.tensor(own),
-            least=least,
-            speaks=True,
+            min_count=least,
+            active=True,
         )
         total += kept["class_sums"].numpy()
         holders += kept[class_rules.HOLDERS].numpy()

@@ -238,7 +238,7 @@ BROKEN = {
         params(trust="semi_honest"),
         {},
         {},
-        "the server's assumed conduct",
+        "the trust model of the server",
         "one of ['malicious'] (this site's policy)",
         "semi_honest",
     ),
@@ -312,7 +312,7 @@ BROKEN = {
         params(trust="semi_honest"),
         {"trust": frozenset({"malicious", "semi_honest"})},
         {"trust": "malicious"},
-        "the server's assumed conduct",
+        "the trust model of the server",
         "malicious (the job's)",
         "semi_honest",
     ),
@@ -351,7 +351,7 @@ def test_every_demand_broken_by_itself_is_named(case: str) -> None:
 
 def test_a_server_cannot_lower_a_rule_by_another_parameter() -> None:
     """A threshold is held against the colluders and the trust that go with it, after those are checked."""
-    with pytest.raises(ParametersError, match="assumed conduct"):
+    with pytest.raises(ParametersError, match="trust model of the server"):
         check(params(trust="semi_honest", threshold=4), SiteRules(), EXPECTED)
     with pytest.raises(ParametersError, match="assumed colluders"):
         check(params(colluders=0), SiteRules(), EXPECTED)

@@ -43,7 +43,6 @@ from tightframe.securesum.errors import (
 )
 from tightframe.securesum.identity import public_key_hash
 from tightframe.securesum.messages import (
-    HASH_BYTES,
     Advertisement,
     Advertisements,
     AgreementRequest,
@@ -56,7 +55,7 @@ from tightframe.securesum.messages import (
     hashes_signed,
     survivors_signed,
 )
-from tightframe.securesum.primitives import Secret, ed25519_sign, seal, x25519, x25519_public
+from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, seal, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
 from tightframe.securesum.site import reveal
 from tightframe.securesum.site_state import (
@@ -662,9 +661,17 @@ def test_receipts_are_held_against_the_sites_own() -> None:
         ((one, replace(two, update=bytes(32)), three), SignatureError, "a receipt"),
         ((one, replace(two, signature=three.signature), three), SignatureError, "a receipt"),
         ((one, replace(three, name=TWO), three), SignatureError, "a receipt"),
-        ((one, resigned(slot=1), three), InconsistencyError, "the slot of site-002"),
-        ((one, resigned(sum_id=SumId(0, "train-0", 1)), three), InconsistencyError, "the sum of site-002"),
-        ((one, resigned(broadcast=bytes(32)), three), InconsistencyError, "the broadcast of site-002"),
+        ((one, resigned(slot=1), three), InconsistencyError, "the slot in the receipt of site-002"),
+        (
+            (one, resigned(sum_id=SumId(0, "train-0", 1)), three),
+            InconsistencyError,
+            "the sum in the receipt of site-002",
+        ),
+        (
+            (one, resigned(broadcast=bytes(32)), three),
+            InconsistencyError,
+            "the broadcast in the receipt of site-002",
+        ),
         ((replace(own, signature=own_signature), two, three), InconsistencyError, "the receipt of site-001"),
         ((two, three), SurvivorsError, "the survivors"),
         ((one, three, two), SurvivorsError, "the survivors"),
@@ -703,7 +710,7 @@ def test_the_sites_own_minimum_counts_too() -> None:
 def test_nothing_is_signed_if_nobody_dropped_out() -> None:
     world = ready()
     receipts = masked(world).reveal_request().receipts
-    with pytest.raises(SurvivorsError, match="everybody"):
+    with pytest.raises(SurvivorsError, match="the whole roster"):
         world.sites[ONE].agree(AgreementRequest(0, receipts).to_bytes())
 
 

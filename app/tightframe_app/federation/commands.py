@@ -1,4 +1,4 @@
-"""``tightframe federation``: what provisioning leaves to do by hand."""
+"""``tightframe federation``: the set-up steps around the engine's provisioning."""
 
 from __future__ import annotations
 
@@ -22,28 +22,33 @@ out = lines()
 
 Kit = Annotated[
     Path,
-    typer.Option("--kit", exists=True, file_okay=False, help="The startup kit that `nvflare package` made."),
+    typer.Option("--kit", exists=True, file_okay=False, help="The startup kit from `nvflare package`."),
 ]
 
 
 @app.command("init")
 def init(
-    project: Annotated[str, typer.Argument(help="The federation's name; its root certificate bears it.")],
-    server: Annotated[str, typer.Option(help="HOST or HOST=ORGANISATION: as every site reaches the server.")],
+    project: Annotated[str, typer.Argument(help="The federation's name, as in its root certificate.")],
+    server: Annotated[
+        str, typer.Option(help="HOST or HOST=ORGANISATION: the name by which sites reach the server.")
+    ],
     site: Annotated[list[str], typer.Option(help="NAME or NAME=ORGANISATION of a hospital; repeat it.")],
-    lead: Annotated[list[str], typer.Option(help="EMAIL=ORGANISATION of who submits jobs; repeat it.")],
+    lead: Annotated[
+        list[str], typer.Option(help="EMAIL=ORGANISATION of a person who submits jobs; repeat it.")
+    ],
     member: Annotated[
-        list[str] | None, typer.Option(help="EMAIL=ORGANISATION of who may look, and no more; repeat it.")
+        list[str] | None,
+        typer.Option(help="EMAIL=ORGANISATION of a person with read access only; repeat it."),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's one port.")] = 8002,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's only port.")] = 8002,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder to write; what is there stays.")
+        Path, typer.Option("--output", "-o", help="Folder to write; existing files are kept.")
     ] = Path("federation"),
 ) -> None:
     """Write a federation's profile and a request file for each participant.
 
-    No key is made here. Run it again with one more --site when a hospital joins: only its request file is
-    written, and nothing of the others changes.
+    No key is generated here. When a hospital joins, run the command again with one more --site: only that
+    request file is written, and the others stay as they are.
     """
     from tightframe_app.federation import request_files
 
@@ -59,16 +64,16 @@ def init(
     for path in new:
         _say(f"written: {output / path}")
     for path in there:
-        _say(f"there already: {output / path}")
+        _say(f"exists already: {output / path}")
     profile = shlex.quote(str(output / request_files.PROFILE))
     _say("")
-    _say("Whoever keeps the federation's root key, once, on a machine of its own:")
+    _say("The keeper of the federation's root key, once, on a separate machine:")
     _say(f"  nvflare cert init --profile {profile} -o ca")
-    _say("Each participant, where its key will be used (send it the request file):")
+    _say("Each participant, on the machine that will use its key (send it the request file):")
     _say("  nvflare cert request -p NAME.yml --out NAME")
-    _say("The keeper of the root key, for each request that was confirmed by telephone:")
+    _say("The keeper of the root key, for each request, once confirmed by telephone:")
     _say(f"  nvflare cert approve NAME.request.zip -c ca --profile {profile} --out NAME.signed.zip")
-    _say("Each participant, with the root's fingerprint as it was told by telephone:")
+    _say("Each participant, with the root's fingerprint given by telephone:")
     _say("  nvflare package NAME.signed.zip --request-dir NAME --fingerprint SHA256:... -w kits")
     _say("The server and each hospital, last:  tightframe federation add-site NAME --kit KIT")
 
@@ -83,7 +88,7 @@ def add_site(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            help=f"Folder for what outlives a job; {SITE_STATE} by default, {SERVER_STATE} at the server."
+            help=f"Folder for lasting state; {SITE_STATE} by default, {SERVER_STATE} at the server."
         ),
     ] = None,
     data: Annotated[
@@ -92,31 +97,30 @@ def add_site(
     ] = None,
     dataset_id: Annotated[
         str | None,
-        typer.Option(help="This site's own name for its records, under which it remembers its budget."),
+        typer.Option(help="This site's own name for its records, under which their budget is recorded."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     gpus: Annotated[int, typer.Option(min=0, help="GPUs that jobs may use here.")] = 0,
     gpu_memory: Annotated[int, typer.Option(min=0, help="GiB of memory on each of them.")] = 0,
     training_account: Annotated[
         str | None,
-        typer.Option(
-            help="The account that trains, where it is another than the engine's: in both its kits."
-        ),
+        typer.Option(help="With two accounts, the one that trains; give it for both kits of the site."),
     ] = None,
     engine_account: Annotated[
-        str | None, typer.Option(help="The account of the engine's client: in the training account's kit.")
+        str | None,
+        typer.Option(help="With two accounts, the engine client's; for the training account's kit."),
     ] = None,
     socket: Annotated[
-        Path, typer.Option(help="Where the training account's service listens, with two accounts.")
+        Path, typer.Option(help="With two accounts, the socket of the training account's service.")
     ] = TRAINING_SOCKET,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files of the site's own; each is kept beside it.")
+        bool, typer.Option("--force", help="Replace the site's own files; each is kept as *.before.")
     ] = False,
 ) -> None:
-    """Make a startup kit ready, at the site: allow lists, rights, guard, policy and place of the records.
+    """Configure a startup kit at its site: allow lists, rights, guard, policy and location of the records.
 
-    Only the kit's local/ is written, and no file of the site's own without --force. With two accounts the
-    engine's kit (--training-account alone) says nothing of records, policy and state.
+    Only the kit's local/ is written, and no file of the site's own is replaced without --force. With two
+    accounts the engine's kit (--training-account alone) holds nothing about records, policy and state.
     """
     from tightframe_app.federation import kits
 
@@ -129,7 +133,7 @@ def add_site(
         raise typer.BadParameter("expected both accounts of the site", param_hint="--training-account")
     if engine_account is not None and engine_account == training_account:
         raise typer.BadParameter(
-            "expected another account than the one that trains", param_hint="--engine-account"
+            "expected an account other than the one that trains", param_hint="--engine-account"
         )
     engine_only = training_account is not None and engine_account is None
     if engine_only and (data or dataset_id or state_dir):
@@ -148,7 +152,7 @@ def add_site(
             "authorization.json": kits.AUTHORIZATION,
         }
     else:
-        pin = opened.pin()  # also: is this a kit that its peers will accept?
+        pin = opened.pin()  # this also checks that peers will accept the kit
         files = {
             "resources.json": kits.site_resources(
                 gpus, gpu_memory, None if training_account is None else (training_account, socket)
@@ -165,18 +169,18 @@ def add_site(
     for file in written:
         _say(f"written: {opened.local / file}")
     for file in there:
-        _say(f"there already: {opened.local / file}")
+        _say(f"exists already: {opened.local / file}")
     if opened.kind == "server":
-        _say(f"jobs and results will lie in {state}")
+        _say(f"jobs and results will be kept in {state}")
         return
     if engine_only:
-        _say(f"jobs are started by the training account, {training_account}, through {socket}")
+        _say(f"the training account, {training_account}, starts jobs, through {socket}")
         return
     if not data:
-        _say(f"no records yet: name them under `data` of {opened.local / CONFIG}")
+        _say(f"no records yet: configure them under `data` in {opened.local / CONFIG}")
     _say(f"this site's pin, for its peers:  {name}={pin}")
     where = shlex.quote(str(opened.local / CONFIG))
-    _say(f"look at everything now:  tightframe site check -c {where} --production")
+    _say(f"now check everything:  tightframe site check -c {where} --production")
 
 
 @app.command("pins")
@@ -184,16 +188,16 @@ def pins(
     kit: Kit,
     add: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=PIN of a peer, as that peer told it by another channel than the server's."),
+        typer.Option(help="NAME=PIN of a peer, from that peer itself and not through the server."),
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option(help="NAME=PIN that a peer has no more: after a renewal.")
+        list[str] | None, typer.Option(help="NAME=PIN that a peer no longer has, after a renewal.")
     ] = None,
 ) -> None:
-    """Print this site's pin, and keep those of its peers.
+    """Print this site's pin, and add or remove pins of its peers.
 
-    A pin is the SHA-256 of a site's public key. A peer with a pin has to have that key, whatever the root
-    key's keeper signs. While a peer renews its key it has two pins, the old and the new one.
+    A pin is the SHA-256 of a site's public key. A peer with a pin must have that key, whatever the keeper
+    of the root key signs. While a peer renews its key it has two pins, the old and the new one.
     """
     from tightframe_app.federation import kits
 
@@ -207,7 +211,7 @@ def pins(
     config = opened.local / CONFIG
     if not config.is_file():
         raise FileNotFoundError(
-            f"Expected the site's configuration at {config}: there is no such file. First:  "
+            f"Expected the site's configuration at {config}, but there is no such file. Run first:  "
             f"tightframe federation add-site {opened.name} --kit {shlex.quote(str(kit))}"
         )
     changes = [
@@ -219,34 +223,34 @@ def pins(
 
 
 def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:
-    """Write pins into a site's configuration, which must be valid afterwards."""
+    """Change the pins in a site's configuration, which must be valid afterwards."""
     from tightframe.config.site import parse_single, read_object
     from tightframe.files import write_json
 
     values = read_object(config)
     parse_single(values, str(config))
     policy = values.setdefault("policy", {})
-    kept: dict[str, list[str]] = {peer: list(found) for peer, found in (policy.get("pins") or {}).items()}
+    kept: dict[str, list[str]] = {peer: list(pins) for peer, pins in (policy.get("pins") or {}).items()}
     for where, peer, pin in changes:
-        found = kept.setdefault(peer, [])
-        if where == "--add" and pin not in found:
-            found.append(pin)
+        peer_pins = kept.setdefault(peer, [])
+        if where == "--add" and pin not in peer_pins:
+            peer_pins.append(pin)
         elif where == "--remove":
-            if pin not in found:
+            if pin not in peer_pins:
                 raise typer.BadParameter(f"{peer} does not have the pin {pin}", param_hint=where)
-            found.remove(pin)
-    # A peer whose last pin went keeps an empty list, which refuses it: its key may be in wrong hands.
+            peer_pins.remove(pin)
+    # A peer without its last pin keeps an empty list, which refuses it: its key may be compromised.
     policy["pins"] = dict(sorted(kept.items()))
     entry, _ = parse_single(values, str(config))
     write_json(config, values, mode=config.stat().st_mode & 0o777)
-    for peer, found in policy["pins"].items():
-        if not found:
+    for peer, peer_pins in policy["pins"].items():
+        if not peer_pins:
             _say(f"kept: {peer}, no pin: it is refused until it has one")
             continue
-        _say(f"kept: {peer}, {len(found)} pin{'s' if len(found) > 1 else ''}: {', '.join(found)}")
+        _say(f"kept: {peer}, {len(peer_pins)} pin{'s' if len(peer_pins) > 1 else ''}: {', '.join(peer_pins)}")
     if not entry.policy.resolve(production=True).pinned_only:
         _say("`pinned_only` is off in this site's policy: a peer without a pin is accepted")
-    _say("it holds from this site's next job on")
+    _say("this applies from this site's next job on")
 
 
 def _participant(option: str, text: str, kind: Any, role: Any = None) -> Any:
@@ -259,8 +263,8 @@ def _participant(option: str, text: str, kind: Any, role: Any = None) -> Any:
 
 
 def _records(given: list[str]) -> dict[str, Any]:
-    """Data set -> where its records lie."""
-    found: dict[str, Any] = {}
+    """Return data set -> location of its records."""
+    records: dict[str, Any] = {}
     for text in given:
         name, separator, value = text.partition("=")
         try:
@@ -269,17 +273,17 @@ def _records(given: list[str]) -> dict[str, Any]:
             values = None
         if not separator or not isinstance(values, dict):
             raise typer.BadParameter(f"expected DATASET={{JSON object}}, got {text!r}", param_hint="--data")
-        found[name.strip()] = values
-    return found
+        records[name.strip()] = values
+    return records
 
 
 def _configuration(
     policy: str, state: Path, data: dict[str, Any], more: dict[str, str | None], device: str
 ) -> dict[str, Any]:
-    """A site's ``tightframe.json``, with every rule of the policy written out.
+    """Return a site's ``tightframe.json``, with every rule of the policy written out.
 
     Raises:
-        SiteConfigError: TF-202, listing every problem.
+        SiteConfigError: TF-202, listing all problems.
     """
     from tightframe.config.profiles import PROFILES as RULES
     from tightframe.config.site import parse_single
@@ -293,7 +297,7 @@ def _configuration(
 
 
 def _pin(where: str, text: str, own_name: str, own: str) -> tuple[str, str]:
-    """Peer and pin of ``NAME=PIN``."""
+    """Parse ``NAME=PIN`` into peer and pin."""
     name, separator, pin = (part.strip() for part in text.partition("="))
     pin = pin.lower()
     if not separator or not re.fullmatch(r"[0-9a-f]{64}", pin):

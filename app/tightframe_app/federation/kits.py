@@ -1,7 +1,7 @@
-"""Our files in the ``local/`` folder of a startup kit: what a site, or the server, adds to what it was given.
+"""Our files in the ``local/`` folder of a startup kit of a site or of the server.
 
-They are made here and lie in ``provisioning/`` to be read; a test holds the two together. A kit is known by
-its ``startup`` folder and the certificate in it, and nothing in ``startup`` is ever changed.
+They are generated here; copies to read are in ``provisioning/``, and a test compares the two. A kit is
+identified by its ``startup`` folder and the certificate in it; nothing in ``startup`` is ever changed.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tightframe.errors import SiteConfigError
 from tightframe.files import write_json
 
 BEFORE = ".before"
-"""Added to the name of a file that was replaced by force."""
+"""Suffix of a file that was replaced with --force."""
 
 PERSON_FILE = "fed_admin.json"
-"""In ``startup``, of a person's kit only."""
+"""File in ``startup`` that only a person's kit has."""
 
 _NOBODY = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
-# The engine has `app_command` in no category: a role that does not name it has it not.
+# `app_command` is in none of the engine's categories: a role has it only if it names it.
 _ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job", "app_command")
 AUTHORIZATION: Mapping[str, Any] = {
     "format_version": "1.0",
@@ -89,13 +89,13 @@ def _allowed() -> dict[str, Any]:
 def site_resources(
     gpus: int = 0, gpu_memory: int = 0, training: tuple[str, Path] | None = None
 ) -> dict[str, Any]:
-    """A site's ``resources.json``: our classes only, shut doors, no streaming of logs, the GPUs for jobs.
+    """Return a site's ``resources.json``: only our classes, shut doors, no log streaming, the GPUs for jobs.
 
     Args:
-        gpus: how many.
+        gpus: number of GPUs.
         gpu_memory: of each, in GiB.
-        training: where another account trains, its name and the socket of its service; both kits of such
-            a site say so, so that neither can start a job in the engine's account.
+        training: if another account trains, its name and the socket of its service; both kits of such a
+            site name it, so that neither can start a job in the engine's account.
     """
     manager = "resource_managers.gpu_resource_manager.GPUResourceManager"
     return {
@@ -125,10 +125,11 @@ def _training_launcher(account: str, path: Path) -> dict[str, Any]:
 
 
 def server_resources(storage: Path) -> dict[str, Any]:
-    """The server's ``resources.json``: our classes only, and its jobs and snapshots in a folder of its own.
+    """Return the server's ``resources.json``: only our classes, and its own folder for jobs and snapshots.
 
     The engine's default is a folder under the temporary directory, which all servers of a machine share.
-    There is no receiver of logs: no site sends any. ``job_ending`` lets a job end although a client is dead.
+    There is no receiver of logs, because no site sends any. ``job_ending`` ends a job although a client is
+    dead.
     """
     files = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     return {
@@ -172,8 +173,8 @@ class Kit:
     """A packaged startup kit.
 
     Attributes:
-        folder: what ``nvflare package`` made.
-        name: whose it is, by its certificate.
+        folder: the folder that ``nvflare package`` created.
+        name: the owner's, from the certificate.
         kind: of a site, or of the server.
     """
 
@@ -183,10 +184,10 @@ class Kit:
 
     @classmethod
     def open(cls, folder: Path) -> Kit:
-        """The kit in a folder, by the files in its ``startup``.
+        """Return the kit in a folder, from the files in its ``startup``.
 
         Raises:
-            SiteConfigError: TF-615, if it is no kit of a site or of the server.
+            SiteConfigError: TF-615, if it is not a kit of a site or of the server.
         """
         from tightframe.flare.identity import SERVER_FILE, SITE_FILE
         from tightframe_app.site.engine import common_name
@@ -198,7 +199,7 @@ class Kit:
             name = common_name(startup / file)
             if name is None:
                 raise SiteConfigError(
-                    f"Expected {startup} to hold a certificate that names whose it is, but it cannot be "
+                    f"Expected {startup} to hold a certificate that names its owner, but it cannot be "
                     "read: package the kit again.",
                     code="TF-615",
                 )
@@ -209,54 +210,54 @@ class Kit:
                 code="TF-615",
             )
         raise SiteConfigError(
-            f"Expected a startup kit of a site or of the server in {folder}, but found neither "
+            f"Expected a startup kit of a site or of the server in {folder}, but there is neither "
             f"startup/{SITE_FILE} nor startup/{SERVER_FILE}: give the folder that `nvflare package` printed.",
             code="TF-615",
         )
 
     @property
     def startup(self) -> Path:
-        """What provisioning gave."""
+        """Folder with the files from provisioning."""
         return self.folder / "startup"
 
     @property
     def local(self) -> Path:
-        """What its owner decides."""
+        """Folder with the owner's own configuration."""
         return self.folder / "local"
 
     def pin(self) -> str:
-        """SHA-256 of the site's public key.
+        """Return the SHA-256 of the site's public key.
 
         Raises:
-            SiteConfigError: TF-615, if the certificate is not what its peers will accept.
+            SiteConfigError: TF-615, if its peers will not accept the certificate.
         """
         from tightframe.flare.identity import site_identity
         from tightframe.securesum.identity import public_key_hash
 
-        # A certificate without a role has a pin, too; whether peers take it is their policies' affair.
+        # A certificate without a role also has a pin; the peers' policies decide whether they accept it.
         signer, _ = site_identity(self.startup, self.name, production=True, missing_role=True)
         return public_key_hash(signer.certificate).hex()
 
     def add(self, files: Mapping[str, Any], *, force: bool = False) -> tuple[list[str], list[str]]:
-        """Write files into ``local``; one that is there with the same content stays untouched.
+        """Write files into ``local``; leave those with the same content untouched.
 
         Args:
             files: name -> JSON values.
-            force: replace those with other content, and keep each beside it.
+            force: replace files with other content, and keep a copy of each beside it.
 
         Returns:
-            The names that were written, and those that were there already.
+            The names of the files that were written, and of those that existed already.
 
         Raises:
-            FileExistsError: if a file is there with other content, without ``force``. Nothing is written.
+            FileExistsError: if a file exists with other content, without ``force``. Nothing is written.
         """
         there = [name for name in files if (self.local / name).exists()]
         others = [name for name in there if _values(self.local / name) != files[name]]
         if others and not force:
             listed = ", ".join(str(self.local / name) for name in others)
             raise FileExistsError(
-                f"Expected to write this site's files, but some are there with other content: {listed}. "
-                f"Nothing was written. Change them by hand, or give --force, which keeps each as *{BEFORE}."
+                f"Expected to write this site's files, but some exist with other content: {listed}. "
+                f"Nothing was written. Edit them by hand, or give --force, which keeps each as *{BEFORE}."
             )
         written = [name for name in files if name not in there or name in others]
         for name in written:
@@ -268,7 +269,7 @@ class Kit:
 
 
 def persons_kit(startup: Path) -> str:
-    """Whose kit it is, if it is a person's (a lead's, an admin's, a member's): what one says of it."""
+    """Describe a person's kit (a lead's, an admin's, a member's), with the person's name if it is there."""
     values = _values(startup / PERSON_FILE)
     admin = values.get("admin") if isinstance(values, dict) else None
     name = admin.get("username") if isinstance(admin, dict) else None
@@ -276,7 +277,7 @@ def persons_kit(startup: Path) -> str:
 
 
 def _values(path: Path) -> Any:
-    """The JSON in a file; None, which no file of ours holds, if it is none."""
+    """Return a file's JSON value; None, which no file of ours holds, if it is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -284,15 +285,16 @@ def _values(path: Path) -> Any:
 
 
 def own_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, if it is not there.
+    """Create a folder for its owner alone, unless it exists.
 
     Raises:
-        SiteConfigError: TF-202, if it cannot be made.
+        SiteConfigError: TF-202, if it cannot be created.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise SiteConfigError(
-            f"Expected to make the folder {folder}, but got: {error.strerror}. Make it for the account that "
-            f"runs the engine (install -d -m 0700 -o ACCOUNT {folder}), or give another with --state-dir."
+            f"Expected to create the folder {folder}, but got: {error.strerror}. Create it for the account "
+            f"that runs the engine (install -d -m 0700 -o ACCOUNT {folder}), or choose another with "
+            "--state-dir."
         ) from None

@@ -1,7 +1,7 @@
 """A federation's profile and the participants' request files, which the engine's own provisioning reads.
 
-The profile goes to whoever holds the federation's root key, a request file to the participant that it
-names. Private keys are made where they are used: nothing here holds or moves one.
+The profile goes to the holder of the federation's root key, each request file to the participant that it
+names. Private keys are generated where they are used: nothing here holds or moves one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REQUESTS = "requests"
 Kind = Literal["server", "client", "admin"]
 Role = Literal["lead", "member", "org_admin"]
 
-# What both the engine and this package take as a name.
+# Names that both the engine and this package accept.
 _NAMES = {
     "client": (re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}"), "letters, digits, - and _, 63 at most"),
     "server": (
@@ -35,12 +35,12 @@ _PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
 @dataclass(frozen=True)
 class Participant:
-    """Who asks for a certificate.
+    """A participant that requests a certificate.
 
     Attributes:
         name: a silo's name, the server's host name, or a person's e-mail address.
-        organisation: whose it is; people operate what is of their own organisation.
-        kind: as the engine calls it.
+        organisation: its organisation; people operate the sites of their own organisation.
+        kind: the engine's name for the kind of participant.
         role: of a person.
     """
 
@@ -51,10 +51,10 @@ class Participant:
 
     @classmethod
     def parse(cls, text: str, kind: Kind, role: Role | None = None) -> Participant:
-        """``NAME=ORGANISATION``, or ``NAME`` alone for an organisation of that name.
+        """Parse ``NAME=ORGANISATION``, or ``NAME`` alone for an organisation of that name.
 
         Raises:
-            ValueError: if either is not what provisioning accepts.
+            ValueError: if provisioning does not accept either of them.
         """
         name, separator, organisation = (part.strip() for part in text.partition("="))
         pattern, expected = _NAMES[kind]
@@ -67,7 +67,7 @@ class Participant:
         return cls(name, organisation, kind, role)
 
     def request(self, project: str) -> str:
-        """What ``nvflare cert request -p`` reads. JSON strings are YAML, whatever is in them."""
+        """Return the file that ``nvflare cert request -p`` reads; JSON strings are always valid YAML."""
         lines = [f"  - name: {json.dumps(self.name)}", f"    type: {self.kind}"]
         lines.append(f"    org: {json.dumps(self.organisation)}")
         lines += [f"    role: {self.role}"] if self.role is not None else []
@@ -75,10 +75,10 @@ class Participant:
 
 
 def profile(project: str, server: str, port: int) -> str:
-    """What ``nvflare cert init --profile`` reads: mutual TLS, one port for silos and console.
+    """Return the file that ``nvflare cert init --profile`` reads: mutual TLS, one port for silos and console.
 
     Raises:
-        ValueError: if the project's name is not what provisioning accepts.
+        ValueError: if provisioning does not accept the project's name.
     """
     if not _PROJECT.fullmatch(project):
         raise ValueError(f"expected letters, digits, - and _, 63 at most, got {project!r}")
@@ -94,7 +94,7 @@ def profile(project: str, server: str, port: int) -> str:
 
 
 def files(project: str, port: int, participants: list[Participant]) -> dict[Path, str]:
-    """Relative path -> content of the profile and of a request file for each participant.
+    """Return the profile and a request file for each participant, as relative path -> content.
 
     Raises:
         ValueError: if there is not one server, or two participants share a name.
@@ -102,30 +102,30 @@ def files(project: str, port: int, participants: list[Participant]) -> dict[Path
     servers = [one for one in participants if one.kind == "server"]
     if len(servers) != 1:
         raise ValueError(f"expected one server, got {len(servers)}")
-    found = {Path(PROFILE): profile(project, servers[0].name, port)}
+    content = {Path(PROFILE): profile(project, servers[0].name, port)}
     for one in participants:
         path = Path(REQUESTS, f"{one.name}.yml")
-        if path in found:
+        if path in content:
             raise ValueError(f"expected every participant once, got {one.name!r} twice")
-        found[path] = one.request(project)
-    return found
+        content[path] = one.request(project)
+    return content
 
 
 def write(content: dict[Path, str], folder: Path) -> tuple[list[Path], list[Path]]:
-    """Write what is not there yet; what is there with the same content stays untouched.
+    """Write the files that do not exist yet; leave those with the same content untouched.
 
     Returns:
-        The files that were written, and those that were there.
+        The files that were written, and those that existed already.
 
     Raises:
-        FileExistsError: if a file is there with other content. Nothing is written then.
+        FileExistsError: if a file exists with other content. Nothing is written then.
     """
     there = [path for path in content if (folder / path).exists()]
     others = [str(folder / path) for path in there if (folder / path).read_text() != content[path]]
     if others:
         raise FileExistsError(
-            f"Expected to write a federation's files, but others are there: {', '.join(others)}. Nothing was "
-            "written. Give the values of the first time, or another folder."
+            f"Expected to write a federation's files, but others exist: {', '.join(others)}. Nothing was "
+            "written. Give the same values as the first time, or another folder."
         )
     new = [path for path in content if path not in there]
     for path in new:

@@ -1,4 +1,4 @@
-"""Which silos of a simulation are at work, and how far: bars on a terminal, elsewhere a line now and then."""
+"""Progress of a simulation's silos: bars on a terminal, otherwise a line every minute."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from tightframe.flare.workspace import AT_WORK
 
 POLL_SECONDS = 0.25
 PLAIN_SECONDS = 60.0
-"""Between two lines where there is no terminal."""
+"""Seconds between two lines if there is no terminal."""
 
 
 @contextmanager
 def shown(out: Console) -> Iterator[Callable[[str], None] | None]:
-    """Show the silos at work while a simulation runs.
+    """Show the progress of the silos while a simulation runs.
 
     Args:
-        out: where the run's lines go.
+        out: console to which the run's lines go.
 
     Yields:
-        What prints a line of the run above the bars; None where there is no terminal: lines go as they are.
+        A function that prints a line of the run above the bars; None if there is no terminal, so that the
+        run can write its lines itself.
     """
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="tightframe-") as folder:
@@ -47,7 +48,7 @@ def shown(out: Console) -> Iterator[Callable[[str], None] | None]:
 
 
 class _Bars:
-    """One bar for each silo at work, at the terminal's lower end."""
+    """One progress bar for each working silo, at the bottom of the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -85,7 +86,7 @@ class _Bars:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what each silo at work does, and ``done`` of ``of`` batches; ``of`` is 0 if it is not known."""
+    """Return each working silo's activity (``what``), and ``done`` of ``of`` batches; ``of`` 0 if unknown."""
     silos = {}
     for path in folder.glob("*.json"):
         try:
@@ -96,12 +97,12 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
                 "of": int(values["of"]),
             }
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it has just ended
+            continue  # the silo has just ended its task
     return silos
 
 
 def plain(silos: dict[str, dict[str, Any]]) -> str:
-    """One line on the silos at work; empty if none is."""
+    """Return one line about the working silos; empty if there are none."""
     busy = [f"{name}: {values['what']}{_batches(values, ', ')}" for name, values in sorted(silos.items())]
     more = f"; and {len(busy) - 4} more" if len(busy) > 4 else ""
     return f"at work: {'; '.join(busy[:4])}{more}" if busy else ""

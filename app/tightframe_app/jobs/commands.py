@@ -1,4 +1,4 @@
-"""``tightframe jobs``: list, export and check job folders."""
+"""``tightframe jobs``: list, export, check and sign job folders."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
     from tightframe_app.jobs.recipes import Recipe
 
-app = typer.Typer(help="List, export and check job folders.", no_args_is_help=True)
+app = typer.Typer(help="List, export, check and sign job folders.", no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
 
 
 @app.command("list")
 def list_jobs() -> None:
-    """The jobs that can be exported, and their presets."""
+    """List the jobs that can be exported, and their presets."""
     from tightframe_app.jobs import recipes
 
     table = Table("job", "what it trains", "presets", "default sites")
@@ -35,13 +35,15 @@ def list_jobs() -> None:
 
 
 # What a job is made with, as options of the command line.
-_Name = Annotated[str | None, typer.Argument(help="A job of `tightframe jobs list`; or --method and --data.")]
-_Method = Annotated[str | None, typer.Option(help="In place of NAME: a method of `tightframe methods` ...")]
+_Name = Annotated[
+    str | None, typer.Argument(help="A job from `tightframe jobs list`; or give --method and --data.")
+]
+_Method = Annotated[str | None, typer.Option(help="In place of NAME: a method from `tightframe methods` ...")]
 _Data = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="... on fed_isic2019, eicu or fed_heart_disease. Others: NAME and --set dataset=digits, say.",
+        help="... on fed_isic2019, eicu or fed_heart_disease. For others: NAME with --set dataset=digits.",
     ),
 ]
 _Preset = Annotated[str, typer.Option(help="rehearsal (minutes on a CPU) or full (GPU, paper scale).")]
@@ -50,34 +52,36 @@ _Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Job folder to write, free or an earlier export of this job; exported/NAME by default.",
+        help="Job folder to write: new, or an earlier export of this job; exported/NAME by default.",
     ),
 ]
 _Force = Annotated[
-    bool, typer.Option(help="Write the folder also if it holds something else, which is kept as *.before.")
+    bool, typer.Option(help="Write the folder even if it holds something else, which is kept as *.before.")
 ]
 _Sites = Annotated[str | None, typer.Option(help="Silo names, separated by commas.")]
 _Rounds = Annotated[int | None, typer.Option(help="Training rounds.")]
-_MinSites = Annotated[int | None, typer.Option(help="Fewer contributions than this end the run.")]
-_Seed = Annotated[int | None, typer.Option(help="Seed of every random stream.")]
+_MinSites = Annotated[
+    int | None, typer.Option(help="Smallest number of contributions; with fewer the run ends.")
+]
+_Seed = Annotated[int | None, typer.Option(help="Seed of all random streams.")]
 _Gpus = Annotated[
     int | None,
-    typer.Option(help="GPUs that each silo must have free (engine's resource_spec); 1 for full, else 0."),
+    typer.Option(help="GPUs that must be free at each silo (resource_spec); by default 1 for full, else 0."),
 ]
 _GpuMemory = Annotated[int, typer.Option(help="GiB of memory on each of those GPUs.")]
 _Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help='Change any job value: --set training.epochs=2 --set method_options.intra_form="official"',
+        help="Change any job value: --set training.epochs=2 --set method_options.mu_intra=0.2",
     ),
 ]
 _Committed = Annotated[
-    bool, typer.Option("--committed", help="Write jobs/NAME as it is committed (for developers).")
+    bool, typer.Option("--committed", help="Write the committed folder jobs/NAME (for developers).")
 ]
 _Resume = Annotated[
     Path | None,
-    typer.Option(help="Go on with the stopped run whose results at the server lie in this folder."),
+    typer.Option(help="Continue the stopped run whose server results are in this folder."),
 ]
 
 
@@ -101,9 +105,9 @@ def export(
 ) -> None:
     """Write a job folder: configuration only, no code.
 
-    Where --set names another method, dataset or model, the recipe's options of the old one are
-    dropped, and the command says which. With --resume the job is the stopped one, unchanged, and NAME its
-    name or recipe; only --output, --force, --gpus and --gpu-memory go with it.
+    If --set names another method, dataset or model, the recipe's options of the old one are dropped, and
+    the command lists them. With --resume the job is the stopped one, unchanged, and NAME is its name or
+    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it.
     """
     from tightframe_app.jobs import folders as job_folders
 
@@ -126,13 +130,13 @@ def export(
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", recipe.name) if committed else output or Path("exported", recipe.name)
-    if told := job_folders.write_job(files, folder, force=force, anew=committed):
-        err.print(told)
-    _tell(recipe, job, preset, changes, folder)
+    if replaced := job_folders.write_job(files, folder, force=force, anew=committed):
+        err.print(replaced)
+    _print_export(recipe, job, preset, changes, folder)
 
 
 def _changes(items: list[str]) -> dict[str, Any]:
-    """The values of ``--set KEY=VALUE``."""
+    """Return the job values in ``--set KEY=VALUE`` options."""
     changes: dict[str, Any] = {}
     for item in items:
         key, separator, value = item.partition("=")
@@ -143,26 +147,26 @@ def _changes(items: list[str]) -> dict[str, Any]:
 
 
 def _names(sites: str | None) -> list[str] | None:
-    """The silos of ``--sites``."""
+    """Return the silo names in the option ``--sites``."""
     names = None if sites is None else [part.strip() for part in sites.split(",") if part.strip()]
     if names == []:
         raise typer.BadParameter("expected silo names separated by commas, got none", param_hint="--sites")
     return names
 
 
-def _tell(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
-    """Say what was written, and how to run it."""
-    from tightframe.report.words import plural
+def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
+    """Print a summary of an exported job, and the commands that run it."""
+    from tightframe.results.words import plural
 
     for kind, keys in recipe.dropped(preset, changes).items():
-        err.print(f"{kind} is {changes[kind]} now; options of the recipe's own dropped: {', '.join(keys)}")
+        err.print(f"{kind} is now {changes[kind]}; dropped options of the recipe: {', '.join(keys)}")
     what = recipe.described(job, preset)
     out.print(
         f"{folder}: {what}; {preset}, {plural(job.rounds, 'round')}, "
         f"{plural(len(job.sites), 'site')}: {', '.join(job.sites)}"
     )
     if what != recipe.title and "job_name" not in changes:
-        out.print(f"its outcome will call it {job.job_name}; --set job_name=NAME gives it a name of its own")
+        out.print(f"its results will be named {job.job_name}; --set job_name=NAME gives it another name")
     out.print(f"run it here:  tightframe simulate {shlex.quote(str(folder))}")
     quoted = shlex.quote(str(folder))
     out.print(f"or at a federation:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}")
@@ -178,36 +182,36 @@ def _resume(
     gpu_memory: int,
     force: bool,
 ) -> None:
-    """Export the job that goes on with a stopped run."""
+    """Export the job that continues a stopped run."""
     from tightframe_app.jobs import resuming
 
     if name is None:
-        raise typer.BadParameter("goes with the stopped job's NAME", param_hint="--resume")
+        raise typer.BadParameter("expected the stopped job's NAME with it, got none", param_hint="--resume")
     if given := [option for option, value in others.items() if value is not None]:
         raise typer.BadParameter(
-            f"a resumed job is the stopped one, unchanged: leave out {', '.join(given)}",
+            f"a resumed job is the stopped one, unchanged: omit {', '.join(given)}",
             param_hint="--resume",
         )
     folder = output or Path("exported", f"{name}-resumed")
-    told, said = resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory, force=force)
-    if told:
-        err.print(told)
-    for line in said:
+    replaced, lines = resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory, force=force)
+    if replaced:
+        err.print(replaced)
+    for line in lines:
         out.print(line)
 
 
 @app.command()
 def check(
     folders: Annotated[
-        list[Path] | None, typer.Argument(help="Job folders to validate; without any: the committed ones.")
+        list[Path] | None, typer.Argument(help="Job folders to validate; the committed ones by default.")
     ] = None,
     root: Annotated[Path, typer.Option(help="Root of the repository.")] = Path("."),
 ) -> None:
-    """Prove that job folders hold what their recipes give, and nothing else.
+    """Check that job folders are exactly what an export of their jobs writes.
 
-    A given folder is compared with what the job in it gives, and what a silo's line has to carry is
-    told. Without folders the committed ones are checked, and the simulator's allow list is restored
-    if a crash has lost it.
+    A given folder is compared with an export of the job in it; the command also prints the traffic of a
+    silo and the signature. Without folders it compares the committed ones with their recipes, and
+    restores the simulator's allow list if a crash has lost it.
     """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
@@ -219,9 +223,9 @@ def check(
         return
     problems = []
     for folder in folders:
-        found = job_folders.check_folder(folder)
-        problems += found
-        if not found:
+        differences = job_folders.check_folder(folder)
+        problems += differences
+        if not differences:
             out.print(f"{folder}: valid")
             out.print(f"{folder}: {job_folders.traffic(folder)}")
             out.print(f"{folder}: {job_folders.signature(folder)}")
@@ -234,15 +238,15 @@ def sign(
     kit: Annotated[
         Path | None,
         typer.Option(
-            help="Startup kit of the lead. By default the one of `nvflare config use`, else the only one of "
-            "a person below kits/."
+            help="Startup kit of the lead. By default the one set by `nvflare config use`, else the only "
+            "person's kit below kits/."
         ),
     ] = None,
-    days: Annotated[int, typer.Option(help="For how long sites may take the job up.")] = 14,
+    days: Annotated[int, typer.Option(help="Days in which sites may accept the job.")] = 14,
 ) -> None:
-    """Sign a job with the lead's key, as production sites ask for: its files, values, sites and time.
+    """Sign a job's files, values, sites and validity with the lead's key, as production sites require.
 
-    A signature is good for one submission; sign again before another one.
+    A signature is valid for one submission; sign again before another one.
     """
     from tightframe.flare.identity import person_identity
     from tightframe_app.jobs import folders as job_folders
@@ -252,9 +256,7 @@ def sign(
     startup = folder_of_kit if folder_of_kit.name == "startup" else folder_of_kit / "startup"
     signer, _ = person_identity(startup)
     made = job_folders.sign(folder, signer, days=days)
-    out.print(
-        f"{folder}: signed by {made.signer} for {', '.join(made.sites)}, to be taken up until {made.expires}"
-    )
+    out.print(f"{folder}: signed by {made.signer} for {', '.join(made.sites)}, valid until {made.expires}")
     out.print(f"submit it, once:  nvflare job submit -j {shlex.quote(str(folder))}")
 
 
@@ -265,7 +267,8 @@ def _check_committed(root: Path) -> list[str]:
 
     if not (root / "jobs").is_dir():
         raise FileNotFoundError(
-            f"Expected to be at the root of the repository, but {root / 'jobs'} does not exist."
+            f"Expected the root of the repository, but {root / 'jobs'} does not exist: run the command "
+            "there, or name the root with --root."
         )
     problems: list[str] = []
     for recipe in recipes.RECIPES:
@@ -279,16 +282,16 @@ def _check_committed(root: Path) -> list[str]:
         simulator.prepare_workspace(root / "simulator_workspace")
         out.print(f"restored {allow_list}")
     elif allow_list.read_text(encoding="utf-8") != simulator.allow_list_text():
-        problems.append(f"{allow_list} is not the allow list: delete it, and check again to have it restored")
+        problems.append(f"{allow_list} is not the allow list: delete it, and check again to restore it")
     return problems
 
 
 def _report(problems: list[str], mend: str) -> None:
-    """Show problems and stop with 1; return if there is none."""
+    """Print problems and exit with 1; return if there are none."""
     if problems:
         for problem in problems:
             err.print(f"out of sync: {problem}")
-        err.print(f"write a job folder anew with:  {mend}")
+        err.print(f"write a job folder again with:  {mend}")
         raise typer.Exit(1)
 
 
@@ -302,7 +305,7 @@ def _recipe(name: str) -> Recipe:
 
 
 def _plain(text: str) -> Any:
-    """A value as JSON where it is JSON, else as text."""
+    """Return a value parsed as JSON, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Job folders: what a job is to the engine, as plain JSON; with a checkpoint if it goes on with another.
+"""Job folders: a job in the form that the engine takes, with a checkpoint if it continues another job.
 
-A folder holds configuration only, no code; it is written, read and checked here.
+A folder holds configuration as plain JSON, no code; it is written, read and checked here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, JobFolderError, ManifestError, RunError
-from tightframe.report.words import dotted
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT
+from tightframe.results.words import dotted
 from tightframe.rounds.silo.session import TASKS
 from tightframe.securesum.identity import Signer
 from tightframe_app.federation.kits import BEFORE
@@ -28,12 +28,13 @@ CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
 SERVER_FILE = "config/config_fed_server.json"
 APPS = ("app_server", "app")
-"""Folders of apps; the last one is the silos'."""
+"""Folders of the apps; the last one is the silos'."""
 CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
+"""Path of a resumed job's checkpoint: in the server's own app, because no silo may see it."""
 
 
 def prepared(values: dict[str, Any]) -> JobConfig:
-    """The validated job of plain values; this imports torch, which naming recipes must not."""
+    """Return the validated job of plain values; this imports torch, which listing recipes must not."""
     from tightframe.rounds.setup import prepare
 
     return prepare(values).job
@@ -42,16 +43,16 @@ def prepared(values: dict[str, Any]) -> JobConfig:
 def job_files(
     job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8, checkpoint: bytes | None = None
 ) -> dict[str, str | bytes]:
-    """The files of a job folder: relative path -> text, or bytes where it is none.
+    """Return the files of a job folder: relative path -> text, or bytes if it is not text.
 
     Args:
         job: validated.
-        checkpoint: of the run that the job goes on with.
+        checkpoint: of the run that the job continues.
         gpus: GPUs that the engine must find free at every silo before the job starts there.
         gpu_memory: GiB of memory on each of them.
     """
     if (job.resume is None) != (checkpoint is None):
-        raise ValueError("Expected a checkpoint with a job that goes on with one, and with no other.")
+        raise ValueError("Expected a checkpoint for a job that resumes a run, and for no other.")
     arguments = job.model_dump(mode="json")
     apps = ("app",) if job.resume is None else ("app_server", "app")
     resources = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory}
@@ -105,55 +106,53 @@ def job_files(
 def write_job(
     files: Mapping[str, str | bytes], folder: Path, *, force: bool = False, anew: bool = False
 ) -> str:
-    """Write a job folder, replacing an earlier export of the same job, and nothing else.
+    """Write a job folder; replace an earlier export of the same job, and nothing else.
 
     Args:
         files: relative path -> text or bytes.
         folder: to write.
-        force: write it also where the folder holds something else, which is kept beside it.
-        anew: the folder is generated, as the committed ones are: whatever its own files hold is replaced,
-            without a word.
+        force: write it even if the folder holds something else, which is kept beside it.
+        anew: the folder is a generated one, like the committed ones: replace its files without reporting it.
 
     Returns:
-        What was there and is not any more, for people; empty if nothing was.
+        A description of the content that was replaced or moved, to print; empty if there was none.
 
     Raises:
-        JobFolderError: TF-102, if the folder holds anything else and ``force`` is not given, if what is
-            there cannot be kept, or if the folder is the one that this is run in, or holds that. Nothing
-            is changed then.
+        JobFolderError: TF-102, if the folder holds anything else and ``force`` is not given, if its content
+            cannot be kept, or if it is the current folder or one above it. Nothing is changed then.
     """
-    told = ""
+    replaced = ""
     if folder.is_symlink() or folder.exists():
         if Path.cwd().is_relative_to(folder.resolve()):
             raise JobFolderError(
-                f"Expected a folder other than the one that this runs in, or one above it, but got {folder}, "
-                "which cannot be replaced from within. Nothing was written."
+                f"Expected a folder other than the current one and those above it, but got {folder}, which "
+                "cannot be replaced from within: run the command elsewhere. Nothing was written."
             )
         if other := _in_the_way(files, folder, anew=anew):
             if not force:
                 raise JobFolderError(
                     f"Expected {folder} to be free or an earlier export of the same job, but it {other}. "
                     "Nothing was written: choose another folder with --output, or give --force, which keeps "
-                    f"what is there as {_kept(folder)}."
+                    f"the present content as {_kept(folder)}."
                 )
-            told = f"{folder} {other}: it is kept as {_keep(folder)}"
+            replaced = f"{folder} {other}: it is kept as {_keep(folder)}"
         else:
-            told = "" if anew else _replaced(files, folder)
+            replaced = "" if anew else _replaced(files, folder)
             shutil.rmtree(folder)
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_bytes(content))
-    return told
+    return replaced
 
 
 def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str = "its recipe") -> list[str]:
-    """What differs between a folder and the files that it should hold.
+    """Describe the differences between a folder and the files that it should hold.
 
     Args:
         files: relative path -> text or bytes.
-        folder: to look at.
-        source: where the files come from, for the messages.
+        folder: to compare.
+        source: origin of the files, for the messages.
     """
     problems = []
     for name, content in files.items():
@@ -167,35 +166,34 @@ def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str =
 
 
 def check_folder(folder: Path) -> list[str]:
-    """What is wrong with an exported job folder beyond its values: each file must be what they give.
+    """Describe the files of an exported job folder that differ from an export of its own job.
 
-    The job is taken from the server's file and the GPUs from ``meta.json``, and the whole folder is
-    written once more, in memory: silos with other values, another class or a file of somebody's own
-    would otherwise pass.
+    The job is read from the server's file and the GPUs from ``meta.json``, and the whole folder is then
+    exported again in memory. This finds silos with other values, another class, and added files.
 
     Raises:
         JobFolderError: TF-106 if there is no such folder.
-        JobError: if it is none of ours, or if its values are wrong.
+        JobError: if it is not a job folder of this package, or if its values are wrong.
     """
     job = prepared(read_job(folder))
     gpus, gpu_memory = _resources(folder / "meta.json")
     files = job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=_checkpoint(job, folder))
-    return out_of_sync(files, folder, source="what the job of the server's file gives")
+    return out_of_sync(files, folder, source="an export of the server's job")
 
 
 def traffic(folder: Path) -> Traffic:
-    """What the job of a folder moves over a silo's line."""
+    """Return the network traffic of a silo in the job of a folder."""
     from tightframe.rounds.setup import prepare
 
     return Traffic.of(prepare(read_job(folder)))
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """The job values of a job folder, as the server would get them.
+    """Return the job values of a job folder, as the server would read them.
 
     Raises:
         JobFolderError: TF-106 if there is no such folder, or no job in it.
-        JobError: if it is not one of our job folders.
+        JobError: if it is not a job folder of this package.
     """
     path = folder / "app_server" / SERVER_FILE
     path = path if path.is_file() else folder / "app" / SERVER_FILE
@@ -205,13 +203,9 @@ def read_job(folder: Path) -> dict[str, Any]:
 
 
 def no_job(folder: Path) -> JobFolderError:
-    """Return what is said of a folder that holds no job, with the name that was probably meant."""
+    """Return the error for a folder that holds no job, with the folder that was probably meant."""
     what = (
-        "it has no job in it"
-        if folder.is_dir()
-        else "there is a file"
-        if folder.exists()
-        else "there is none"
+        "it has no job in it" if folder.is_dir() else "it is a file" if folder.exists() else "there is none"
     )
     places = dict.fromkeys((folder.parent, Path("jobs"), Path("exported")))
     known = [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if _has_job(path)]
@@ -219,7 +213,7 @@ def no_job(folder: Path) -> JobFolderError:
     names = {path.name: path for path in reversed(known)}
     near = inside or [names[name] for name in difflib.get_close_matches(folder.name, list(names), n=1)]
     meant = f" Did you mean {near[0]}?" if near else ""
-    there = f" Here are {', '.join(str(path) for path in known[:12])}." if known and not inside else ""
+    there = f" Known: {', '.join(str(path) for path in known[:12])}." if known and not inside else ""
     return JobFolderError(
         f"Expected a job folder at {folder}, but {what}.{meant}{there} "
         "`tightframe jobs export NAME` writes one.",
@@ -232,7 +226,7 @@ def _has_job(folder: Path) -> bool:
 
 
 def _arguments(server: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
-    """The job values in the content of a server's file.
+    """Return the job values in the content of a server's file.
 
     Raises:
         JobError: if it has none.
@@ -247,10 +241,10 @@ def _arguments(server: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
 
 
 def _checkpoint(job: JobConfig, folder: Path) -> bytes | None:
-    """The checkpoint of a resumed job's folder, if it is the one that the job names.
+    """Return the checkpoint in a resumed job's folder; None if the job is not a resumed one.
 
     Raises:
-        JobError: if it is missing, another one, or not of this job.
+        JobError: if it is missing, not the one that the job names, or of another job.
     """
     if job.resume is None:
         return None
@@ -268,7 +262,7 @@ def _bytes(content: str | bytes) -> bytes:
 
 
 def _resources(path: Path) -> tuple[int, int]:
-    """GPUs and GiB of memory on each, as ``meta.json`` asks for them; (0, 8) where it asks for none."""
+    """Return the GPUs that ``meta.json`` asks for, and the GiB of memory on each; (0, 8) for none."""
     wanted = _read_object(path).get("resource_spec") if path.is_file() else None
     for entry in wanted.values() if isinstance(wanted, dict) else []:
         if isinstance(entry, dict):
@@ -289,32 +283,32 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _in_the_way(files: Mapping[str, str | bytes], folder: Path, *, anew: bool) -> str:
-    """What keeps a folder from being an earlier export of the job of these files; empty if nothing does."""
+    """Return the reason why a folder is not an earlier export of these files' job; empty if it is one."""
     if folder.is_symlink() or not folder.is_dir():
         return "is a link" if folder.is_symlink() else "is a file"
     if strangers := _strangers(files, folder):
         more = "" if len(strangers) <= 3 else f" and {len(strangers) - 3} more"
-        return f"holds also {strangers[:3]}{more}"
+        return f"also holds {strangers[:3]}{more}"
     if not any(path.is_file() for path in folder.rglob("*")):
         return ""
     try:
-        found = read_job(folder)  # any job of the engine's may have files of these names
+        present = read_job(folder)  # any job of the engine may have files of these names
         named = _read_object(folder / "meta.json").get("name")
     except (JobFolderError, JobError):
-        return "holds no whole job export"
-    asked = _values(files)
-    if named != asked["job_name"]:
-        return f"holds the job {named!r}, not {asked['job_name']!r}"
+        return "holds no complete job export"
+    expected = _values(files)
+    if named != expected["job_name"]:
+        return f"holds the job {named!r}, not {expected['job_name']!r}"
     for key in () if anew else ("method", "dataset"):
-        if found.get(key) != asked[key]:
-            return f"holds a job {named!r} with the {key} {found.get(key)!r}, not {asked[key]!r}"
+        if present.get(key) != expected[key]:
+            return f"holds a job {named!r} with the {key} {present.get(key)!r}, not {expected[key]!r}"
     if not anew and _by_hand(folder):
-        return f"holds files of the job {named!r} that were changed by hand, or by another version"
+        return f"holds files of the job {named!r} that were edited, or written by another version"
     return ""
 
 
 def _by_hand(folder: Path) -> bool:
-    """Whether an export holds anything that its own job does not give."""
+    """Check whether an export holds anything that differs from an export of its own job."""
     try:
         return bool(check_folder(folder))
     except JobError:
@@ -322,7 +316,7 @@ def _by_hand(folder: Path) -> bool:
 
 
 def _replaced(files: Mapping[str, str | bytes], folder: Path) -> str:
-    """What is lost with an earlier export of the same job: the values that differ; empty if nothing is."""
+    """Describe the values of an earlier export of the same job that a new one changes; empty if none."""
     if not out_of_sync(files, folder):
         return ""
     try:
@@ -330,24 +324,24 @@ def _replaced(files: Mapping[str, str | bytes], folder: Path) -> str:
     except JobFolderError:
         return ""  # empty folders
     lost = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    told = [f"{key} was {json.dumps(before.get(key))}, is {json.dumps(after.get(key))}" for key in lost]
-    what = "; ".join(told) or "the same values, other resources or another checkpoint"
+    changed = [f"{key} was {json.dumps(before.get(key))}, is {json.dumps(after.get(key))}" for key in lost]
+    what = "; ".join(changed) or "the same values, other resources or another checkpoint"
     return f"replaced the earlier export in {folder}: {what}"
 
 
 def _values(files: Mapping[str, str | bytes]) -> dict[str, Any]:
-    """The job values of the files of a job folder."""
+    """Return the job values in the files of a job folder."""
     ((name, server),) = (item for item in files.items() if item[0].endswith(SERVER_FILE))
     return _arguments(json.loads(server), name)
 
 
 def _kept(folder: Path) -> Path:
-    """Where what is in the way goes: beside the folder itself."""
+    """Return the path, beside a folder, to which its present content is moved."""
     return folder.absolute().with_name(f"{folder.absolute().name}{BEFORE}")
 
 
 def _keep(folder: Path) -> Path:
-    """Move what is in the way aside.
+    """Move a folder's present content aside, and return its new path.
 
     Raises:
         JobFolderError: TF-102, if it cannot be moved.
@@ -355,20 +349,21 @@ def _keep(folder: Path) -> Path:
     kept = _kept(folder)
     if kept.is_symlink() or kept.exists():
         raise JobFolderError(
-            f"Expected to keep what is in {folder} as {kept}, but that is there already: move it. "
+            f"Expected to move the content of {folder} to {kept}, but that exists already: move it away. "
             "Nothing was written."
         )
     try:
         folder.absolute().rename(kept)
     except OSError as error:
         raise JobFolderError(
-            f"Expected to keep what is in {folder} as {kept}, but got: {error.strerror}. Nothing was written."
+            f"Expected to move the content of {folder} to {kept}, but got: {error.strerror}. Nothing was "
+            "written: give the account the right to move it, or choose another folder with --output."
         ) from None
     return kept
 
 
 def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:
-    """What a folder holds beside these files and their folders: files, folders and links."""
+    """Return the files, folders and links in a folder other than these files and their folders."""
     own = {Path(name) for name in files}
     own |= {parent for name in own for parent in name.parents}
     own |= {Path(app) / job_manifest.PLACE for app in APPS if (folder / app).is_dir()}
@@ -381,15 +376,15 @@ def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:
 
 
 def sign(folder: Path, signer: Signer, *, days: int = job_manifest.DAYS) -> job_manifest.Manifest:
-    """Sign a job folder that is as its values give it; an earlier signature is replaced.
+    """Sign a job folder that matches an export of its job; replace an earlier signature.
 
     Args:
         folder: of the job.
         signer: the lead's identity.
-        days: for how long sites may take the job up.
+        days: number of days in which sites may accept the job.
 
     Raises:
-        JobFolderError, JobError: see ``check_folder``; JobError also lists what differs.
+        JobFolderError, JobError: see ``check_folder``; JobError also lists the files that differ.
         ManifestError: TF-634, TF-635; see ``job_manifest.sign``.
     """
     if problems := check_folder(folder):
@@ -401,14 +396,14 @@ def sign(folder: Path, signer: Signer, *, days: int = job_manifest.DAYS) -> job_
 
 
 def signature(folder: Path) -> str:
-    """Say whether a job folder is signed, by whom and until when, in words; not held against any root."""
+    """Describe a job folder's signature: signer and expiry, not verified against any root certificate."""
     try:
         made = job_manifest.read(folder / "app")
     except ManifestError as error:
         if error.code == "TF-633":
-            return "not signed; production sites ask for that: tightframe jobs sign FOLDER"
+            return "not signed; production sites require it: tightframe jobs sign FOLDER"
         return str(error)
-    return f"signed by {made.signer}, to be taken up until {made.expires}"
+    return f"signed by {made.signer}, valid until {made.expires}"
 
 
 def _json(values: Any) -> str:

@@ -1,6 +1,6 @@
-"""``tightframe methods``: every method, what of a silo it puts into sums, and what that costs.
+"""``tightframe methods``: every method, the fields of its sums, and their size.
 
-Nothing here is written by hand: the sums are those that a job would declare, and hash into its transcript.
+Nothing here is written by hand: these are the sums that a job would declare and hash into its transcript.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 LIKE = "fedmr_isic"
 ROUNDS = 4
 NO_UPDATE = "in place of the update:"
-_MODEL, _BUFFERS, _TOLD = "update/", "buffer/", "training/"
+_MODEL, _BUFFERS, _LOSSES = "update/", "buffer/", "training/"
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a method sums, in one setting.
+    """Sums of a method in one setting.
 
     Attributes:
         name, title, paper: the method's.
-        sums: a round; each is two exchanges with every silo.
+        sums: number of sums in a round; each takes two exchanges with every silo.
         upload: bytes of a silo's terms in the round with the most of them.
-        each_round: what a silo's terms are beside the model's update and the means of its losses.
-        once: the same of what is summed once, before the first round or after the last one.
-        private: why there is no form with record-level differential privacy; None if there is one.
+        each_round: fields of a silo's terms in a round, other than the model's update and the mean losses.
+        once: the same for sums formed once, before the first round or after the last one.
+        private: reason why there is no form with record-level differential privacy; None if there is one.
     """
 
     name: str
@@ -50,33 +50,33 @@ class Sums:
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="One method only, with its paper and every field.")
+        str | None, typer.Argument(help="Show one method only, with its paper and all its fields.")
     ] = None,
     like: Annotated[
-        str, typer.Option(help="Numbers are for this job's data and model, see `tightframe jobs list`.")
+        str, typer.Option(help="Job whose data and model the numbers are for; see `tightframe jobs list`.")
     ] = LIKE,
 ) -> None:
-    """List the methods: what of a silo leaves it, in sums, and with how many bytes.
+    """List the methods: the fields that a silo contributes to their sums, and the number of bytes.
 
-    Beside what is listed every method sums the model's update, the means of its losses, and
+    In addition to the fields listed, every method sums the model's update, the mean losses, and
     an evaluation.
     """
     from tightframe.methods import METHODS, get
 
-    wanted = METHODS if name is None else [get(name)]
-    found = [describe(method.name, like) for method in wanted]
+    chosen = METHODS if name is None else [get(name)]
+    sums = [describe(method.name, like) for method in chosen]
     if name is None:
-        console(140).print(_table(found, like))
+        console(140).print(_table(sums, like))
         return
-    for line in _lines(found[0], like):
+    for line in _lines(sums[0], like):
         console(100).print(shown(line), soft_wrap=True)
 
 
 def describe(name: str, like: str = LIKE) -> Sums:
-    """What a method sums with its default options in a recipe's setting.
+    """Return the sums of a method with its default options in a recipe's setting.
 
     Raises:
-        JobError: if there is no such method or recipe, or the two do not go together.
+        JobError: if there is no such method or recipe, or the two cannot be combined.
     """
     setup = setup_of(name, like)
     numbers = range(1, ROUNDS + 1)
@@ -84,7 +84,7 @@ def describe(name: str, like: str = LIKE) -> Sums:
     outside = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
     method = setup.method
     private = (
-        "no form of it is known here" if method.private is None else method.private(setup.setting.config)
+        "it has no private form here" if method.private is None else method.private(setup.setting.config)
     )
     return Sums(
         name=method.name,
@@ -92,14 +92,14 @@ def describe(name: str, like: str = LIKE) -> Sums:
         paper=method.paper,
         sums=max(len(setup.plan.round(number)) for number in numbers),
         upload=_bytes(setup, largest),
-        each_round=_told(setup.training_phases(largest)),
-        once=tuple(text for text in _told(outside) if text != NO_UPDATE),
+        each_round=_described(setup.training_phases(largest)),
+        once=tuple(text for text in _described(outside) if text != NO_UPDATE),
         private=private,
     )
 
 
 def setup_of(name: str, like: str) -> JobSetup:
-    """A recipe's rehearsal with another method, whose options are its defaults."""
+    """Return the setup of a recipe's rehearsal with another method and its default options."""
     from tightframe.rounds.setup import prepare
     from tightframe_app.jobs import pairs, recipes
 
@@ -109,15 +109,15 @@ def setup_of(name: str, like: str) -> JobSetup:
 
 
 def _bytes(setup: JobSetup, number: int) -> int:
-    """Bytes of a silo's terms in a round, without an evaluation."""
+    """Return the bytes of a silo's terms in a round without an evaluation."""
     fields = (item for exchange in setup.plan.round(number) for item in exchange.phase.schema.fields)
     return sum(item.bytes for item in fields)
 
 
-def _told(phases: Iterable[Phase]) -> tuple[str, ...]:
-    """Every field that is no part of an update and no mean of a loss; those of one shape and kind as one."""
+def _described(phases: Iterable[Phase]) -> tuple[str, ...]:
+    """Describe the fields other than updates and mean losses; fields of one shape and kind in one text."""
     fields = [item for phase in phases for item in phase.schema.fields]
-    others = [item for item in fields if not item.name.startswith((_MODEL, _BUFFERS, _TOLD))]
+    others = [item for item in fields if not item.name.startswith((_MODEL, _BUFFERS, _LOSSES))]
     texts: list[str] = []
     if fields and not any(item.name.startswith(_MODEL) for item in fields):
         texts.append(NO_UPDATE)
@@ -135,23 +135,23 @@ def _field(item: Field) -> str:
     return f"{item.name} ({shape})" + (", by class" if item.per_class else "")
 
 
-def _table(found: Sequence[Sums], like: str) -> Table:
+def _table(sums: Sequence[Sums], like: str) -> Table:
     from rich.table import Table
 
     table = Table(
         "method",
-        "beside update and losses, a round",
+        "per round, besides update and losses",
         "once",
-        "sums a round",
-        "bytes up a round",
+        "sums per round",
+        "upload per round, bytes",
         "record-level DP",
-        title=f"in the setting of {like}; `tightframe methods NAME` tells more",
+        title=f"in the setting of {like}; `tightframe methods NAME` shows more",
         title_justify="left",
         show_lines=True,
     )
     for column in (3, 4):
         table.columns[column].justify = "right"
-    for item in found:
+    for item in sums:
         table.add_row(
             f"{item.name}\n{item.title}",
             "\n".join(item.each_round) or "nothing",
@@ -164,15 +164,15 @@ def _table(found: Sequence[Sums], like: str) -> Table:
 
 
 def _lines(item: Sums, like: str) -> list[str]:
-    beside, once = ("; ".join(texts) or "nothing" for texts in (item.each_round, item.once))
+    each_round, once = ("; ".join(texts) or "nothing" for texts in (item.each_round, item.once))
     made = f"tightframe jobs export {like} --set method={item.name} --set job_name=NAME -o FOLDER"
     return [
         f"{item.name}: {item.title}",
         f"paper: {item.paper}",
         f"with the data and the model of {like}, its default options:",
-        f"  sums a round: {item.sums}, each two exchanges with every silo",
-        f"  bytes that a silo sends for them: {item.upload:,} (evaluation and protocol not counted)",
-        f"  a round, beside the model's update and the means of losses: {beside}",
+        f"  sums per round: {item.sums}, each with two exchanges with every silo",
+        f"  bytes that a silo sends for them: {item.upload:,} (without evaluation and protocol)",
+        f"  per round, besides the model's update and the mean losses: {each_round}",
         f"  once, before the first round or after the last one: {once}",
         "  record-level differential privacy: " + ("yes" if item.private is None else f"no: {item.private}"),
         f"export a job:  {made}",

@@ -1,7 +1,7 @@
 """A job of any method on any data set: ``tightframe jobs export --method NAME --data SET``.
 
-Where there is a recipe for the pair, it is that. Otherwise it is the data set's own setting, with what the
-method cannot do without; what does not go together is refused by the job's own validation, with the reason.
+If there is a recipe for the pair, it is used. Otherwise the job has the data set's own setting, with the
+training options that the method requires; the job's validation refuses pairs that cannot be combined.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ BASES: Mapping[str, str] = {
     "eicu": "fedavg_eicu",
     "fed_heart_disease": "fedetf_heart",
 }
-"""Data set -> the recipe whose data, model and training a pair has."""
+"""Data set -> the recipe whose data, model and training a pair uses."""
 
 NEEDS: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {"momentum": 0.0},
     "feddc": {"momentum": 0.0},
     "fedilc": {"epochs": 1},
 }
-"""Of ``training``: what a method refuses to be without."""
+"""Method -> values of ``training`` that it requires."""
 
 
 def pair(method: str, dataset: str) -> Recipe:
-    """The recipe of a pair.
+    """Return the recipe of a pair.
 
     Args:
         method: one of ``tightframe methods``.
@@ -41,11 +41,11 @@ def pair(method: str, dataset: str) -> Recipe:
     """
     from tightframe import methods
 
-    found = methods.get(method)
+    chosen = methods.get(method)
     if dataset not in BASES:
         raise JobError(
             [
-                f"no setting is known here for the data set {dataset!r}, but for {sorted(BASES)}; "
+                f"there is no setting for the data set {dataset!r}, only for {sorted(BASES)}; "
                 "for another one export a job and change it with --set dataset=..."
             ]
         )
@@ -55,13 +55,13 @@ def pair(method: str, dataset: str) -> Recipe:
             return recipe
     base = recipes.get(BASES[dataset])
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
-    values |= {"method": method, "personalise": found.personalise is not None}
+    values |= {"method": method, "personalise": chosen.personalise is not None}
     presets = {name: dict(layer) for name, layer in base.presets.items()}
     for layer in (values, *presets.values()):
         layer.pop("method_options", None)
         if "training" in layer:
             layer["training"] = {**layer["training"], **NEEDS.get(method, {})}
-        if found.head is not None and "model_options" in layer:
+        if chosen.head is not None and "model_options" in layer:
             # Options of the backbone's own head, which the method replaces.
             layer["model_options"] = {
                 name: value for name, value in layer["model_options"].items() if name not in _head_options()
@@ -69,7 +69,7 @@ def pair(method: str, dataset: str) -> Recipe:
     if method in NEEDS and not any("training" in layer for layer in (values, *presets.values())):
         values["training"] = dict(NEEDS[method])
     name = f"{method}_{base.name.partition('_')[2]}"
-    return replace(base, name=name, title=f"{found.title} on {dataset}", values=values, presets=presets)
+    return replace(base, name=name, title=f"{chosen.title} on {dataset}", values=values, presets=presets)
 
 
 def _head_options() -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Job recipes: the job folders that are committed, and any that a consortium exports.
+"""Job recipes, from which the committed job folders are generated, and those that a consortium exports.
 
-A job folder holds configuration only, no code. It is generated from here as plain JSON; the
-committed ones are checked to be in sync by ``tightframe jobs check``.
+A job folder holds configuration as plain JSON, no code. ``tightframe jobs check`` checks that the
+committed ones match their recipes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightframe.config.job import JobConfig
-from tightframe.options import no_such
+from tightframe.options import unknown_name
 from tightframe_app.jobs.folders import prepared
 
 PRESETS = ("rehearsal", "full")
-
-"""Of a resumed job. The server's own app has it, because its state is no silo's business."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Recipe:
         title: one line for ``tightframe jobs list``.
         values: job values common to all presets.
         presets: preset name -> further job values.
-        sites: silo names unless others are asked for.
+        sites: default silo names.
     """
 
     name: str
@@ -45,16 +43,16 @@ class Recipe:
         sites: Sequence[str] | None = None,
         changes: Mapping[str, Any] | None = None,
     ) -> JobConfig:
-        """The validated job.
+        """Return the validated job.
 
         Args:
             preset: ``rehearsal`` or ``full``.
             sites: silo names; the recipe's own by default.
-            changes: dotted key -> value, for example ``{"training.epochs": 2}``. Where they name another
-                method, data set or model, the recipe's options of the old one do not stay (``dropped``).
+            changes: dotted key -> value, for example ``{"training.epochs": 2}``. If they name another
+                method, data set or model, the recipe's options of the old one are dropped (``dropped``).
 
         Raises:
-            JobError: listing everything that is wrong.
+            JobError: listing all problems.
         """
         changes = changes or {}
         values = self._own(preset)
@@ -67,9 +65,9 @@ class Recipe:
         return prepared(json.loads(json.dumps(values)))
 
     def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
-        """What of the recipe's options does not stay with these changes, by what they name anew.
+        """Return the recipe's options that these changes drop, by the kind of component that is replaced.
 
-        What the changes set themselves is not told: it is as they say.
+        Options that the changes set themselves are not listed.
 
         >>> get("fedmr_isic").dropped("rehearsal", {"dataset": "digits", "model": "small_cnn"})
         {'dataset': ['dataset_options.image_size']}
@@ -86,13 +84,13 @@ class Recipe:
         return {kind: keys for kind, keys in lost.items() if keys}
 
     def described(self, job: JobConfig, preset: str) -> str:
-        """What a job made from this recipe really trains: the recipe's title only where that is true."""
+        """Return the title of a job made from this recipe: the recipe's own only if it is still true."""
         own = self._own(preset)
-        as_told = all(
-            getattr(job, key) == own.get(key, JobConfig.model_fields[key].default) for key in _TITLE_TELLS
+        as_titled = all(
+            getattr(job, key) == own.get(key, JobConfig.model_fields[key].default) for key in _IN_TITLE
         )
-        # A title tells whether there is privacy, not how much of it.
-        if as_told and (job.privacy is None) == (own.get("privacy") is None):
+        # A title says whether training is private, not how private it is.
+        if as_titled and (job.privacy is None) == (own.get("privacy") is None):
             return self.title
         from tightframe import data, methods
 
@@ -101,7 +99,7 @@ class Recipe:
         return title if job.privacy is None else f"{title}, differential privacy"
 
     def _own(self, preset: str) -> dict[str, Any]:
-        """The job values of the recipe itself."""
+        """Return the recipe's own job values."""
         values: dict[str, Any] = {"job_name": self.name}
         for layer in (self.values, self.presets[preset]):
             for key, value in layer.items():
@@ -110,16 +108,16 @@ class Recipe:
 
 
 _NAMED = ("method", "dataset", "model")
-_TITLE_TELLS = ("method", "method_options", "dataset", "dataset_options", "site_models", "personalise")
+_IN_TITLE = ("method", "method_options", "dataset", "dataset_options", "site_models", "personalise")
 
 
 def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
-    """Which of method, data set and model the changes name anew."""
+    """Return those of method, data set and model that the changes replace."""
     return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
 
 
 def minimum(sites: int) -> int:
-    """Default of ``min_sites``: five of six, all of three or fewer, else more than two thirds.
+    """Return the default of ``min_sites``: five of six, all of three or fewer, else more than two thirds.
 
     More than two thirds of n is ``floor(2 n / 3) + 1``.
 
@@ -151,16 +149,10 @@ _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "local_baseline_epochs": 20,
     },
 }
-# The intra-class term grows with the square of the feature width d, so its weight shrinks with it:
-# mu_intra * d^2 is that of 1e-5 at d = 64. small_cnn has d = 128, efficientnet_b0 d = 1280.
-_FEDMR_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
-    "full": {"method_options": {"mu_intra": 2.5e-8}},
-}
 
 
 def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Presets that consist of several layers of job values, which share no key."""
+    """Return presets merged from several layers of job values, which share no key."""
     return {name: {key: value for layer in layers for key, value in layer[name].items()} for name in PRESETS}
 
 
@@ -179,9 +171,9 @@ _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "local_baseline_epochs": 0,
     },
 }
-# A class's second moments are d^2 / 2 numbers: at d = 1280 nothing of them is left under their noise.
+# A class's second moments are d^2 / 2 numbers: at d = 1280 their noise drowns them.
 _FEDMR_PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "rehearsal": {"method_options": {"mu_intra": 2.5e-6}},
+    "rehearsal": {},
     "full": {"method_options": {"mu_intra": 0.0}},
 }
 
@@ -234,7 +226,7 @@ RECIPES: list[Recipe] = [
         "fedmr_isic",
         "FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy",
         {**_ISIC, "method": "fedmr"},
-        _joined(_ISIC_PRESETS, _FEDMR_PRESETS),
+        _ISIC_PRESETS,
         _SIX,
     ),
     Recipe(
@@ -313,15 +305,15 @@ RECIPES: list[Recipe] = [
 
 
 def get(name: str) -> Recipe:
-    """A recipe by name.
+    """Return a recipe by name.
 
     Raises:
-        KeyError: with the known names.
+        KeyError: if there is none; the text lists the known names.
     """
     for recipe in RECIPES:
         if recipe.name == name:
             return recipe
-    raise KeyError(no_such(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
+    raise KeyError(unknown_name(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
 
 
 def _set(values: dict[str, Any], dotted: str, value: Any) -> None:

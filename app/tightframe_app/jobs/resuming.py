@@ -1,8 +1,7 @@
-"""Exporting the job that goes on with a stopped run, from what its server has left."""
+"""Export of the job that continues a stopped run, from its server's results."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 from tightframe.config.job import JobConfig
 from tightframe.config.site import FILE_NAME, MARKER
 from tightframe.errors import JobError
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT, OUTCOME
+from tightframe.results.outcome import Outcome
 from tightframe_app.jobs import folders, recipes
 
 PLACES = (
@@ -21,30 +21,34 @@ PLACES = (
     "app_server/config",
     "workspace/app_server/config",
 )
-"""Where a run's folder may have its checkpoint: the server's results, a downloaded job, a simulator's
-workspace; last what the run itself went on with, if it stopped before its first round was done."""
+"""Folders in which a run may have its checkpoint: the server's results, a downloaded job, a simulator's
+workspace; last the checkpoint that the run itself continued, if it stopped before completing a round."""
 
 
 def export(
     name: str, stopped: Path, folder: Path, *, gpus: int = 0, gpu_memory: int = 8, force: bool = False
 ) -> tuple[str, list[str]]:
-    """Write the job folder; what it replaced, if anything, and lines for people, of what goes on and how.
+    """Write the folder of a job that continues a stopped run.
 
     Args:
-        name: of the job, or of its recipe, so that nobody goes on with another run by mistake.
+        name: of the job, or of its recipe, so that nobody continues another run by mistake.
         stopped: the server's results of the stopped run, or a downloaded job with them.
         folder: to write.
-        gpus: as of ``job_folders.job_files``; the stopped job's are not on record.
+        gpus: as in ``folders.job_files``; the stopped job's are not on record.
         gpu_memory: likewise.
-        force: as of ``job_folders.write_job``.
+        force: as in ``folders.write_job``.
+
+    Returns:
+        A description of replaced content, possibly empty, and the lines to print about the job.
 
     Raises:
         FileNotFoundError: if there is no checkpoint.
         RunError: TF-507, TF-521; see ``rounds.server.resume.read``.
+        ResultsError: TF-802 if its outcome cannot be read.
         JobError: if the run is another job's, or finished.
-        JobFolderError: TF-102; see ``job_folders.write_job``.
+        JobFolderError: TF-102; see ``folders.write_job``.
     """
-    from tightframe.report.words import plural
+    from tightframe.results.words import plural
     from tightframe.rounds.server import resume
 
     path = find(stopped)
@@ -52,17 +56,17 @@ def export(
     if not _is_called(name, job):
         raise JobError([f"Expected the run in {stopped} to be of {name!r}, but it is of {job.job_name!r}"])
     if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
-        raise JobError([f"there is nothing left to do: the run in {stopped} has trained and is closed"])
+        raise JobError([f"there is nothing left to do: the run in {stopped} is complete"])
     workspace, used = _simulated(path, job)
     also = "" if used is None else f" --site-config {shlex.quote(str(used))}"
     previous = "OLD_WORKSPACE" if workspace is None else shlex.quote(str(workspace))
     files = folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
     replaced = folders.write_job(files, folder, force=force)
-    assert job.resume is not None  # noqa: S101 - the job that goes on with a run
+    assert job.resume is not None  # noqa: S101 - set in a job that continues a run
     left = job.rounds - job.done
     quoted = shlex.quote(str(folder))
     return replaced, [
-        f"{folder}: {job.job_name} goes on after round {job.done} of {job.rounds}",
+        f"{folder}: {job.job_name} continues after round {job.done} of {job.rounds}",
         f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
         f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
         f"run it here:  tightframe simulate {quoted} --previous-run {previous}{also}",
@@ -71,7 +75,7 @@ def export(
 
 
 def find(folder: Path) -> Path:
-    """The checkpoint in a run's folder.
+    """Return the checkpoint in a run's folder.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -82,15 +86,15 @@ def find(folder: Path) -> Path:
             return path
     raise FileNotFoundError(
         f"Expected {folder} to hold the server's results of a run with {CHECKPOINT}, but there is none: "
-        "a run that stopped before its first round was done is begun anew."
+        "start a run that stopped before completing its first round from the beginning."
     )
 
 
 def _simulated(checkpoint: Path, job: JobConfig) -> tuple[Path | None, Path | None]:
     """Return the simulator workspace of a run, and the site configuration that the run used.
 
-    The engine copies the workspace's ``local`` folder to every site, and with it the name of a lent file.
-    Either is None where it is not there, as in a run of a consortium.
+    The engine copies the workspace's ``local`` folder to every site, and with it the marker that names the
+    configuration. Either is None if it is missing, as in a run of a consortium.
     """
     for folder in list(checkpoint.absolute().parents)[:5]:
         local = next(
@@ -116,8 +120,7 @@ def _is_called(name: str, job: JobConfig) -> bool:
 
 
 def _finished(results: Path) -> bool:
-    path = results / "outcome.json"
-    if not path.is_file():
+    if not (results / OUTCOME).is_file():
         return False
-    outcome = json.loads(path.read_text(encoding="utf-8"))
-    return outcome.get("trained") is True and outcome.get("reason") is None
+    outcome = Outcome.read(results)
+    return outcome.trained and outcome.reason is None

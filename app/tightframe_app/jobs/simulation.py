@@ -1,8 +1,7 @@
-"""What a simulation is about to train on, before the engine starts; what is left if it was cut off."""
+"""Checks of a simulation's records before the engine starts, and its results if it was interrupted."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -19,23 +18,24 @@ from tightframe.data.base import SiloData, check_form
 from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.flare import workspace as workspaces
 from tightframe.flare.simulator import PREVIOUS_RUN
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT, OUTCOME, PAGE, ResultsError
+from tightframe.results.outcome import Outcome
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
 
 def records(local: Path, used: Path | None, job: JobConfig) -> str:
-    """Say whose records a run will use, and look whether they can be opened.
+    """Describe the records that a run will use, after checking that they can be opened.
 
     Args:
         local: the workspace's ``local/``.
-        used: the site configuration that lies there, for messages; None if there is none.
+        used: path of the site configuration in use, for messages; None if there is none.
         job: of the run.
 
     Raises:
         SiteConfigError: if the site configuration is wrong, does not name a site of the job, or names
-            records that cannot be opened; all sites' problems together.
+            records that cannot be opened; lists all sites' problems.
     """
     if used is None:
         return f"site configuration: none, every silo {unconfigured(job)}"
@@ -46,7 +46,7 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
             entry = site_entry(local, site, production=False, alone=len(job.roster) == 1)
         except SiteConfigError as error:
             if error.code != "TF-201":
-                raise  # of the file as a whole, with all its problems
+                raise  # the error covers the whole file, with all its problems
             problems.setdefault(str(error), []).append(site)
         else:
             entries |= {} if entry is None else {site: entry}
@@ -61,33 +61,33 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
 
 
 def unconfigured(job: JobConfig) -> str:
-    """What a silo without a configuration does: generated records, or real ones that need no files.
+    """Describe the records of a silo without a configuration: generated ones, or real ones without files.
 
     Raises:
         TightframeError: if the data set has neither, or not for so many sites.
     """
-    # The last site of the roster is the first to miss its share where a job has too many sites.
+    # With too many sites, the last one of the roster is the first to have no share.
     stand_in = open_data(job, job.roster[-1], None)
     title = data.get(job.dataset).title
     if stand_in.synthetic:
         return (
-            f"trains on the synthetic twin of {title}, generated records; for real ones, say "
-            "where they lie with --site-config"
+            f"trains on the synthetic twin of {title}, generated records; for real ones, give "
+            "their location with --site-config"
         )
     return f"trains on its share of {title}: real records, which need no configuration"
 
 
 def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, list[str]]:
-    """Why configured records cannot be opened, and at which sites; empty if all can.
+    """Return the problems that keep configured records from being opened -> the sites that have them.
 
-    Opening is what each silo does first. The files of a folder that many sites share are looked into
-    once; whether every single record can be read is for the silos, before any training.
+    The check opens the records as each silo will. A folder that many sites share is checked once; the silos
+    themselves check that every single record can be read, before any training.
     """
     problems: dict[str, list[str]] = {}
     folders: dict[tuple[Path, ...], str | None] = {}
     for site, entry in entries.items():
         if entry.rehearses:
-            continue  # nothing is configured that could be looked into
+            continue  # nothing is configured that could be checked
         problem = None
         try:
             opened = open_data(job, site, entry)
@@ -103,7 +103,7 @@ def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, li
 
 
 def _problem_of_labels(opened: SiloData, job: JobConfig) -> str | None:
-    """Some data sets are opened without looking into their files; asking for labels does."""
+    """Return the error of reading the labels: some data sets are opened without reading their files."""
     try:
         check_form(opened, *dataset_of(job))
     except TightframeError as error:
@@ -112,39 +112,38 @@ def _problem_of_labels(opened: SiloData, job: JobConfig) -> str | None:
 
 
 def _paths(job: JobConfig, entry: SiteEntry) -> tuple[Path, ...]:
-    """Every path by which a site says where its records lie."""
+    """Return every path in a site's configuration of its records."""
     place = data.get(job.dataset).site.model_validate(entry.data[job.dataset])
     return tuple(value for _, value in sorted(dict(place).items()) if isinstance(value, Path))
 
 
 def keep(workspace: Path, most: int, say: Callable[[str], None]) -> Path | None:
-    """Move an earlier run out of the workspace, which the engine wipes; say where it is now."""
+    """Move an earlier run out of the workspace, which the engine wipes; report and return its new folder."""
     folder, removed = workspaces.keep_results(workspace, most=most)
     if folder is not None:
-        say(f"kept the earlier run as {_short(folder)}; the last {most} are kept (--keep)")
+        say(f"kept the earlier run as {_short(folder)}; the last {most} runs are kept (--keep)")
     for path in removed:
         say(f"removed the oldest run, {_short(path)}")
     return folder
 
 
 def set_previous(previous: Path | None, workspace: Path, kept: Path | None) -> Path | None:
-    """Tell the silos where the stopped simulation lies that this job goes on with.
+    """Set the environment variable by which the silos find the stopped simulation that this job continues.
 
     Args:
-        previous: as the user says; it may be this workspace.
+        previous: the folder that the user gave; it may be this workspace.
         workspace: of this run.
-        kept: where what was in it has been moved to.
+        kept: folder to which the workspace's earlier run was moved.
 
     Returns:
-        The folder in which it lies now; None without one.
+        The folder that holds the stopped simulation now; None without one.
     """
     if previous is None:
         return None
     if previous.resolve() == workspace.resolve():
         if kept is None:
             raise typer.BadParameter(
-                "it is the workspace of this run, too, and nothing of an earlier one is kept: choose another "
-                "--workspace",
+                "it is this run's own workspace, and its earlier run is not kept: choose another --workspace",
                 param_hint="--previous-run",
             )
         previous = kept
@@ -160,58 +159,59 @@ def left_behind(
     options: Sequence[str] = (),
     previous: Path | None = None,
 ) -> list[str]:
-    """Write the results and the page of a run that was cut off; say how to go on.
+    """Write the results and the report of a run that was interrupted; return how to continue it.
 
     Args:
         setup: of the job.
         workspace: of the run.
         job: its folder.
-        stopped: what has stopped it; None if it failed by itself.
-        options: of this run that the next one needs, too: where the records lie, above all.
-        previous: folder of the simulation that this one went on with, as it lies now.
+        stopped: the cause of the interruption; None if the run failed by itself.
+        options: command-line options of this run that the next one needs too, above all --site-config.
+        previous: present folder of the simulation that this one continued.
 
     Returns:
-        Lines for people.
+        Lines to print.
     """
     results = workspace / workspaces.RESULTS
-    outcome = results / "outcome.json"
+    outcome = results / OUTCOME
     if results.is_dir() and not outcome.is_file():
         why = (
             f"stopped by {stopped}"
             if stopped
-            else "cut off: its processes ended without a word, see the log above"
+            else "cut off: its processes ended without a message, see the log above"
         )
         _write_outcome(
             setup, results, str(RunError(f"interrupted: {why}.", code="TF-105")), workspace / "local"
         )
-    if not outcome.is_file() or _trained(outcome):
+    if not outcome.is_file() or _trained(results):
         return []
     place, also = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
-    lines = [f"what there is of the run: {_short(results / 'report.html')}"]
+    lines = [f"results so far: {_short(results / PAGE)}"]
     if (results / CHECKPOINT).is_file():
         name, again = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
         lines += [
-            "to go on after its last whole round:",
+            "to continue after its last complete round:",
             f"  tightframe jobs export {name} --resume {_quoted(results)} -o {_quoted(again)}",
             f"  tightframe simulate {_quoted(again)} -w {place} --previous-run {place}{also}",
         ]
     elif previous is not None:
         repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{also}"
-        lines.append(f"no new round was done, so run it again:  {repeated}")
+        lines.append(f"no new round was completed, so run it again:  {repeated}")
     else:
         anew = f"tightframe simulate {_quoted(job)} -w {place}{also}"
-        lines.append(f"no round was done, so begin anew:  {anew}")
+        lines.append(f"no round was completed, so start again:  {anew}")
     return lines
 
 
 def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> None:
-    """``outcome.json`` and the page, of what the checkpoint says of the run."""
+    """Write ``outcome.json`` and the report from the run's checkpoint."""
+    from tightframe.report import writing
     from tightframe.rounds.server import resume
     from tightframe.rounds.server.record import RunRecord
 
     quiet = logging.getLogger("tightframe.interrupted")
     quiet.setLevel(logging.CRITICAL)
-    record = RunRecord(results, setup, quiet)
+    record = RunRecord(results, setup, quiet, writing.leave)
     site = setup.job.roster[0]
     try:
         if (results / CHECKPOINT).is_file():
@@ -221,19 +221,19 @@ def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> 
         entry = site_entry(local, site, production=False, alone=len(setup.job.roster) == 1)
         record.synthetic = open_data(setup.job, site, entry).synthetic
     except TightframeError as error:
-        reason = f"{reason}\nof its rounds nothing can be told: {error}"
+        reason = f"{reason}\nits rounds or its records could not be read: {error}"
     record.finish(reason)
 
 
-def _trained(outcome: Path) -> bool:
+def _trained(results: Path) -> bool:
     try:
-        return json.loads(outcome.read_bytes())["trained"] is True
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Outcome.read(results).trained
+    except ResultsError:
         return False
 
 
 def _short(path: Path) -> str:
-    """A path from here where that is shorter."""
+    """Return a path relative to the current folder if that is shorter."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

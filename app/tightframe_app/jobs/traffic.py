@@ -1,36 +1,36 @@
-"""What a job's largest task moves over a silo's line, and what that leaves of ``site_timeout``."""
+"""Network traffic of a job's largest task, and the share of ``site_timeout`` that it takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tightframe.report.words import megabytes
+from tightframe.results.words import megabytes
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
     from tightframe.rounds.setup import JobSetup
 
 LINE = 10.0
-"""Mbit/s of the line that is calculated with."""
+"""Assumed bandwidth of a silo's line, in Mbit/s."""
 UNSEEN = 64 * 2**20
-"""Bytes of an answer that the engine hands to the connection before it waits for any to arrive."""
+"""Bytes of an answer that the engine passes to the connection before it waits for an acknowledgement."""
 
 
 def resend_after(job: JobConfig) -> int:
-    """Seconds after which a silo sends again what was lost with its connection.
+    """Return the seconds after which a silo sends again what was lost with its connection.
 
-    The engine's own 300 s are longer than many a silo has for its whole task.
+    The engine's default of 300 s is longer than many a silo has for its whole task.
     """
     return max(5, job.site_timeout // 3)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one task of a silo moves.
+    """Network traffic of one task of a silo.
 
     Attributes:
-        down: bytes of the model and what else a round begins with.
+        down: bytes of the round's broadcast, the model included.
         up: bytes of the largest term.
         site_timeout: seconds that the silo has for the task.
         again: seconds after which it sends its answer again.
@@ -43,7 +43,7 @@ class Traffic:
 
     @classmethod
     def of(cls, setup: JobSetup) -> Traffic:
-        """Of a job, from what it declares; evaluation with it, the protocol's own few kilobytes not."""
+        """Return a job's traffic from its declared schemas, with evaluation, without a few KB of protocol."""
         from tightframe.rounds.checkpoint import tensor_bytes
 
         first = setup.training_phases(setup.job.rounds)[0]
@@ -60,24 +60,24 @@ class Traffic:
         )
 
     def seconds(self, line: float = LINE) -> float:
-        """How long that takes on a line of so many Mbit/s, down and up one after the other."""
+        """Return the seconds that a task takes on a line of ``line`` Mbit/s, down and then up."""
         return 8 * (self.down + self.up) / (line * 1e6)
 
     @property
     def slowest(self) -> float:
-        """Mbit/s that a line needs.
+        """Return the bandwidth that a line needs, in Mbit/s.
 
-        On a slower one more than half of the silo's time goes into it, or the silo takes its own answer for
-        lost and sends it a second time.
+        On a slower one the transfer takes more than half of the silo's time, or the silo takes its own answer
+        for lost and sends it a second time.
         """
         resent = min(self.up, UNSEEN) / self.again
         return 8 * max(resent, 2 * (self.down + self.up) / self.site_timeout) / 1e6
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line to print."""
         moves = f"a task moves up to {megabytes(self.down)} MB to a silo and {megabytes(self.up)} MB back"
         takes = f"{self.seconds():.1f} s of its {self.site_timeout} s on a line of {LINE:g} Mbit/s"
         text = f"{moves}: {takes}"
         if self.slowest > LINE / 2:
-            text += f"; raise `site_timeout`, or see that no line is slower than {self.slowest:.1f} Mbit/s"
+            text += f"; raise `site_timeout`, or ensure that no line is slower than {self.slowest:.1f} Mbit/s"
         return text

@@ -1,4 +1,4 @@
-"""``tightframe ledger``: what a site's privacy budget was spent on, and whether its ledger is whole."""
+"""``tightframe ledger``: show, explain, verify and restart a site's privacy ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tightframe_app.ledger.job import DELTA, WIDTH, Asked, asked_of, ledger_of
+from tightframe_app.ledger.query import DELTA, WIDTH, Query, ledger_of, query_of
 from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.report import Spending
     from tightframe.securesum.identity import Anchor
 
-app = typer.Typer(help="What this site's privacy budget was spent on.", no_args_is_help=True)
+app = typer.Typer(help="Show and verify how this site's privacy budget was spent.", no_args_is_help=True)
 
 File = Annotated[
     Path | None,
@@ -34,9 +34,11 @@ StateDir = Annotated[
     Path | None,
     typer.Option(exists=True, file_okay=False, help="`state_dir` of the site's local/tightframe.json."),
 ]
-Site = Annotated[str | None, typer.Option("--site", "-s", help="Whose, if --state-dir holds several.")]
+Site = Annotated[
+    str | None, typer.Option("--site", "-s", help="Site whose ledger to use, if there are several.")
+]
 ROOT_HELP = (
-    "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Several if the site "
+    "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Repeat it if the site "
     "took part in several projects."
 )
 Root = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)]
@@ -50,41 +52,41 @@ Config = Annotated[
         "-c",
         exists=True,
         dir_okay=False,
-        help="The site's own local/tightframe.json: its state folder, its data sets and its policy's cap are "
-        "taken where no other option says them.",
+        help="The site's own local/tightframe.json: gives the state folder, the data sets and the policy's "
+        "cap unless other options do.",
     ),
 ]
 Delta = Annotated[
     float | None,
     typer.Option(
-        help=f"At which delta to compute epsilon; the policy's, else {DELTA:g}.", show_default=False
+        help=f"Delta at which to compute epsilon; the policy's, else {DELTA:g}.", show_default=False
     ),
 ]
 Epsilon = Annotated[
-    float | None, typer.Option(help="A cap on epsilon: says what is left of it and what would fit.")
+    float | None, typer.Option(help="Cap on epsilon, to report what is left of it and what would fit.")
 ]
-Dataset = Annotated[str | None, typer.Option(help="Of one `dataset_id` only.")]
+Dataset = Annotated[str | None, typer.Option(help="Show one `dataset_id` only.")]
 
 
 LOST = ("TF-604", "TF-620", "TF-621", "TF-702")
-"""Codes of a memory that is lost or altered; not of one that is only out of reach."""
+"""Codes of records that are lost or altered, as opposed to unreadable for the moment."""
 FORGOTTEN = """\
-If you begin anew, this site forgets
-- what privacy budget its records have spent: jobs can spend it again;
-- for which silos its counts were opened: opened for others, too, the difference of both totals tells
-  exactly what the silos have that are in one of them only;
-- in which way its sums were formed: formed in another way, too, totals can tell its own update apart."""
+If you begin a new ledger, this site forgets
+- how much privacy budget its records have spent: jobs can spend it again;
+- for which silos its counts were opened: if they are also opened for others, the difference of the two
+  totals reveals exactly the counts of the silos that are in only one of them;
+- how its sums were formed: if they are also formed in another way, the totals can reveal its own update."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is asked to fit; None stands for the last of its kind in the ledger."""
+class WhatIf:
+    """Releases and training to fit into the budget; None stands for the last of its kind in the ledger."""
 
     release: Gaussian | None
     training: SubsampledGaussian | None
 
-    def said(self, spending: Spending, epsilon: float) -> list[str]:
-        """What would fit."""
+    def fitting(self, spending: Spending, epsilon: float) -> list[str]:
+        """Return sentences about what would still fit under a cap."""
         from tightframe.privacy.events import Gaussian, SubsampledGaussian
         from tightframe.privacy.ledger.report import fits
 
@@ -107,32 +109,32 @@ def ledger_show(
     epsilon: Epsilon = None,
     dataset: Dataset = None,
 ) -> None:
-    """List every charge with the epsilon of all up to it, and what is left of a cap.
+    """List every charge with the epsilon up to and including it, and what is left of a cap.
 
-    The chain of hashes is always checked; signatures too where --root is given. Epsilon is computed
-    anew from the events: by the closed form where every record took part in every release, else by
-    RDP; PRV is printed beside.
+    The chain of hashes is always checked, and signatures if --root is given. Epsilon is recomputed from
+    the events: by the closed form if every record took part in every release, otherwise by RDP, with
+    the PRV value for comparison.
     """
     from tightframe.privacy.ledger.report import left_text, spent_text
 
     out = console(WIDTH)
-    asked = asked_of(config, file, state_dir, site, delta, epsilon, dataset)
-    whole, found = _read(asked, root, missing_role)
-    for spending in found:
+    query = query_of(config, file, state_dir, site, delta, epsilon, dataset)
+    verified, spent = _read(query, root, missing_role)
+    for spending in spent:
         protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
         out.print(Text(shown(spending.dataset_id), style="bold"), protects)
         out.print(Padding(_charges(spending), (0, 0, 0, 2)))
         facts = [
             ("charges", str(len(spending.entries))),
-            (f"epsilon at delta {asked.delta:g}", spent_text(spending.spent)),
+            (f"epsilon at delta {query.delta:g}", spent_text(spending.spent)),
             ("if no other silo adds noise", _up(spending.alone)),
             ("versions of the records", str(len(spending.fingerprints))),
         ]
-        if asked.epsilon is not None:
-            facts.append(("left", left_text(spending, asked.epsilon)))
+        if query.epsilon is not None:
+            facts.append(("left", left_text(spending, query.epsilon)))
         _print_facts(out, facts)
         out.print()
-    _print_checked(out, whole, asked)
+    _print_checked(out, verified, query)
 
 
 @app.command("verify")
@@ -144,40 +146,40 @@ def ledger_verify(
     missing_role: MissingRole = False,
     known: Annotated[
         list[str] | None,
-        typer.Option(help="COUNT:HASH of a head that was printed before: it must still be in the ledger."),
+        typer.Option(help="COUNT:HASH of a head printed earlier, which must still be in the ledger."),
     ] = None,
     renew_head: Annotated[
         bool,
         typer.Option(
-            "--renew-head", help="Write the lost head file anew, if all else holds. Look why first."
+            "--renew-head", help="Rewrite a lost head file if all else is valid. Find out the cause first."
         ),
     ] = False,
     kit: Annotated[
         Path | None,
         typer.Option(
-            exists=True, file_okay=False, help="The kit's folder `startup`: a head lies beside it, too."
+            exists=True, file_okay=False, help="The kit's folder `startup`: another head is kept beside it."
         ),
     ] = None,
 ) -> None:
-    """Check every signature and the chain of a ledger, and say what that proves and what not.
+    """Check every signature and the chain of a ledger, and report what that proves and what not.
 
     Needs no key. Exit code 0: whole. 1: altered; the first wrong entry is named (TF-702). 2: it
-    cannot be read at all. Write the printed head down, or send it to somebody: only with --known
-    and such a head can a ledger be told from an older copy of itself.
+    cannot be read at all. Write the printed head down, or send it to somebody: only such a head, given
+    with --known, can distinguish a ledger from an older copy of itself.
     """
     from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger.entries import LostError, TamperError
-    from tightframe.rounds.lasting import Places, check_lost, check_witness
     from tightframe.rounds.ledger_keys import signature_check, signer_name
-    from tightframe.rounds.sums.common import named
+    from tightframe.rounds.site_ledger import LedgerPaths, check_not_lost, check_witness
+    from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
 
     path, out = ledger_of(file, state_dir, site, needed=True), console(WIDTH)
     root_of_kit = None if kit is None else kit.resolve().parent
-    lasting = path if state_dir is None else state_dir
-    places = Places.of_site(lasting, path.parent.name, root_of_kit)
+    ledger_dir = path if state_dir is None else state_dir
+    places = LedgerPaths.of_site(ledger_dir, path.parent.name, root_of_kit)
     if state_dir is not None and not path.exists():
-        check_lost(places, None)
+        check_not_lost(places, None)
     heads = [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root])
     try:
@@ -188,16 +190,16 @@ def ledger_verify(
             lambda count, hashed: read_ledger(path, check=None, known=[(count, hashed)]),
         )
         if state_dir is not None:
-            check_lost(places, whole.entries)
-        with named():
+            check_not_lost(places, whole.entries)
+        with package_errors():
             remembered = journal_of(whole.entries)
     except (TamperError, LostError) as error:
-        said = f" {shown(str(path))}: {shown(str(error))}"
-        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), said))
+        reason = f" {shown(str(path))}: {shown(str(error))}"
+        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
     out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
     facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
-    facts.append(("of its secure sums", f"{len(remembered)} facts"))
+    facts.append(("secure sums", f"{len(remembered)} entries"))
     if whole.entries:
         facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
     for name, certificate in sorted(whole.certificates.items()):
@@ -222,59 +224,58 @@ def ledger_begin(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Begin a ledger anew whose earlier state is lost for good: a decision of who answers for the records.
+    """Begin a new ledger after the old one is lost for good, as decided by those who answer for the records.
 
-    First restore the newest backup. This is for a site that has none: jobs are refused there (TF-620, TF-702,
-    TF-621, TF-604) until a person has taken note of what is forgotten. What lies there is moved aside, not
-    deleted, and the new ledger says that it was begun so. A site's first ledger needs no such command.
+    First restore the newest backup. This is for a site that has none: it refuses jobs (TF-620, TF-702,
+    TF-621, TF-604) until a person has confirmed what is forgotten. The old files are moved aside, not
+    deleted, and the new ledger records that it was begun this way. A site's first ledger does not need
+    this command.
     """
     from tightframe.errors import TightframeError
     from tightframe_app.site.memory import memory_of
 
     out, memory = console(WIDTH), memory_of(config, site, kit)
-    lasting = memory.lasting()
+    site_ledger = memory.site_ledger()
     try:
-        lasting.open().close()
+        site_ledger.open().close()
     except TightframeError as error:
         if error.code not in LOST:
             raise
         lost = error
     else:
         where = shown(str(memory.places.ledger))
-        out.print(f"{where} is whole, as far as can be seen: nothing was begun anew")
+        out.print(f"{where} is whole, as far as can be checked: no new ledger was begun")
         return
     out.print(shown(str(lost)), soft_wrap=True)
     out.print(shown(FORGOTTEN))
-    if not yes and not typer.confirm("Begin anew at this site?"):
+    if not yes and not typer.confirm("Begin a new ledger at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    lasting.begin_anew(lost.code)
-    out.print(f"a new ledger begins at {shown(str(memory.places.ledger))}; it says that this was decided")
+    site_ledger.begin_anew(lost.code)
+    out.print(f"a new ledger begins at {shown(str(memory.places.ledger))}; it records this decision")
 
 
 def proves(known: int) -> list[str]:
-    """What a whole ledger proves, in plain words."""
-    said = [
+    """Return the sentences that a whole ledger proves."""
+    proven = [
         "Every entry was signed by the key of a site that the given root certified, and none was changed, "
-        "moved or taken out from between others since.",
-        "The last entry is the one that the head record and the head file count last.",
+        "moved or removed from between others since.",
+        "The last entry is the one that the head record and the head file name as the last.",
     ]
     if known:
-        said.append(
-            "The ledger goes on from the heads that were given with --known: nothing up to them is gone."
-        )
-    return said
+        proven.append("The ledger continues the heads given with --known: nothing up to them is missing.")
+    return proven
 
 
 def does_not_prove(known: int) -> list[str]:
-    """What it does not prove, the weightiest first."""
-    gone = "any entries after the newest of the heads given" if known else "its newest entries"
+    """Return the sentences that a whole ledger does not prove, the most important first."""
+    gone = "any entries after the newest of the given heads" if known else "its newest entries"
     return [
         f"That this is the newest state: ledger and head file may both be an older copy, without {gone}.",
-        "That noise was drawn as it was charged, or that nothing was released without a charge: that is the "
-        "program's part, and the site's own guard.",
+        "That noise was drawn as charged, or that nothing was released without a charge: that depends on the "
+        "program and on the site's own guard.",
         "That nobody with the site's key wrote entries of their own.",
-        "Times: they are the site's clock.",
+        "Times: they come from the site's clock.",
     ]
 
 
@@ -298,11 +299,11 @@ def ledger_explain(
     records: Annotated[int | None, typer.Option(min=1, help="What-if: number of training records.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="What-if: expected records of a step.")] = 64,
 ) -> None:
-    """Say in plain words what was spent on what, by which job, what is left, and what would fit.
+    """Explain in plain words which job spent how much budget on what, what is left, and what would fit.
 
     For a data protection officer. With the site's file (--config), or --epsilon and --delta of its policy,
-    it says what is left of that cap, and how many releases or epochs it still holds; --release-noise,
-    --sigma and --records ask for others than the last ones.
+    it reports what is left of that cap, and how many releases or epochs still fit; --release-noise,
+    --sigma and --records describe other ones than the last.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.report import explain
@@ -312,34 +313,34 @@ def ledger_explain(
     training = None
     if sigma is not None and records is not None:
         training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
-    plan = Plan(None if release_noise is None else Gaussian(release_noise), training)
+    what_if = WhatIf(None if release_noise is None else Gaussian(release_noise), training)
     out = console(WIDTH)
-    asked = asked_of(config, file, state_dir, site, delta, epsilon, dataset)
-    whole, found = _read(asked, root, missing_role)
-    for spending in found:
+    query = query_of(config, file, state_dir, site, delta, epsilon, dataset)
+    verified, spent = _read(query, root, missing_role)
+    for spending in spent:
         out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
-        for paragraph in explain(spending, asked.epsilon):
+        for paragraph in explain(spending, query.epsilon):
             out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
-        if asked.epsilon is not None and (said := plan.said(spending, asked.epsilon)):
+        if query.epsilon is not None and (sentences := what_if.fitting(spending, query.epsilon)):
             out.print(Padding("What would fit, each by itself:", (0, 0, 0, 2)))
-            for text in said:
+            for text in sentences:
                 out.print(Padding(f"- {text}", (0, 0, 0, 2)))
             out.print()
-    _print_checked(out, whole, asked)
+    _print_checked(out, verified, query)
 
 
-def _read(asked: Asked, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
+def _read(query: Query, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.report import spendings
     from tightframe.rounds.ledger_keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
-    whole = read_ledger(asked.path, check=check)
-    names, wanted = _datasets(whole), asked.datasets
-    if asked.named and wanted is not None and not set(wanted) <= set(names):
+    whole = read_ledger(query.path, check=check)
+    names, wanted = _datasets(whole), query.datasets
+    if query.named and wanted is not None and not set(wanted) <= set(names):
         raise typer.BadParameter(f"expected one of {names}, got {wanted[0]!r}", param_hint="--dataset")
     entries = [entry for entry in whole.of_records if wanted is None or _dataset(entry) in wanted]
-    return whole, spendings(entries, asked.delta)
+    return whole, spendings(entries, query.delta)
 
 
 def _datasets(whole: Verified) -> list[str]:
@@ -388,17 +389,17 @@ def _charges(spending: Spending) -> Table:
     return table
 
 
-def _print_checked(out: Console, whole: Verified, asked: Asked) -> None:
+def _print_checked(out: Console, whole: Verified, query: Query) -> None:
     if not whole.of_records:
-        out.print("nothing was charged yet")
+        out.print("nothing has been charged yet")
     how = "and signatures" if whole.signatures else "only; give --root to check signatures"
     out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
-    if asked.datasets is not None and not asked.named:
+    if query.datasets is not None and not query.named:
         names = set(_datasets(whole))
-        for name in sorted(set(asked.datasets) - names):
-            out.print(f"nothing was charged on {shown(name)} yet", markup=False)
-        if others := sorted(names - set(asked.datasets)):
-            out.print(f"in this ledger, too, and not shown: {shown(', '.join(others))}", markup=False)
+        for name in sorted(set(query.datasets) - names):
+            out.print(f"nothing has been charged on {shown(name)} yet", markup=False)
+        if others := sorted(names - set(query.datasets)):
+            out.print(f"also in this ledger, and not shown: {shown(', '.join(others))}", markup=False)
 
 
 def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
@@ -415,6 +416,6 @@ def _time(time: datetime) -> str:
 
 
 def _up(value: float) -> str:
-    from tightframe.rounding import rounded_up
+    from tightframe.results.words import rounded_up
 
     return rounded_up(value)

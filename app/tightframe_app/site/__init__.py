@@ -1,1 +1,1 @@
-"""`tightframe site`: what is checked, decided and stopped at a hospital."""
+"""`tightframe site`: checks, decisions and processes at a hospital."""

@@ -1,4 +1,4 @@
-"""Check of the accounts that can read a site's records, state and key, or change what its jobs go by."""
+"""Check of the accounts that can read a site's records, state and key, or change files that its jobs use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightframe_app.site.findings import Asked, Finding
+from tightframe_app.site.findings import Finding, Scope
 
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
@@ -20,23 +20,23 @@ AREA = "accounts"
 GUIDE = "docs/site-guide.md, Two accounts"
 
 
-def look(entry: SiteEntry, asked: Asked) -> Iterator[Finding]:
-    """Check that the training account is apart from the engine's; name what other accounts reach."""
+def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
+    """Check that the training account is separate from the engine's; list what other accounts can reach."""
     from tightframe.errors import TightframeError
     from tightframe.flare.accounts import permissions
 
-    if asked.startup is None:
-        return  # told as a problem of the identity
-    kit = asked.startup.resolve().parent
+    if scope.startup is None:
+        return  # reported as a problem of the identity
+    kit = scope.startup.resolve().parent
     owner = _name(kit.stat().st_uid)
     try:
         if entry.engine_account is None:
             text = (
-                f"engine and training run in one account ({owner}): whoever takes the engine's client over "
-                f"reads records, state folder and key. {GUIDE}, says how to have two"
+                f"engine and training run in one account ({owner}): an attacker who controls the engine's "
+                f"client can read records, state folder and key. {GUIDE}, explains how to use two"
             )
             yield Finding(AREA, "note", text)
-            others = permissions.Account("any account of this machine", -1, frozenset())
+            others = permissions.Account("any account on this machine", -1, frozenset())
             wrong = permissions.separation(kit, entry, others)
         else:
             engine = permissions.Account.named(entry.engine_account)
@@ -44,43 +44,44 @@ def look(entry: SiteEntry, asked: Asked) -> Iterator[Finding]:
                 yield Finding(
                     AREA,
                     "problem",
-                    f"TF-742: the kit {kit} is {owner}'s, which is the engine's account itself",
+                    f"TF-742: the kit {kit} belongs to {owner}, which is the engine's account itself",
                 )
             wrong = permissions.separation(kit, entry, engine)
-            yield from _launcher(asked.local, owner)
-            yield from _engine_kit(asked, engine, kit, owner)
+            yield from _launcher(scope.local, owner)
+            yield from _engine_kit(scope, engine, kit, owner)
     except TightframeError as error:
         yield Finding(AREA, "problem", str(error))
         return
     except PermissionError as error:
-        yield Finding(AREA, "problem", f"cannot look at {error.filename}: run this check as {owner}")
+        yield Finding(AREA, "problem", f"cannot read {error.filename}: run this check as {owner}")
         return
     for line in wrong:
-        # What can be changed by everybody holds in one account neither.
+        # Files that everybody can change are a problem with one account too.
         grave = entry.engine_account is not None or " can change " in line
         yield Finding(AREA, "problem" if grave else "note", f"{_code(entry)}{line}")
     if not wrong:
-        whose = entry.engine_account or "another account"
+        other = entry.engine_account or "another account"
         text = (
-            f"{whose} reads neither records, state folder nor key of {owner}, and changes nothing it goes by"
+            f"{other} can read neither records, state folder nor key of {owner}, and can change no file that "
+            "its jobs use"
         )
         yield Finding(AREA, "ok", text)
     yield from _modes(entry, kit)
 
 
-def _engine_kit(asked: Asked, engine: Account, kit: Path, owner: str) -> Iterator[Finding]:
-    """Check the engine's own kit: a key of its own, for the engine's account alone, and our launcher."""
+def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterator[Finding]:
+    """Check that the engine's own kit has its own key, readable by its account alone, and our launcher."""
     from tightframe.flare.identity import SITE_FILE
 
-    if asked.engine_kit is None:
-        text = "the engine's own kit was not looked at: give its folder with --engine-kit, as root"
+    if scope.engine_kit is None:
+        text = "the engine's own kit was not checked: give its folder with --engine-kit, as root"
         yield Finding(AREA, "note", text)
         return
     # The folder may be given as the kit or as its `startup`, as with --kit.
-    root = asked.engine_kit.resolve()
+    root = scope.engine_kit.resolve()
     root = root.parent if root.name == "startup" else root
     if root == kit:
-        yield Finding(AREA, "problem", f"TF-745: {root} is the training account's kit, and no second one")
+        yield Finding(AREA, "problem", f"TF-745: {root} is the training account's kit, not a second one")
         return
     theirs, own = (_identity_files(place / "startup" / SITE_FILE) for place in (root, kit))
     if theirs is None or own is None:
@@ -91,7 +92,7 @@ def _engine_kit(asked: Asked, engine: Account, kit: Path, owner: str) -> Iterato
     wrong: list[str] = []
     if public == before:
         wrong.append(
-            f"TF-745: the engine's kit {root} has the key that signs the secure sum: ask for a second "
+            f"TF-745: the engine's kit {root} has the key that signs secure sums: ask for a second "
             "certificate"
         )
     if not key.is_file():
@@ -100,12 +101,12 @@ def _engine_kit(asked: Asked, engine: Account, kit: Path, owner: str) -> Iterato
         status, mode = key.stat(), stat.S_IMODE(key.stat().st_mode)
         if status.st_uid != engine.uid:
             wrong.append(
-                f"TF-742: the engine's key {key} is {_name(status.st_uid)}'s: chown {engine.name} {key}"
+                f"TF-742: the engine's key {key} belongs to {_name(status.st_uid)}: chown {engine.name} {key}"
             )
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             wrong.append(
-                f"TF-742: others than {engine.name} can read the engine's key {key} (mode {mode:04o}): "
-                f"chmod 0600 {key}"
+                f"TF-742: accounts other than {engine.name} can read the engine's key {key} "
+                f"(mode {mode:04o}): chmod 0600 {key}"
             )
     for folder in (root, root / "local", root / "startup"):
         if folder.is_dir() and folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -131,7 +132,7 @@ def _identity_files(config: Path) -> tuple[Path, bytes] | None:
 
 
 def _launcher(local: Path, owner: str) -> Iterator[Finding]:
-    """Refuse another launcher than ours: with two accounts none may start jobs in the engine's account."""
+    """Report any launcher but ours: with two accounts, none may start jobs in the engine's account."""
     from tightframe_app.federation.kits import LAUNCHER
     from tightframe_app.site.engine import components
 
@@ -139,20 +140,21 @@ def _launcher(local: Path, owner: str) -> Iterator[Finding]:
     named = [str(item.get("path")) for item in launchers]
     if named != [LAUNCHER]:
         text = (
-            f"{local}/resources.json names the launchers {named}, and not ours alone, so that a job could be "
-            f"started in the engine's account: tightframe federation add-site with --training-account {owner}"
+            f"{local}/resources.json names the launchers {named}, not ours alone, so that a job could be "
+            "started in the engine's account: run tightframe federation add-site with "
+            f"--training-account {owner}"
         )
         yield Finding(AREA, "problem", text)
         return
     arguments = launchers[0].get("args")
     account = arguments.get("account") if isinstance(arguments, dict) else None
     if account != owner:
-        text = f"{local}/resources.json says that {account} trains, but this kit is {owner}'s"
+        text = f"{local}/resources.json says that {account} trains, but this kit belongs to {owner}"
         yield Finding(AREA, "problem", text)
 
 
 def _modes(entry: SiteEntry, kit: Path) -> Iterator[Finding]:
-    """Name owner and mode of records, state folder and kit."""
+    """Report the owner and mode of records, state folder and kit."""
     from tightframe.flare.accounts.permissions import records
 
     places = [("kit", kit), *(("records", path) for path in records(entry))]
@@ -161,7 +163,7 @@ def _modes(entry: SiteEntry, kit: Path) -> Iterator[Finding]:
         if path.exists():
             status = path.stat()
             mode = stat.S_IMODE(status.st_mode)
-            yield Finding(AREA, "ok", f"{what} {path}: {_name(status.st_uid)}'s, mode {mode:04o}")
+            yield Finding(AREA, "ok", f"{what} {path}: owner {_name(status.st_uid)}, mode {mode:04o}")
 
 
 def _code(entry: SiteEntry) -> str:

@@ -1,4 +1,4 @@
-"""``tightframe site``: the commands of a hospital at its own site."""
+"""``tightframe site``: commands for a hospital's own site."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from tightframe_app.site import releases
 if TYPE_CHECKING:
     from tightframe_app.site.findings import Finding
 
-app = typer.Typer(help="At a hospital's own site.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check, stop and serve a hospital's own site, and decide on its sums.", no_args_is_help=True
+)
 app.add_typer(releases.cohort, name="cohort")
 app.add_typer(releases.release, name="release")
 out = lines()
 
 CUT_OFF = """\
-Job {jobs} runs here. Stopping ends this site's part in it for good, and without this site
-the job may have to end. What it has charged to this site's ledger stays charged."""
+Job {jobs} runs here. Stopping ends this site's part in it for good, and the job may not be able
+to continue without this site. Its charges to this site's ledger remain."""
 
 REFUSED = """\
-this site will refuse this job as it is: tell the lead. The site's policy, cap and cohort are decisions of
-those who answer for the records, and no fault to be mended for a job."""
+this site will refuse this job as it is: inform the lead. The site's policy, cap and cohort are decisions of
+those who answer for the records, not errors to correct for a job."""
 
 SERVICE = """\
-systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. A client that has to be
-killed here counts as a crash there, and is started anew."""
-AGAIN = "systemd will start it anew, unless its unit says otherwise: `sudo systemctl stop {unit}` now"
+systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. To systemd, a client that
+has to be killed here has crashed, and is restarted."""
+AGAIN = "systemd will restart it unless its unit says otherwise: run `sudo systemctl stop {unit}` now"
 
 Config = releases.Config
 WIDTH = 120
@@ -44,19 +46,20 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 def check(
     config: Config,
     job: Annotated[
-        Path | None, typer.Option("--job", "-j", help="A job folder: what this site would refuse of it.")
+        Path | None, typer.Option("--job", "-j", help="A job folder, to check what this site would refuse.")
     ] = None,
     production: Annotated[
-        bool, typer.Option("--production", help="Hold everything against what production needs.")
+        bool, typer.Option("--production", help="Check all requirements of production.")
     ] = False,
     site: Annotated[
-        str | None, typer.Option("--site", "-s", help="This site's name; its certificate's by default.")
+        str | None,
+        typer.Option("--site", "-s", help="This site's name; by default the one in its certificate."),
     ] = None,
     kit: Annotated[
         Path | None,
         typer.Option("--kit", exists=True, file_okay=False, help="The startup kit's folder `startup`."),
     ] = None,
-    submitter: Annotated[str | None, typer.Option(help="Who would submit the job.")] = None,
+    submitter: Annotated[str | None, typer.Option(help="The person who would submit the job.")] = None,
     records: Annotated[
         bool, typer.Option("--records/--no-records", help="Read every record, which can take minutes.")
     ] = True,
@@ -65,22 +68,22 @@ def check(
         typer.Option(exists=True, file_okay=False, help="With two accounts: the engine's own startup kit."),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Of a file of several sites: every line of every site.")
+        bool, typer.Option("--verbose", help="With a file for several sites: every line of every site.")
     ] = False,
 ) -> None:
-    """Look at everything that this site needs, and tell all problems at once; nothing is changed.
+    """Check everything that this site needs, and report all problems at once; nothing is changed.
 
-    Configuration, policy, records, identity, the engine's files, disk, ledger, device, package and clock.
-    `--job` tells what this site would refuse of a job: by its policy, by the cohort that its counts are open
-    for, and by what is left of its privacy budget; nothing is charged. Exit code 1 if there is a problem,
-    2 if there is nothing to look at. Of a file of several sites each site has one line, and its problems;
-    --verbose shows the rest.
+    Checks configuration, policy, records, identity, the engine's files, disk, ledger, device, package and
+    clock. With `--job` it reports whether this site would refuse a job: because of its policy, of the
+    cohort for which its counts are open, or of what is left of its privacy budget; nothing is charged.
+    Exit code 1 if there is a problem, 2 if there is nothing to check. With a file for several sites, each
+    site has one line, and its problems; --verbose shows the rest.
     """
     from tightframe_app.jobs import folders as job_folders
-    from tightframe_app.site.check import look
-    from tightframe_app.site.findings import Asked
+    from tightframe_app.site.check import check_site
+    from tightframe_app.site.findings import Scope
 
-    asked = Asked(
+    scope = Scope(
         config,
         production=production,
         site=site,
@@ -96,7 +99,7 @@ def check(
     for _ in range(2):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    findings = list(look(asked))
+    findings = list(check_site(scope))
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
     own = len(problems) - refusals
@@ -104,7 +107,7 @@ def check(
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
     console(WIDTH).print(table)
     if own:
-        many = "1 problem: mend it" if own == 1 else f"{own} problems: mend them"
+        many = "1 problem: correct it" if own == 1 else f"{own} problems: correct them"
         out.print(f"{many} before this site takes part")
     if refusals:
         out.print(REFUSED)
@@ -117,49 +120,47 @@ def check(
 def stop(
     kit: Annotated[
         Path,
-        typer.Option(
-            "--kit", exists=True, file_okay=False, help="The startup kit whose processes shall end."
-        ),
+        typer.Option("--kit", exists=True, file_okay=False, help="The startup kit whose processes to end."),
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, also if a job runs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even if a job runs.")] = False,
     when_idle: Annotated[
-        bool, typer.Option("--when-idle", help="Wait until no job runs here; ask nothing.")
+        bool, typer.Option("--when-idle", help="Wait until no job runs here; do not ask.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds from asking the processes to end to killing them.")
+        float, typer.Option(min=1, help="Seconds to wait for the processes to end before killing them.")
     ] = 30.0,
 ) -> None:
-    """End this site's part of the engine: its processes of this kit, and no others.
+    """End the engine's processes of this kit at this site, and no others.
 
-    Says which job runs, and asks before it is cut off. Exit code 0 if no process of the kit is left, also if
-    none was there; 1 if you said no, or one is left; 2 if it cannot be done from here.
+    Names the running job, and asks before interrupting it. Exit code 0 if no process of the kit is left,
+    even if none ran; 1 if you declined, or one is left; 2 if it cannot be done from here.
     """
     from tightframe_app.site import stop as site_stop
 
     opened = site_stop.site_kit(kit)
-    found = site_stop.running(opened.folder)
-    site_stop.check_owner(found)
+    processes = site_stop.running(opened.folder)
+    site_stop.check_owner(processes)
     if when_idle:
-        found = site_stop.wait_idle(opened.folder, lambda text: out.print(_shown(text)))
-    if not found:
+        processes = site_stop.wait_idle(opened.folder, lambda text: out.print(_shown(text)))
+    if not processes:
         out.print(f"{opened.name}: no process of this kit runs")
         return
-    for one in found:
+    for one in processes:
         out.print(_shown(f"{opened.name}: {one.described()}"))
-    if (unit := site_stop.service(found)) is not None:
+    if (unit := site_stop.service(processes)) is not None:
         out.print(_shown(SERVICE.format(unit=unit)))
-    if names := site_stop.jobs(found):
+    if names := site_stop.jobs(processes):
         out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
         if not (yes or _agreed("Stop it?")):
-            out.print("nothing was stopped; --when-idle waits for the job's end, --yes asks nothing")
+            out.print("nothing was stopped; --when-idle waits for the job's end, --yes does not ask")
             raise typer.Exit(1)
-    ended = site_stop.stop(opened.folder, found, timeout=timeout)
+    ended = site_stop.stop(opened.folder, processes, timeout=timeout)
     for one in ended.killed:
         out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
     if unit is not None and any(one.role == "client" for one in ended.killed):
         out.print(_shown(AGAIN.format(unit=unit)))
     for one in ended.left:
-        out.print(_shown(f"still there: {one.described()}; does a service manager start it anew?"))
+        out.print(_shown(f"still running: {one.described()}; does a service manager restart it?"))
     if ended.left:
         raise typer.Exit(1)
     out.print("stopped: no process of this kit is left")
@@ -172,14 +173,14 @@ def serve(
         typer.Option("--kit", exists=True, file_okay=False, help="The training account's own startup kit."),
     ],
     socket: Annotated[
-        Path, typer.Option(help="Where the engine's client asks for jobs; the folder is this account's.")
+        Path, typer.Option(help="Socket for the engine's client, in a folder of this account.")
     ] = TRAINING_SOCKET,
 ) -> None:
-    """Start jobs of the engine's client in this account, which alone reads records, state and signing key.
+    """Start the engine client's jobs in this account, the only one that can read records, state and key.
 
     For sites with two accounts, as a service. Only the account `engine_account` in the kit's
-    local/tightframe.json may ask, and only for jobs that are signed under the project's root. Runs until it
-    is stopped, and then ends all jobs.
+    local/tightframe.json may request jobs, and only jobs that are signed under the project's root. Runs
+    until it is stopped, and then ends all jobs.
     """
     import logging
 
@@ -190,7 +191,7 @@ def serve(
 
 
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with one block for each site of a file of several: a summary, and the problems."""
+    """Return findings with one block for each site of a file for several: a summary, and the problems."""
     from tightframe_app.site.findings import Finding, State
 
     shown: list[Finding] = []
@@ -217,7 +218,7 @@ def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _agreed(question: str) -> bool:
-    """Return a person's answer; no answer, as from a script without a terminal, is a no."""
+    """Ask a yes-or-no question; no answer, as from a script without a terminal, counts as a no."""
     try:
         return typer.confirm(question)
     except typer.Abort:
@@ -226,7 +227,7 @@ def _agreed(question: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return a text with values of a file, in which nothing can steer a terminal."""
+    """Return a text that may hold values of a file, without anything that can control a terminal."""
     return "".join(
         part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
         for part in text

@@ -1,4 +1,4 @@
-"""A site's identity in the engine, and the engine's own files that decide what may leave the site."""
+"""Checks of a site's identity in the engine, and of the engine's files that control what leaves the site."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tightframe_app.site.findings import Asked, Finding, State
+from tightframe_app.site.findings import Finding, Scope, State
 
 GUARD = "tightframe.flare.guard.EgressGuard"
 DOORS = "tightframe.flare.doors.SiteDoors"
 RENEW = timedelta(days=30)
-"""A certificate that ends sooner is told."""
+"""Least remaining validity of a certificate without a note."""
 
 
-def identity(asked: Asked) -> tuple[str | None, list[Finding]]:
-    """Return the site's name, from its certificate if it is not given, and the findings about its kit."""
+def identity(scope: Scope) -> tuple[str | None, list[Finding]]:
+    """Return the site's name, if not given the one in its certificate, and the findings about its kit."""
     from tightframe.errors import SiteConfigError
     from tightframe.flare.identity import SITE_FILE, site_identity
     from tightframe.securesum.identity import public_key_hash
 
-    area, startup = "identity", asked.startup
+    area, startup = "identity", scope.startup
     if startup is None:
-        state: State = "problem" if asked.production else "note"
-        text = "no startup kit beside the configuration: say with --kit where it lies"
-        return asked.site, [Finding(area, state, text)]
-    found: list[Finding] = []
-    name = asked.site or common_name(startup / SITE_FILE)
-    central = _central(asked)
+        state: State = "problem" if scope.production else "note"
+        text = "no startup kit beside the configuration: give its folder with --kit"
+        return scope.site, [Finding(area, state, text)]
+    findings: list[Finding] = []
+    name = scope.site or common_name(startup / SITE_FILE)
+    central = _central(scope)
     try:
-        signer, anchor = site_identity(startup, name or "", production=asked.production, missing_role=central)
+        signer, anchor = site_identity(startup, name or "", production=scope.production, missing_role=central)
     except SiteConfigError as error:
         return name, [Finding(area, "problem", str(error))]
     pin = public_key_hash(signer.certificate).hex()
-    found.append(Finding(area, "ok", f"{name}: certificate, key and root of {startup} fit together"))
-    found.append(Finding(area, "note", f"this site's pin, for the policies of its peers: {pin}"))
-    found += _validity("certificate", signer.certificate)
-    found += _validity("root certificate", anchor.root)
-    return name, found
+    findings.append(Finding(area, "ok", f"{name}: certificate, key and root of {startup} match"))
+    findings.append(Finding(area, "note", f"this site's pin, for the policies of its peers: {pin}"))
+    findings += _validity("certificate", signer.certificate)
+    findings += _validity("root certificate", anchor.root)
+    return name, findings
 
 
 def _validity(what: str, der: bytes) -> list[Finding]:
@@ -74,35 +74,34 @@ def common_name(path: Path) -> str | None:
         return None
 
 
-def _central(asked: Asked) -> bool:
-    """Return true if the policy accepts certificates without a role; not if the configuration is wrong."""
+def _central(scope: Scope) -> bool:
+    """Check whether the policy accepts certificates without a role; false if the configuration is wrong."""
     try:
-        return json.loads(asked.config.read_text(encoding="utf-8"))["policy"]["central_provisioning"] is True
+        return json.loads(scope.config.read_text(encoding="utf-8"))["policy"]["central_provisioning"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def files(asked: Asked, *, guarded: bool) -> Iterator[Finding]:
-    """The engine's own files beside the configuration: what leaves a site by their leave."""
+def files(scope: Scope, *, guarded: bool) -> Iterator[Finding]:
+    """Check the engine's own files beside the configuration, which control what may leave the site."""
     area = "engine"
-    found = {name: _object(asked.local / name) for name in ("privacy.json", "resources.json")}
-    if not asked.production and not any(found.values()):
-        yield Finding(area, "note", "not looked at: no privacy.json or resources.json beside it")
+    privacy, resources = (_object(scope.local / name) for name in ("privacy.json", "resources.json"))
+    if not scope.production and not (privacy or resources):
+        yield Finding(area, "note", "not checked: no privacy.json or resources.json beside it")
         return
-    wanted: State = "problem" if asked.production and guarded else "note"
-    yield from _guard_in(found["privacy.json"], wanted)
-    resources = found["resources.json"]
+    wanted: State = "problem" if scope.production and guarded else "note"
+    yield from _guard_in(privacy, wanted)
     if resources is None:
-        state: State = "problem" if asked.production else "note"
+        state: State = "problem" if scope.production else "note"
         yield Finding(area, state, "no readable local/resources.json: copy it from provisioning/local")
         return
-    yield from _resources_in(resources, "problem" if asked.production else "note")
-    yield from _doors_in(resources, "problem" if asked.production else "note")
-    permissions = _object(asked.local / "authorization.json")
-    if asked.production and _shell_allowed(permissions):
+    yield from _resources_in(resources, "problem" if scope.production else "note")
+    yield from _doors_in(resources, "problem" if scope.production else "note")
+    permissions = _object(scope.local / "authorization.json")
+    if scope.production and _shell_allowed(permissions):
         text = (
-            "local/authorization.json lets somebody run shell commands here from the console: set "
-            "shell_commands to none, as provisioning/local/authorization.json does"
+            "local/authorization.json allows shell commands here from the console: set shell_commands to "
+            "none, as in provisioning/local/authorization.json"
         )
         yield Finding(area, "problem", text)
 
@@ -120,9 +119,7 @@ def _guard_in(privacy: dict[str, Any] | None, wanted: State) -> Iterator[Finding
         text = f"no egress guard in local/privacy.json ({what}): copy that file from provisioning/local"
         yield Finding("engine", wanted, text)
     elif GUARD not in [item.get("path") for item in _dicts(privacy, "components")]:
-        text = (
-            "the egress guard is no component of local/privacy.json: a job's filter would have the last word"
-        )
+        text = "the egress guard is not a component in local/privacy.json: a job's filter would run after it"
         yield Finding("engine", wanted, text)
     else:
         yield Finding("engine", "ok", f"the egress guard filters results in {len(scopes)} scope(s)")
@@ -137,46 +134,47 @@ def _resources_in(resources: dict[str, Any], wanted: State) -> Iterator[Finding]
         yield Finding("engine", wanted, text)
     if not isinstance(allowed, list) or not set(map(str, allowed)) <= set(ours):
         text = (
-            f"local/resources.json lets a job build other classes than ours: set class_allow_list to {ours}"
+            f"local/resources.json lets a job build classes other than ours: set class_allow_list to {ours}"
         )
         yield Finding("engine", wanted, text)
     elif resources.get("class_list_enforcement_mode", "enforce") != "enforce":
         text = (
-            'local/resources.json only warns of other classes: set "class_list_enforcement_mode": "enforce"'
+            "local/resources.json only warns about other classes: set "
+            '"class_list_enforcement_mode": "enforce"'
         )
         yield Finding("engine", wanted, text)
     elif resources.get("allow_log_streaming") is False:
-        yield Finding("engine", "ok", "no log is streamed, and jobs can build our two classes only")
+        yield Finding("engine", "ok", "no log is streamed, and jobs can only build our two classes")
 
 
 def _doors_in(resources: dict[str, Any], wanted: State) -> Iterator[Finding]:
-    """Tell whether the engine's command channel is shut, in a version in which that was tried."""
+    """Check that the engine's command channel is shut, and that its version was tested for that."""
     from tightframe.flare.doors.rules import TESTED
 
     if DOORS in [item.get("path") for item in _dicts(resources, "components")]:
         yield Finding(
-            "engine", "ok", "the engine's doors are shut: a run's own commands, from the server only"
+            "engine", "ok", "the engine's doors are shut: only a run's own commands, from the server alone"
         )
     else:
         line = json.dumps({"id": "doors", "path": DOORS, "args": {}})
         text = (
-            "the engine's doors are open, anybody with a kit reads this machine's files (TF-731): add "
-            f'{line} to "components" in local/resources.json and start the client anew'
+            "the engine's doors are open, so anybody with a kit can read this machine's files (TF-731): add "
+            f'{line} to "components" in local/resources.json and restart the client'
         )
         yield Finding("engine", wanted, text)
     installed = metadata.version("nvflare")
     if installed not in TESTED:
-        text = f"NVFlare {installed} is installed, but its doors were tried in {TESTED} only (TF-732)"
+        text = f"NVFlare {installed} is installed, but the doors were tested with {TESTED} only (TF-732)"
         yield Finding("engine", wanted, text)
 
 
 def components(local: Path) -> list[dict[str, Any]]:
-    """The engine's own components at a site, as its ``local/resources.json`` names them."""
+    """Return the engine's components at a site, from its ``local/resources.json``."""
     return _dicts(_object(local / "resources.json"), "components")
 
 
 def _shell_allowed(authorization: dict[str, Any] | None) -> bool:
-    """Return true if any role may run shell commands; without a file the engine asks nobody."""
+    """Check whether any role may run shell commands; without a file the engine checks no rights."""
     permissions = (authorization or {}).get("permissions")
     if not isinstance(permissions, dict) or not permissions:
         return True
@@ -188,7 +186,7 @@ def _shell_allowed(authorization: dict[str, Any] | None) -> bool:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file of the engine's, or in its default; None if there is none."""
+    """Return the JSON object in a file of the engine, or in its default; None if there is none."""
     for one in (path, path.with_name(path.name + ".default")):
         try:
             values = json.loads(one.read_text(encoding="utf-8"))
@@ -201,5 +199,5 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 
 def _dicts(values: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-    found = (values or {}).get(key)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    items = (values or {}).get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []

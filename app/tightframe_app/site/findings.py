@@ -1,4 +1,4 @@
-"""Requests and findings of a site's check."""
+"""Scope and findings of a site's check."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Finding:
 
     Attributes:
         area: part of the site that it is about.
-        state: ``ok``, ``note`` (worth knowing, or not looked at), or ``problem``.
+        state: ``ok``, ``note`` (worth knowing, or not checked), or ``problem``.
         text: the result, and for a problem the remedy.
-        of_job: true for a problem of the job, for the lead to mend.
+        of_job: true for a problem of the job, for the lead to correct.
     """
 
     area: str
@@ -28,24 +28,24 @@ class Finding:
 
     @property
     def site(self) -> str:
-        """Site of a file of several sites that it is about; empty for any other."""
+        """Site that it is about in a file for several sites; empty for a single site's file."""
         return self.area.partition(" of ")[2]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Scope:
     """Scope of a check.
 
     Attributes:
         config: the site's own ``tightframe.json``.
-        production: hold everything against what production needs.
+        production: check all requirements of production.
         site: the site's name; from its certificate if not given.
-        kit: the startup kit's folder (``startup``); the one beside the configuration's if not given.
-        job: values of a job to hold against the site; None for none.
-        folder: of that job, to look at its signature.
-        submitter: who would submit that job.
+        kit: the startup kit's folder ``startup``; the one beside the configuration's folder if not given.
+        job: values of a job to check against the site; None for none.
+        folder: of that job, to check its signature.
+        submitter: the person who would submit that job.
         records: read every record, which can take minutes.
-        progress: told while records are read.
+        progress: called with a text while records are read.
         engine_kit: folder of the engine's own kit, at a site with two accounts.
     """
 
@@ -62,21 +62,21 @@ class Asked:
 
     @property
     def local(self) -> Path:
-        """The folder that the engine calls ``local``."""
+        """Folder that the engine calls ``local``."""
         return self.config.resolve().parent
 
     @property
     def startup(self) -> Path | None:
-        """The kit's folder, if there is one."""
+        """The kit's folder ``startup``, if there is one."""
         beside = self.local.parent / "startup"
         return self.kit or (beside if (beside / "fed_client.json").is_file() else None)
 
     @property
     def kit_root(self) -> Path | None:
-        """The folder that the kit's `startup` lies in, where the site's client works."""
+        """Folder that contains the kit's ``startup``, in which the site's client works."""
         return None if self.startup is None else self.startup.resolve().parent
 
 
 def area_of(name: str, label: str) -> str:
-    """Return the name of an area, with its site where a file has several."""
+    """Return the name of an area, with its site if the file has several."""
     return f"{name} of {label}" if label else name

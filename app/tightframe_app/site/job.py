@@ -1,6 +1,6 @@
-"""Refusals that a job will meet at a site: by its policy, and by what it remembers of the jobs before.
+"""Prediction of a site's refusals of a job: by its policy, and by its records of earlier jobs.
 
-Both by the code that decides when the site enrols. Ledger and journal are read, and nothing is written.
+Both use the code that decides when the site enrols. Ledger and journal are read; nothing is written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightframe_app.site.findings import Asked, Finding, State, area_of
+from tightframe_app.site.findings import Finding, Scope, State, area_of
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
 
 ACCEPT = {
     "TF-612": (
-        " Whether the new cohort's counts may be opened, too, this site decides: `tightframe site cohort "
-        "accept` says what that gives away."
+        " This site decides whether the new cohort's counts may be opened as well: `tightframe site cohort "
+        "accept` shows what that reveals."
     ),
 }
 NEWCOMER = (
     "{job}: this is the first job in which counts of {dataset} are opened at this site. If the others "
-    "({others}) have run jobs without this site before, totals without it exist: subtracted from this job's, "
-    "they give exactly what this site has (records of each class, class sums, test results), to whoever has "
-    "both. The others are asked for their consent to the larger cohort (`tightframe site cohort accept`); "
-    "this site is not, so ask them before you take part. Only noise (differential privacy) prevents it"
+    "({others}) have run jobs without this site before, totals without it exist: whoever has both can "
+    "subtract them from this job's and obtain exactly this site's own values (records of each class, class "
+    "sums, test results). The others are asked for their consent to the larger cohort (`tightframe site "
+    "cohort accept`); this site is not, so ask them before you take part. Only noise (differential privacy) "
+    "prevents it"
 )
-"""Note for a site before its first job, as those are told who were there before it."""
+"""Note for a site before its first job, equivalent to what the earlier sites are shown."""
 
 
-def look(
-    job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, asked: Asked
+def check_policy(
+    job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, scope: Scope
 ) -> Iterator[Finding]:
-    """Yield the refusals of a job by the site's policy: what the lead would be told, and the reason."""
+    """Check a job against the site's policy, and yield the refusals that the lead would get."""
     from tightframe.config.refusals import BelowPolicyError
     from tightframe.config.site import check_record_options
     from tightframe.errors import JobError
@@ -49,25 +50,25 @@ def look(
     area = area_of("job", name or "")
     refused = False
     if name is not None and name not in job.sites:
-        text = f"the job is for {', '.join(job.roster)}, and not for {name}: ask the lead"
+        text = f"the job is for {', '.join(job.roster)}, not for {name}: ask the lead"
         yield Finding(area, "problem", text, of_job=True)
-    if policy.allowed_submitters is not None and asked.submitter is None:
-        yield Finding(area, "note", "allowed_submitters: say with --submitter who would submit the job")
-    submitter = asked.submitter or next(iter(policy.allowed_submitters or ()), None)
+    if policy.allowed_submitters is not None and scope.submitter is None:
+        yield Finding(area, "note", "allowed_submitters: name the job's submitter with --submitter")
+    submitter = scope.submitter or next(iter(policy.allowed_submitters or ()), None)
 
     def check_built() -> None:
-        with policy.holding_size():
+        with policy.refuse_oversized():
             setup = prepare(job, policy.ceilings)
         policy.check_method(setup.setting.config, job)
 
-    looks: tuple[Callable[[], None], ...] = (
+    checks: tuple[Callable[[], None], ...] = (
         lambda: policy.check(job, submitter=submitter),
         lambda: check_record_options(job, entry, policy),
         check_built,
     )
-    for one in looks:
+    for check in checks:
         try:
-            one()
+            check()
         except BelowPolicyError as error:
             refused = True
             for refusal in error.refusals:
@@ -80,44 +81,44 @@ def look(
         yield Finding(area, "ok", f"{job.job_name}: the policy accepts it")
 
 
-def signature(job: JobConfig, name: str, policy: Policy, asked: Asked) -> Iterator[Finding]:
-    """Tell whether the job's folder is signed as this site asks for, and until when."""
+def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterator[Finding]:
+    """Check that the job's folder is signed as this site requires, and report until when."""
     from tightframe.config import job_manifest
     from tightframe.errors import ManifestError, SiteConfigError
     from tightframe.flare.identity import site_identity
 
     area = area_of("job", name)
-    if asked.folder is None or asked.startup is None:
+    if scope.folder is None or scope.startup is None:
         return
-    app, central = asked.folder / "app", policy.central_provisioning
+    app, central = scope.folder / "app", policy.central_provisioning
     try:
-        _, anchor = site_identity(asked.startup, name, production=asked.production, missing_role=central)
+        _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
         made = job_manifest.verify(app, job, name, anchor, now=datetime.now(UTC))
     except SiteConfigError:
-        return  # told by the identity
+        return  # reported with the identity
     except ManifestError as error:
         if error.code != "TF-633":
             yield Finding(area, "problem", str(error), of_job=True)
         elif policy.signed_jobs:
-            text = "not signed yet, and this site takes part in signed jobs only: the lead signs it at last"
+            text = "not signed yet, and this site accepts signed jobs only: the lead must sign it at the end"
             yield Finding(area, "note", text)
         return
     state: State = "ok" if datetime.now(UTC) < made.until else "problem"
-    text = f"signed by {made.signer}, to be taken up from {made.created} until {made.expires}"
+    text = f"signed by {made.signer}, valid from {made.created} until {made.expires}"
     yield Finding(area, state, text, of_job=True)
 
 
-def look_back(
-    job: JobConfig, name: str, entry: SiteEntry, entries: Sequence[Entry] | None, asked: Asked
+def check_history(
+    job: JobConfig, name: str, entry: SiteEntry, entries: Sequence[Entry] | None, scope: Scope
 ) -> Iterator[Finding]:
-    """Yield the limits that earlier jobs leave to this one: cohorts, and the privacy budget.
+    """Check a job against the cohorts and the privacy budget that earlier jobs leave.
 
     Args:
-        job: for this site, or nothing is told.
+        job: to check; there are no findings if it is not for this site.
         name: of the site.
-        entry: the site's only one.
-        entries: of its ledger; None where that cannot be told.
-        asked: what to look at.
+        entry: the site's only configuration.
+        entries: of its ledger; None if they are unknown.
+        scope: of the check.
     """
     from tightframe.errors import JobError
     from tightframe.rounds.context import SiloContext
@@ -127,47 +128,47 @@ def look_back(
     if name not in job.sites:
         return
     try:
-        setup = prepare(job, entry.policy.resolve(production=asked.production).ceilings)
+        setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
     except JobError:
-        return  # told by ``look``
+        return  # reported by ``check_policy``
     area = area_of("job", name)
     with tempfile.TemporaryDirectory() as folder:
-        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=asked.production)
+        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=scope.production)
         if job.summation == "secure":
-            yield from _cohort(context, setup, area, asked)
+            yield from _cohort(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
 
 
-def _cohort(context: SiloContext, setup: JobSetup, area: str, asked: Asked) -> Iterator[Finding]:
-    """Tell whether this site takes part in the sums of these silos, formed as this job forms them."""
+def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
+    """Check that this site takes part in the sums of these silos, formed as in this job."""
     from tightframe.errors import SecureSumError, TightframeError
     from tightframe.privacy.ledger.entries import LedgerError, TamperError
-    from tightframe.rounds.lasting import Places
     from tightframe.rounds.silo.enrolment_check import check_sums
-    from tightframe.rounds.sums.common import named
-    from tightframe.rounds.sums.vault import look_at_journal
+    from tightframe.rounds.site_ledger import LedgerPaths
+    from tightframe.rounds.sums.common import package_errors
+    from tightframe.rounds.sums.vault import read_journal
     from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
 
     state_dir, job = context.site.state_dir, context.job
     try:
-        with named():
+        with package_errors():
             kept = []
             if state_dir is not None:
-                places = Places.of_site(Path(state_dir), context.name, asked.kit_root)
-                kept = look_at_journal(places, check=None)
+                places = LedgerPaths.of_site(Path(state_dir), context.name, scope.kit_root)
+                kept = read_journal(places, check=None)
         check_sums(context, setup, kept)
     except SecureSumError as error:
         hint = ACCEPT.get(error.code, "")
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code in ("TF-601", "TF-612", "TF-617"))
         return
     except (LedgerError, TamperError):
-        yield Finding(area, "note", f"{job.job_name}: not held against its cohorts, for which see the ledger")
+        yield Finding(area, "note", f"{job.job_name}: cohorts not checked, because of the ledger's problem")
         return
     except (OSError, TightframeError) as error:
         yield Finding(area, "problem", f"the journal of its cohorts cannot be read: {error}")
         return
-    which = "" if state_dir is not None else "; for whom its counts are open it knows itself"
+    which = "" if state_dir is not None else "; earlier cohorts unknown without `state_dir`"
     yield Finding(
         area, "ok", f"{job.job_name}: this site takes part in sums over {', '.join(job.roster)}{which}"
     )
@@ -182,24 +183,20 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, asked: Asked) -> I
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:
-    """Check that the charges planned by the job fit into the budget left."""
+    """Check that the job's planned charges fit into what is left of the budget."""
     from tightframe.errors import TightframeError
     from tightframe.rounds.silo.enrolment_check import check_budget
 
     name = context.job.job_name
     if entries is None or not context.site.data:
         what = "its ledger" if entries is None else "its records"
-        text = (
-            f"{name}: not held against what is left of the privacy budget, which needs this site and {what}"
-        )
+        text = f"{name}: privacy budget not checked, because that needs this site and {what}"
         return Finding(area, "note", text)
     try:
-        looked = check_budget(context, setup, entries)
+        checked = check_budget(context, setup, entries)
     except TightframeError as error:
         return Finding(area, "problem", str(error), of_job=error.code in ("TF-701", "TF-706"))
-    if not looked:
-        text = (
-            f"{name}: it goes on with a run that was charged here: each charge is held against what is left"
-        )
+    if not checked:
+        text = f"{name}: it continues a run that was charged here: each charge is checked when it is made"
         return Finding(area, "note", text)
-    return Finding(area, "ok", f"{name}: what it plans to charge fits into the privacy budget")
+    return Finding(area, "ok", f"{name}: its planned charges fit into the privacy budget")

@@ -1,4 +1,4 @@
-"""A site's machine: the disk of what must outlive a job, the device, the clock."""
+"""Checks of a site's machine: the state folder's disk, the device, the clock."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
 
 LEAST_FREE, LITTLE_FREE = 2**30, 10 * 2**30
-"""Bytes of the state folder's disk: fewer are a problem, fewer are told."""
+"""Free bytes on the state folder's disk below which there is a problem, and a note."""
 JUMP_SECONDS = 0.05
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def disk(entry: SiteEntry) -> Iterator[Finding]:
-    """Check that the state folder is there, this account's alone, writable and roomy."""
+    """Check that the state folder exists, is private to this account and writable, and has free space."""
     area = "disk"
     if entry.state_dir is None:
         return
     folder = Path(entry.state_dir)
     if not folder.is_dir():
-        text = f"{folder} does not exist: make it with  install -d -m 0700 {folder}  as the client's account"
+        text = f"{folder} does not exist: run  install -d -m 0700 {folder}  as the client's account"
         yield Finding(area, "problem", text)
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
@@ -50,11 +50,11 @@ def disk(entry: SiteEntry) -> Iterator[Finding]:
     if free < LITTLE_FREE:
         yield Finding(area, "problem" if free < LEAST_FREE else "note", f"{shown}, which is little")
     else:
-        yield Finding(area, "ok", f"{shown}, can be written, mode {mode:04o}")
+        yield Finding(area, "ok", f"{shown}, writable, mode {mode:04o}")
 
 
 def device(entry: SiteEntry, label: str) -> Iterator[Finding]:
-    """Check that the configuration's device is there."""
+    """Check that the configured device exists."""
     import torch
 
     from tightframe.errors import TrainingError
@@ -74,13 +74,13 @@ def device(entry: SiteEntry, label: str) -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Wall clock and monotonic clock go at one pace; what the date is, for people to see."""
+    """Check that wall clock and monotonic clock agree; report the date for a person to check."""
     wall, steady = time.time(), time.monotonic()
     time.sleep(2 * JUMP_SECONDS)
     drift = abs((time.time() - wall) - (time.monotonic() - steady))
     now = datetime.now(UTC)
     if drift > JUMP_SECONDS:
-        text = f"the clock jumped by {drift:.2f} s while it was watched: see to its synchronisation (NTP)"
+        text = f"the clock jumped by {drift:.2f} s during the check: check its synchronisation (NTP)"
         yield Finding("clock", "problem", text)
     else:
         yield Finding("clock", "ok", f"{now:%Y-%m-%d %H:%M:%S} UTC; is that right?")

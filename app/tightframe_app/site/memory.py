@@ -1,4 +1,4 @@
-"""A site's records of its sums and budgets, for the commands of the people who answer for it."""
+"""Access to a site's lasting records of sums and budgets, for the commands that show or decide on them."""
 
 from __future__ import annotations
 
@@ -6,46 +6,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightframe_app.site.findings import Asked
+from tightframe_app.site.findings import Scope
 
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
     from tightframe.privacy.ledger.rows import Check
-    from tightframe.rounds.lasting import Lasting, Places
+    from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger
     from tightframe.securesum.identity import Anchor, Signer
     from tightframe.securesum.journal import Entry
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A site's memory, and the kit that it is signed with.
+    """A site's lasting records, and the kit whose key signs them.
 
     Attributes:
         site: the site's name.
-        entry: of the site's own file.
-        places: where it lies.
+        entry: the configuration in the site's own file.
+        places: paths of the records.
         startup: the kit's folder; None if there is none.
     """
 
     site: str
     entry: SiteEntry
-    places: Places
+    places: LedgerPaths
     startup: Path | None
 
     def read(self) -> list[Entry]:
-        """All entries of the site's secure sums, oldest first; nothing is written.
+        """Return all entries about the site's secure sums, oldest first, without writing anything.
 
         Raises:
-            TightframeError: if it is lost, altered or cannot be read.
+            TightframeError: if the ledger is lost, altered or cannot be read.
         """
-        from tightframe.rounds.sums.common import named
-        from tightframe.rounds.sums.vault import look_at_journal
+        from tightframe.rounds.sums.common import package_errors
+        from tightframe.rounds.sums.vault import read_journal
 
-        with named():
-            return look_at_journal(self.places, check=self.check())
+        with package_errors():
+            return read_journal(self.places, check=self.check())
 
     def check(self) -> Check | None:
-        """Holds signatures against this site's certificate; None without a kit.
+        """Return the check of signatures by this site's certificate; None without a kit.
 
         Raises:
             SiteConfigError: TF-615 if the kit cannot be used.
@@ -57,22 +57,22 @@ class Memory:
         _, anchor = self._identity()
         return signature_check(trusted_roots(self.entry, anchor), name=self.site)
 
-    def lasting(self) -> Lasting:
-        """Opens the ledger for a person's decision, which is signed with the site's key.
+    def site_ledger(self) -> SiteLedger:
+        """Return the ledger, opened for a person's decision, which is signed with the site's key.
 
         Raises:
             SiteConfigError: TF-615 without a kit.
         """
         from tightframe.errors import SiteConfigError
-        from tightframe.rounds.lasting import Lasting
+        from tightframe.rounds.site_ledger import SiteLedger
 
         if self.startup is None:
             raise SiteConfigError(
-                "Expected the site's startup kit beside its configuration, because what is decided here is "
-                "signed with its key: say with --kit where the kit's folder `startup` lies.",
+                "Expected the site's startup kit beside its configuration, because its key signs the "
+                "decision, but there is none: give the kit's folder `startup` with --kit.",
                 code="TF-615",
             )
-        return Lasting(self.places, self.entry, self._identity)
+        return SiteLedger(self.places, self.entry, self._identity)
 
     def _identity(self) -> tuple[Signer, Anchor]:
         from tightframe.flare.identity import site_identity
@@ -83,7 +83,7 @@ class Memory:
 
 
 def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
-    """The memory of a site.
+    """Return the lasting records of a site.
 
     Args:
         config: the site's own file.
@@ -96,12 +96,16 @@ def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
     """
     from tightframe.config.site import parse_single, read_object
     from tightframe.errors import SiteConfigError
-    from tightframe.rounds.lasting import Places
+    from tightframe.rounds.site_ledger import LedgerPaths
 
     if not config.is_file():
-        raise FileNotFoundError(f"Expected the site's configuration at {config}: there is no such file.")
+        raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
     entry, _ = parse_single(read_object(config), str(config))
     if entry.state_dir is None:
-        raise SiteConfigError(f"Expected `state_dir` in {config}: the ledger lies there.", code="TF-201")
-    asked = Asked(config, kit=kit)
-    return Memory(site, entry, Places.of_site(Path(entry.state_dir), site, asked.kit_root), asked.startup)
+        raise SiteConfigError(
+            f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
+            code="TF-201",
+        )
+    scope = Scope(config, kit=kit)
+    paths = LedgerPaths.of_site(Path(entry.state_dir), site, scope.kit_root)
+    return Memory(site, entry, paths, scope.startup)

@@ -1,8 +1,8 @@
 """Check that the running package is the installed one, file by file.
 
-The list of hashes that ``pip`` keeps of an installed wheel lies beside the files: it shows what was changed
-by accident, an update, or somebody who did not think of it. Who can write there can also change the list,
-and this code; ``docs/release.md`` compares the files with the signed list, without any of it.
+``pip`` keeps a list of hashes beside an installed wheel's files. It shows changes made by accident, by an
+update, or by somebody who did not think of the list. Whoever can write there can also change the list and
+this code; ``docs/release.md`` compares the files with the signed list, independently of both.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ PROJECT = "tightframe"
 PACKAGES = (PROJECT, "tightframe_app")
 AREA = "package"
 MOST = 5
-"""Files that are named; of more, how many."""
+"""Most files that are listed by name; further ones are counted."""
 
 
 def package() -> Iterator[Finding]:
-    """Yield the findings about the installed package."""
+    """Check the installed package."""
     import tightframe
 
     runs = Path(tightframe.__file__).resolve().parent
     try:
         installed = distribution(PROJECT)
     except PackageNotFoundError:
-        yield Finding(AREA, "note", f"runs from {runs}, and is not installed: {_UNSIGNED}")
+        yield Finding(AREA, "note", f"runs from {runs} and is not installed: {_UNSIGNED}")
         return
     yield from compared(installed, runs)
 
 
-_UNSIGNED = "nothing shows whether it is what was released; see docs/release.md"
+_UNSIGNED = "so it cannot be compared with the release; see docs/release.md"
 
 
 def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
-    """An installed distribution against its own list of files.
+    """Compare an installed distribution with its own list of files.
 
     Args:
         installed: the distribution.
-        runs: the folder of the package that this process has imported.
+        runs: folder of the package that this process has imported.
     """
     what = f"{PROJECT} {installed.version}"
     root = Path(str(installed.locate_file(""))).resolve()
@@ -61,15 +61,15 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
             wrong.append(f"{path} is missing")
         elif _hash(place, path.hash.mode) != path.hash.value:
             wrong.append(f"{path} was changed")
-    wrong += [f"{path.relative_to(root)} is no part of it" for path in _strangers(root, listed)]
+    wrong += [f"{path.relative_to(root)} does not belong to it" for path in _strangers(root, listed)]
     if not listed:
-        yield Finding(AREA, "problem", f"{what}: its list of files is missing: install the signed wheel anew")
+        yield Finding(AREA, "problem", f"{what}: its list of files is missing: reinstall the signed wheel")
     elif wrong:
         more = f", and {len(wrong) - MOST} more" if len(wrong) > MOST else ""
-        text = f"{what}: {', '.join(wrong[:MOST])}{more}: install the signed wheel anew (docs/release.md)"
+        text = f"{what}: {', '.join(wrong[:MOST])}{more}: reinstall the signed wheel (docs/release.md)"
         yield Finding(AREA, "problem", text)
     else:
-        yield Finding(AREA, "ok", f"{what}: {len(listed)} files in {root} are as they were installed")
+        yield Finding(AREA, "ok", f"{what}: {len(listed)} files in {root} are unchanged since installation")
 
 
 def _editable(installed: Distribution) -> bool:
@@ -81,15 +81,15 @@ def _editable(installed: Distribution) -> bool:
 
 
 def _hash(path: Path, mode: str) -> str:
-    """As the list has it: base64 for addresses, without padding."""
+    """Return a file's hash as the list writes it: URL-safe base64 without padding."""
     digest = hashlib.new(mode, path.read_bytes()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _strangers(root: Path, listed: set[Path]) -> Iterator[Path]:
-    """Files in the packages' folders that are not listed: a module beside another can take its place.
+    """Yield files in the packages' folders that are not listed: a module can take the place of another.
 
-    What Python keeps of a listed module's compiled form is none.
+    Python's compiled files of listed modules are left out.
     """
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):

@@ -1,4 +1,4 @@
-"""``tightframe site cohort`` and ``release``: what a site's sums may tell is a person's decision."""
+"""``tightframe site cohort`` and ``release``: a person's decisions on what a site's sums may reveal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from tightframe.securesum.journal import Entry, Profile
 
 cohort = typer.Typer(
-    help="For which silos this site's counts may be opened (class counts, class sums, evaluation).",
+    help="Silos for which this site's counts may be opened (class counts, class sums, evaluation).",
     no_args_is_help=True,
 )
 release = typer.Typer(
-    help="How sums over this site's records may be formed: weights, norms, class rules.",
+    help="Ways in which sums over this site's records may be formed: weights, norms, class rules.",
     no_args_is_help=True,
 )
 out = lines()
 
 LEAK = """\
-What this gives away: a site's counts hardly change from job to job. The total over
+What this reveals: a site's counts hardly change from job to job. The total over
   {before}
 was opened already. Once the total over
   {after}
-is opened too, whoever has both can subtract them and so learns, exactly,
+is opened too, whoever has both can subtract them and learns exactly
   {difference}
 Secure sums do not prevent it; only noise (differential privacy) would."""
 
@@ -38,11 +38,11 @@ Sums over {dataset} were formed at this site with
   {before}
 This job forms them with
   {after}
-What totals of both kinds give away to whoever has them:"""
+What totals of both kinds reveal to whoever has them:"""
 NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
 
 Config = Annotated[
-    Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (it names `state_dir`).")
+    Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (with its `state_dir`).")
 ]
 Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")]
 Kit = Annotated[
@@ -51,8 +51,8 @@ Kit = Annotated[
         "--kit",
         exists=True,
         file_okay=False,
-        help="The startup kit's folder `startup`, whose key signs the decision; by default the one beside "
-        "the configuration.",
+        help="The startup kit's folder `startup`, whose key signs the decision; the one beside the "
+        "configuration by default.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -60,7 +60,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @cohort.command("show")
 def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
-    """Show for which silos this site's counts may be opened, for each data set."""
+    """Show the silos for which this site's counts may be opened, for each data set."""
     from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
 
     memory = memory_of(config, site, kit)
@@ -70,11 +70,11 @@ def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
     if not cohorts:
         where = "" if entries else f": nothing is on record at {memory.places.ledger}"
         out.print(f"{site} has not opened counts of any data set yet{where}")
-        out.print("the first job with secure sums fixes the cohort; is the name right?")
+        out.print("the first job with secure sums fixes the cohort; check the site's name")
     for dataset, entry in sorted(cohorts.items()):
         how = "accepted by hand" if isinstance(entry, CohortAccepted) else f"opened in job {entry.lineage!r}"
         if isinstance(entry, StaticMasked):
-            how = f"asked for in job {entry.lineage!r}"
+            how = f"requested in job {entry.lineage!r}"
         out.print(f"{dataset}: {', '.join(entry.roster)} ({how})")
 
 
@@ -82,19 +82,19 @@ def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
 def cohort_accept(
     config: Config,
     site: Site,
-    dataset: Annotated[str, typer.Option(help="As `tightframe site cohort show` names it.")],
+    dataset: Annotated[str, typer.Option(help="Data set, as `tightframe site cohort show` names it.")],
     silos: Annotated[str, typer.Option(help="The new cohort: all silos, separated by commas.")],
     kit: Kit = None,
     yes: Yes = False,
 ) -> None:
-    """Let this site's counts be opened for another cohort from now on; says what that gives away."""
+    """Allow this site's counts to be opened for another cohort from now on; shows what that reveals."""
     from tightframe.securesum.journal import CohortAccepted
     from tightframe.securesum.rules import MAX_SITES, MIN_SITES
 
     roster = tuple(sorted({part.strip() for part in silos.split(",") if part.strip()}))
     if site not in roster or not MIN_SITES <= len(roster) <= MAX_SITES:
         raise typer.BadParameter(
-            f"expected {MIN_SITES} to {MAX_SITES} silos with this one, {site}, but got {list(roster)}",
+            f"expected {MIN_SITES} to {MAX_SITES} silos, including this one, {site}, but got {list(roster)}",
             param_hint="--silos",
         )
     memory = memory_of(config, site, kit)
@@ -137,18 +137,18 @@ def release_show(config: Config, site: Site, kit: Kit = None) -> None:
 def release_accept(
     config: Config,
     site: Site,
-    job: Annotated[Path, typer.Option("--job", "-j", help="The folder of the job that is to be accepted.")],
+    job: Annotated[Path, typer.Option("--job", "-j", help="Folder of the job to accept.")],
     kit: Kit = None,
     yes: Yes = False,
 ) -> None:
-    """Let this site's sums be formed as a job forms them from now on; says what that gives away.
+    """Allow this site's sums to be formed as in a job from now on; shows what that reveals.
 
     For a job that this site refuses with TF-617 (sums were formed in another way before) or TF-612 (counts
-    were opened for other silos before). Nothing but these two is accepted by it.
+    were opened for other silos before). It lifts these two refusals only.
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import GIVEN_AWAY, release_profile
+    from tightframe.rounds.sums.release import REVEALED, release_profile
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.journal import CohortAccepted, Entry, History, ProfileAccepted
     from tightframe_app.jobs import folders as job_folders
@@ -161,7 +161,7 @@ def release_accept(
     history, decided = History(entries), list[Entry]()
     profile, roster = release_profile(setup, memory.entry), setup.job.roster
     if profile is None or setup.job.summation != "secure":
-        out.print("this job needs no such consent: its sums carry noise, or are no secure sums")
+        out.print("this job needs no such consent: its sums have noise, or are not secure sums")
         return
     differing = []
     try:
@@ -173,14 +173,14 @@ def release_accept(
         after = [f"{name}: {value}" for name, _, value in differing]
         shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
         out.print(shown)
-        for text in dict.fromkeys(GIVEN_AWAY[name] for name, _, _ in differing):
+        for text in dict.fromkeys(REVEALED[name] for name, _, _ in differing):
             out.print(f"- {text}")
     known = _cohorts(entries, dataset)
     if known and set(known) != {roster}:
         decided.append(CohortAccepted(dataset, roster))
         out.print(_leak(known[-1], roster))
     if not decided:
-        out.print(f"{dataset}: this site's sums may be formed as in this job already")
+        out.print(f"{dataset}: this site's sums may already be formed as in this job")
         return
     if differing:
         out.print(NO_NOISE)
@@ -189,7 +189,7 @@ def release_accept(
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str) -> list[tuple[str, ...]]:
-    """The cohorts that counts of a data set may be opened for, the latest last."""
+    """Return the cohorts for which counts of a data set may be opened, the latest last."""
     from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
 
     known: list[tuple[str, ...]] = []
@@ -200,7 +200,7 @@ def _cohorts(entries: Sequence[Entry], dataset: str) -> list[tuple[str, ...]]:
 
 
 def _differing(known: Sequence[Profile], profile: Profile) -> list[tuple[str, list[str], str]]:
-    """Name, earlier values and value of each setting that no earlier profile has so."""
+    """Return name, earlier values and new value of each setting that differs from an earlier profile."""
     differing = []
     for name, value in profile:
         earlier = list(dict.fromkeys(dict(item)[name] for item in known if name in dict(item)))
@@ -210,7 +210,7 @@ def _differing(known: Sequence[Profile], profile: Profile) -> list[tuple[str, li
 
 
 def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:
-    """Say what counts of two cohorts give away."""
+    """Describe what the counts of two cohorts reveal together."""
     gone, new = sorted(set(before) - set(roster)), sorted(set(roster) - set(before))
     parts = [f"the counts of {', '.join(names)} together" for names in (gone, new) if names]
     difference = "\n  minus ".join(parts)
@@ -218,16 +218,16 @@ def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:
 
 
 def _decide(memory: Memory, entries: Sequence[Entry], yes: bool) -> None:
-    """Ask, and write a person's decision into the site's ledger.
+    """Ask for a person's decision, and write it into the site's ledger.
 
     Raises:
         TightframeError: without the site's kit, or if its ledger cannot be used.
     """
-    from tightframe.rounds.sums.vault import remember, turn
+    from tightframe.rounds.sums.vault import locked_ledger, remember
 
-    lasting = memory.lasting()
+    site_ledger = memory.site_ledger()
     if not yes and not typer.confirm("Accept it at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    with turn(lasting) as ledger:  # no job writes meanwhile
+    with locked_ledger(site_ledger) as ledger:  # no job writes meanwhile
         remember(ledger, entries)

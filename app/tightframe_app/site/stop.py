@@ -1,10 +1,10 @@
 """``tightframe site stop``: end the engine's processes of one kit, and no others.
 
-They are known by what they were started as: the engine's own modules with this kit as their workspace, and
-the script of the kit's ``startup`` that starts the client anew. Where another account trains, its processes
-of this site's jobs are known by that account and the site's name; they end when the client does, by the
-service that has started them. A file with a process number proves
-nothing (the number may be another process's by now), and with ``--once`` the engine writes none.
+Processes are identified by their command lines: the engine's own modules with this kit as their workspace,
+and the script in the kit's ``startup`` that restarts the client. If another account trains, its processes
+of this site's jobs are identified by that account and the site's name; the service that started them ends
+them when the client ends. A file with a process number proves nothing, because the number may belong to
+another process by now, and with ``--once`` the engine writes none.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ SCRIPT = "sub_start.sh"
 SERVE = ["site", "serve"]
 SHELLS = frozenset({"bash", "sh", "dash"})
 NOTES = ("daemon_pid.fl", "pid.fl", "shutdown.fl", "restart.fl")
-"""Files that the engine's script leaves of an ended run; a stale number keeps it from starting again."""
+"""Files that the engine's script leaves after a run; a stale process number keeps it from starting again."""
 GRACE = 5.0
-"""Seconds for a killed process to be gone."""
+"""Seconds to wait for a killed process to disappear."""
 POLL = 1.0
 PROC = Path("/proc")
 UNITS = "tightframe"
-"""Prefix of units that run a site; see ``provisioning/systemd``."""
+"""Prefix of the systemd units that run a site; see ``provisioning/systemd``."""
 
 Role = Literal["script", "client", "service", "job", "child"]
 
 
-ASKED: frozenset[Role] = frozenset({"script", "client", "service"})
+TERMINATED: frozenset[Role] = frozenset({"script", "client", "service"})
 
 
 @dataclass(frozen=True)
-class Found:
+class KitProcess:
     """A process of the kit.
 
     Attributes:
-        process: it; a number that another process has meanwhile is not mistaken for it.
-        role: what it does.
-        job: which job it runs, if it runs one.
-        account: the training account, where that is another than the client's and the process is its.
+        process: the process; another one that has got its number meanwhile is not mistaken for it.
+        role: its role.
+        job: id of the job that it runs, if it runs one.
+        account: the training account, if the process runs in it and it is not the client's account.
     """
 
     process: psutil.Process
@@ -60,16 +60,16 @@ class Found:
     account: str = ""
 
     def described(self) -> str:
-        """For people."""
+        """Return a description to print."""
         what = {
-            "script": "the engine's script, which starts the client anew",
+            "script": "the engine's script, which restarts the client",
             "client": "the engine's client",
             "service": "the training service, which starts jobs and ends them",
             "job": f"job {self.job}",
-            "child": "a process that one of them has started",
+            "child": "a child process of one of them",
         }
-        whose = f" of {self.account}" if self.account else ""
-        return f"{what[self.role]} (process {self.process.pid}{whose})"
+        of_account = f" of {self.account}" if self.account else ""
+        return f"{what[self.role]} (process {self.process.pid}{of_account})"
 
 
 @dataclass(frozen=True)
@@ -77,71 +77,73 @@ class Stopped:
     """Result of stopping a site's processes.
 
     Attributes:
-        killed: those that did not end when asked to.
-        left: those that are there still.
+        killed: processes that did not end when terminated.
+        left: processes that still run.
     """
 
-    killed: list[Found] = field(default_factory=list)
-    left: list[Found] = field(default_factory=list)
+    killed: list[KitProcess] = field(default_factory=list)
+    left: list[KitProcess] = field(default_factory=list)
 
 
 def site_kit(folder: Path) -> Kit:
-    """The site's kit in a folder.
+    """Return the site's kit in a folder.
 
     Raises:
-        SiteConfigError: TF-619, if it is another kit, with what there is to do there; TF-615, if it is none.
+        SiteConfigError: TF-619, if it is another kind of kit, with what to do instead; TF-615, if it is none.
     """
     startup = folder / "startup"
     if (startup / PERSON_FILE).is_file():
         raise _other_kit(
             persons_kit(startup),
-            "Of a person's kit nothing runs that could be stopped: Ctrl-C ends `tightframe watch` and the "
-            "console, and `nvflare job abort JOB_ID` a job.",
+            "A person's kit has no processes to stop: Ctrl-C ends `tightframe watch` and the console, and "
+            "`nvflare job abort JOB_ID` ends a job.",
         )
     kit = Kit.open(folder)
     if kit.kind == "server":
         raise _other_kit(
             f"the server's kit, {kit.name}",
-            f"To stop the server: Ctrl-C where its startup/{SCRIPT} --once runs, or `kill PROCESS_ID` of the "
-            "process that it has become. The same script starts it again.",
+            f"To stop the server, press Ctrl-C where its startup/{SCRIPT} --once runs, or run "
+            "`kill PROCESS_ID` with its process. The same script starts it again.",
         )
     return kit
 
 
-def _other_kit(found: str, instead: str) -> SiteConfigError:
+def _other_kit(got: str, instead: str) -> SiteConfigError:
     return SiteConfigError(
-        f"Expected the kit of a site, but got {found}. Nothing was stopped. {instead} To stop a site, run "
+        f"Expected the kit of a site, but got {got}. Nothing was stopped. {instead} To stop a site, run "
         "`tightframe site stop --kit KIT` with the site's own kit, on the site's machine.",
         code="TF-619",
     )
 
 
-def running(kit: Path) -> list[Found]:
-    """The processes of a kit, the script first: what it starts anew is ended after it."""
+def running(kit: Path) -> list[KitProcess]:
+    """Return the processes of a kit, the script first, so that it cannot restart one that was ended."""
     whole, trainer = kit.resolve(), _trainer(kit)
-    found = [one for process in psutil.process_iter() if (one := _known(process, whole, trainer)) is not None]
+    processes = [
+        one for process in psutil.process_iter() if (one := _known(process, whole, trainer)) is not None
+    ]
     order: tuple[Role, ...] = ("script", "client", "service", "job", "child")
-    numbers = {one.process.pid for one in found}
-    for one in list(found):
+    numbers = {one.process.pid for one in processes}
+    for one in list(processes):
         for child in _children(one.process):
             if child.pid not in numbers:
                 numbers.add(child.pid)
-                found.append(Found(child, "child", account=one.account))
-    return sorted(found, key=lambda one: (order.index(one.role), one.process.pid))
+                processes.append(KitProcess(child, "child", account=one.account))
+    return sorted(processes, key=lambda one: (order.index(one.role), one.process.pid))
 
 
-def jobs(found: Iterable[Found]) -> list[str]:
-    """The jobs that run, by their ids."""
-    return sorted({one.job for one in found if one.role == "job"})
+def jobs(processes: Iterable[KitProcess]) -> list[str]:
+    """Return the ids of the running jobs."""
+    return sorted({one.job for one in processes if one.role == "job"})
 
 
-def service(found: Iterable[Found]) -> str | None:
-    """The systemd unit that runs the client, if its name begins as ours does; None for any other way.
+def service(processes: Iterable[KitProcess]) -> str | None:
+    """Return the systemd unit that runs the client, if its name has our prefix; None otherwise.
 
-    By the control group, which the process cannot leave. Other names tell nothing: what is started by
-    hand is in the group of a login or of a terminal, which may be a service, too, or a user's own one.
+    The unit is that of the control group, which the process cannot leave. Other names say nothing: a client
+    started by hand is in the group of a login or a terminal, which may be a service too, or a user's own.
     """
-    for one in found:
+    for one in processes:
         if one.role == "client":
             try:
                 groups = (PROC / str(one.process.pid) / "cgroup").read_text(encoding="utf-8").splitlines()
@@ -154,58 +156,58 @@ def service(found: Iterable[Found]) -> str | None:
     return None
 
 
-def check_owner(found: Iterable[Found]) -> None:
-    """Refuse to begin what this account cannot finish.
+def check_owner(processes: Iterable[KitProcess]) -> None:
+    """Refuse to stop processes that this account may not stop.
 
     Raises:
-        SiteConfigError: TF-618, naming the account that runs the kit.
+        SiteConfigError: TF-618; the text names the account that runs the kit.
     """
     me = os.getuid()
-    for one in found:
+    for one in processes:
         try:
-            # What another account has of this site ends with the client, by that account's own service.
+            # The training account's own service ends its processes when the client ends.
             if me in (0, one.process.uids().real) or one.account:
                 continue
             owner = one.process.username()
         except psutil.NoSuchProcess:
             continue
         raise SiteConfigError(
-            f"Expected this site's processes to be this account's own, but got {one.described()} of {owner}: "
+            f"Expected this site's processes to run as this account, but {one.described()} runs as {owner}: "
             f"nothing was stopped. Run the command as {owner}.",
             code="TF-618",
         )
 
 
-def wait_idle(kit: Path, say: Callable[[str], None]) -> list[Found]:
-    """The processes of a kit once no job runs there; says which jobs are waited for."""
+def wait_idle(kit: Path, say: Callable[[str], None]) -> list[KitProcess]:
+    """Wait until no job runs, printing the jobs waited for; return the kit's processes then."""
     waited: list[str] = []
-    while (names := jobs(found := running(kit))) != []:
+    while (names := jobs(processes := running(kit))) != []:
         if names != waited:
             say(f"waiting for job {', '.join(names)} to end")
             waited = names
         time.sleep(POLL)
-    return found
+    return processes
 
 
-def stop(kit: Path, found: Sequence[Found], *, timeout: float) -> Stopped:
-    """Ask script and client to end, wait, kill what has not, and look once more.
+def stop(kit: Path, processes: Sequence[KitProcess], *, timeout: float) -> Stopped:
+    """Terminate script, client and service, wait, kill what has not ended, and list what still runs.
 
-    A job's process ends by itself within seconds of its client, as the engine has it: so it is asked nothing.
+    A job's process is not terminated: by the engine's design it ends within seconds of its client.
 
     Args:
-        kit: whose processes they are.
-        found: as ``running`` found them.
-        timeout: seconds from asking to killing.
+        kit: folder of the kit.
+        processes: from ``running``.
+        timeout: seconds from terminating to killing.
     """
-    _each((one for one in found if one.role in ASKED), psutil.Process.terminate)
-    everything = list(found)
+    _each((one for one in processes if one.role in TERMINATED), psutil.Process.terminate)
+    everything = list(processes)
     until = time.monotonic() + timeout
     while (alive := _alive(everything)) and time.monotonic() < until:
         psutil.wait_procs([one.process for one in alive], timeout=min(POLL, timeout))
         if not _alive(everything):
-            # What was started while the others were asked: it has not been asked yet.
+            # Processes that were started meanwhile have not been terminated yet.
             new = [one for one in running(kit) if one not in everything]
-            _each((one for one in new if one.role in ASKED), psutil.Process.terminate)
+            _each((one for one in new if one.role in TERMINATED), psutil.Process.terminate)
             everything += new
     _each(alive, psutil.Process.kill)
     psutil.wait_procs([one.process for one in alive], timeout=GRACE)
@@ -216,20 +218,20 @@ def stop(kit: Path, found: Sequence[Found], *, timeout: float) -> Stopped:
     return Stopped(killed=alive, left=left)
 
 
-def _alive(found: Iterable[Found]) -> list[Found]:
-    return [one for one in found if _lives(one.process)]
+def _alive(processes: Iterable[KitProcess]) -> list[KitProcess]:
+    return [one for one in processes if _lives(one.process)]
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Return true if it runs; one that has ended and was not asked for its exit code yet does not."""
+    """Check whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def _each(found: Iterable[Found], do: Callable[[psutil.Process], None]) -> None:
-    for one in found:
+def _each(processes: Iterable[KitProcess], do: Callable[[psutil.Process], None]) -> None:
+    for one in processes:
         try:
             do(one.process)
         except psutil.NoSuchProcess:
@@ -247,7 +249,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _trainer(kit: Path) -> tuple[str, str] | None:
-    """The account that trains for a kit, by its launcher, and the site's name; None if the kit's own does."""
+    """Return the training account that a kit's launcher names, and the site's name; None with one account."""
     from tightframe.flare.identity import SITE_FILE
 
     for item in components(kit / "local"):
@@ -258,8 +260,8 @@ def _trainer(kit: Path) -> tuple[str, str] | None:
     return None
 
 
-def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> Found | None:
-    """Return a process of a kit; None if it is nothing to it, or cannot be looked at.
+def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> KitProcess | None:
+    """Return a process as one of the kit's; None if it is not, or cannot be inspected.
 
     Args:
         process: any.
@@ -273,12 +275,12 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
         if Path(command[0]).name in SHELLS:
             given = (Path(text) for text in command[1:] if Path(text).name == SCRIPT)
             if any(_in_folder(process, path) == kit / "startup" / SCRIPT for path in given):
-                return Found(process, "script")
+                return KitProcess(process, "script")
             return None
         if any(list(pair) == SERVE for pair in pairwise(command)):
             served = _values(command, "--kit")
             return (
-                Found(process, "service")
+                KitProcess(process, "service")
                 if any(_in_folder(process, Path(one)) == kit for one in served)
                 else None
             )
@@ -286,9 +288,9 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
             rest = list(_after(command, module))
             if any(_in_folder(process, Path(text)) == kit for text in _values(rest, "-m", "--workspace")):
                 job = next(_values(rest, "-n", "--job_id"), "")
-                return Found(process, "client" if role == "client" else "job", job)
+                return KitProcess(process, "client" if role == "client" else "job", job)
             if role == "job" and trainer is not None and _trains(process, rest, trainer):
-                return Found(process, "job", next(_values(rest, "-n", "--job_id"), ""), trainer[0])
+                return KitProcess(process, "job", next(_values(rest, "-n", "--job_id"), ""), trainer[0])
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
     return None
@@ -300,7 +302,7 @@ def _trains(process: psutil.Process, arguments: Sequence[str], trainer: tuple[st
 
 
 def _after(command: Sequence[str], module: str) -> Iterator[str]:
-    """The arguments of ``python -m MODULE``; none if it is another program."""
+    """Yield the arguments of ``python -m MODULE``; none if it is another program."""
     for place in range(len(command) - 1):
         if command[place : place + 2] == ["-m", module]:
             yield from command[place + 2 :]
@@ -312,5 +314,5 @@ def _values(arguments: Sequence[str], *options: str) -> Iterator[str]:
 
 
 def _in_folder(process: psutil.Process, path: Path) -> Path:
-    """A path as the process means it."""
+    """Return a path, resolved from the process's working folder."""
     return (path if path.is_absolute() else Path(process.cwd()) / path).resolve()

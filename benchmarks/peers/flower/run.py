@@ -1,16 +1,16 @@
-"""What Flower's SecAgg+ costs: its own client mod and server workflow, driven in one process.
+"""Cost of Flower's SecAgg+: its own client mod and server workflow, run in one process.
 
 Run by ``benchmarks/secure_sum.py`` with the Python of an environment made from the
 ``requirements.txt`` beside this file; nothing of Tightframe is imported here.
 
     python run.py --sites 20 --size 1000000 --threshold 14 --drops 0 1 2 --out flower.json
 
-Each round runs ``SecAggPlusWorkflow``'s four stages over a grid that hands every message to
-``secaggplus_mod`` at once. CPU time of a client is that of its four calls of the mod, less the
-"training" inside the third (which returns a ready vector). CPU time of the server is the workflow's
-outside the grid. Not counted, all in Flower's favour: coding messages as protobuf, transport,
-storage, and the strategy's aggregation. Every message still passes through Flower's own coding,
-untimed, for its size, and because the mod changes what it is given.
+Each round runs ``SecAggPlusWorkflow``'s four stages over a grid that passes every message to
+``secaggplus_mod`` at once. A client's CPU time is that of its four calls of the mod, less the
+"training" inside the third (which returns a ready vector). The server's CPU time is the workflow's
+outside the grid. Not counted, all in Flower's favour: protobuf encoding of messages, transport,
+storage, and the strategy's aggregation. Every message still passes through Flower's own encoding,
+untimed, to get its size, and because the mod changes its input.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ from flwr.supercore.task_identity import TaskIdentity
 
 STAGES = Stage.all()
 CLIP, RANGE, WEIGHT = 8.0, 1 << 22, 1000
-"""Flower's defaults. Every client has the largest weight, so that no precision is lost to weights."""
+"""Flower's defaults. Every client has the largest weight, so that weights cost no precision."""
 
 
 def vector(seed: int, site: int, size: int) -> np.ndarray:
-    """A site's vector; ``secure_sum.py`` makes the same."""
+    """Return a site's vector, the same as in ``secure_sum_ours.py``."""
     return np.random.default_rng((seed, site)).standard_normal(size, np.float32) / 4
 
 
 class PeakMemory:
-    """Memory that a block needs beyond what the process held before it, in bytes (Linux)."""
+    """Peak memory of a block beyond what the process held before it, in bytes (Linux)."""
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         self._before = self._read("VmRSS")
         return self
 
@@ -80,7 +80,7 @@ class PeakMemory:
 
 
 class Client:
-    """One client: its context, and what it has cost so far."""
+    """One client: its context, and its costs so far."""
 
     def __init__(self, node: int, values: np.ndarray) -> None:
         self.context = Context(1, node, {}, RecordDict(), {})
@@ -90,7 +90,7 @@ class Client:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, message: Message, stage: str) -> Message:
-        """Answer, and note the time."""
+        """Answer a message, and record the time."""
         self._trained = 0.0
         start = time.process_time()
         reply = secaggplus_mod(message, self.context, self._train)
@@ -105,14 +105,14 @@ class Client:
 
 
 class InProcessGrid:
-    """Hands messages to clients and their replies back; its time is nobody's.
+    """Passes messages to clients and their replies back; its time counts for neither side.
 
     Args:
         clients: by node.
         full: nodes with a vector of the full size. The others mask one element, and the server gets
             a full client's upload in place of theirs, so that large cases need not mask n times.
-        dropped: nodes that are gone from the third stage on.
-        weigh: whether the peak memory of the first full client's masking is measured.
+        dropped: nodes that drop out from the third stage on.
+        weigh: whether to measure the peak memory of the first full client's masking.
     """
 
     def __init__(self, clients: dict[int, Client], full: list[int], dropped: set[int], weigh: bool) -> None:
@@ -122,9 +122,9 @@ class InProcessGrid:
         self.down: dict[str, int] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """The replies of those that are there."""
+        """Return the replies of the clients that have not dropped out."""
         start = time.process_time()
-        # Full clients first: the others' uploads are made from the last of them.
+        # Full clients first: the others' uploads are copied from the last of them.
         ordered = sorted(messages, key=lambda item: item.metadata.dst_node_id not in self.full)
         replies, upload = [], None
         for message in ordered:
@@ -157,7 +157,7 @@ class InProcessGrid:
 
 
 class Strategy:
-    """Takes all clients and keeps the aggregate; counts for nothing."""
+    """Selects all clients and keeps the aggregate; its time is not counted."""
 
     def __init__(self, nodes: Iterable[int]) -> None:
         self.nodes, self.aggregate = list(nodes), np.empty(0)
@@ -167,17 +167,17 @@ class Strategy:
         return [(SimpleNamespace(node_id=node), FitIns(Parameters([], ""), {})) for node in self.nodes]
 
     def aggregate_fit(self, _round: int, results: list[tuple[Any, FitRes]], _: Any) -> tuple[None, dict]:
-        """Keep what was opened."""
+        """Keep the opened aggregate."""
         self.aggregate = parameters_to_ndarrays(results[0][1].parameters)[0]
         return None, {}
 
     def num_available(self) -> int:
-        """For the log."""
+        """Return the number of clients, for Flower's log."""
         return len(self.nodes)
 
 
 def one_round(arguments: argparse.Namespace, drops: int, weigh: bool) -> dict[str, Any]:
-    """One whole aggregation; seconds, bytes, and the error of the mean."""
+    """Run one whole aggregation; return seconds, bytes, and the error of the mean."""
     nodes = list(range(1, arguments.sites + 1))
     full = nodes if not arguments.light else nodes[: arguments.light]
     dropped = set(nodes[len(nodes) - drops :])
@@ -210,7 +210,7 @@ def one_round(arguments: argparse.Namespace, drops: int, weigh: bool) -> dict[st
     for stage, step in zip(STAGES, steps, strict=True):
         grid.seconds, start = 0.0, time.process_time()
         if not step(grid, context, state):
-            sys.exit(f"Expected stage {stage} of SecAgg+ to succeed, but it did not.")
+            sys.exit(f"Expected stage {stage} of SecAgg+ to succeed, but it failed.")
         server[stage] = time.process_time() - start - grid.seconds
     error = None
     if not arguments.light:
@@ -231,7 +231,7 @@ def one_round(arguments: argparse.Namespace, drops: int, weigh: bool) -> dict[st
 
 
 def main() -> None:
-    """Measure and write the JSON."""
+    """Measure, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--sites", type=int, required=True)
     parser.add_argument("--size", type=int, required=True)
@@ -239,27 +239,27 @@ def main() -> None:
     parser.add_argument("--drops", type=int, nargs="+", required=True)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--light", type=int, default=0, help="clients with a full vector; 0: all")
+    parser.add_argument("--light", type=int, default=0, help="number of clients with a full vector; 0: all")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0  # as the runtime sets them
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0  # as Flower's runtime sets them
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     np.seterr(all="ignore")  # a sum of stand-ins may have no weight at all
     results: dict[str, Any] = {}
     weigh = Path("/proc/self/clear_refs").exists()
     peak = 0
-    if arguments.size <= 100_000:  # what is loaded at the first use is not counted
+    if arguments.size <= 100_000:  # exclude modules that load at first use
         one_round(arguments, 0, False)
     for repeat in range(arguments.repeats):
         for drops in arguments.drops:
-            found = one_round(arguments, drops, weigh and not repeat)
-            peak = max(peak, found["peak"])
+            result = one_round(arguments, drops, weigh and not repeat)
+            peak = max(peak, result["peak"])
             kept = results.setdefault(str(drops), {"client": {}, "server": {}, "errors": []})
             for stage in STAGES:
-                kept["client"].setdefault(stage, []).extend(found["client"][stage])
-                kept["server"].setdefault(stage, []).append(found["server"][stage])
-            kept["errors"].append(found["error"])
-            kept["up"], kept["down"] = found["up"], found["down"]
+                kept["client"].setdefault(stage, []).extend(result["client"][stage])
+                kept["server"].setdefault(stage, []).append(result["server"][stage])
+            kept["errors"].append(result["error"])
+            kept["up"], kept["down"] = result["up"], result["down"]
     report = {
         "versions": {
             name: importlib.metadata.version(name)
@@ -270,17 +270,17 @@ def main() -> None:
         "peak_client_bytes": peak or None,
         "drops": {
             drops: {
-                "client_ms": {stage: statistics.median(found["client"][stage]) for stage in STAGES},
-                "server_ms": {stage: statistics.median(found["server"][stage]) for stage in STAGES},
+                "client_ms": {stage: statistics.median(result["client"][stage]) for stage in STAGES},
+                "server_ms": {stage: statistics.median(result["server"][stage]) for stage in STAGES},
                 "server_spread_ms": [
-                    fold(sum(column) for column in zip(*found["server"].values(), strict=True))
+                    fold(sum(column) for column in zip(*result["server"].values(), strict=True))
                     for fold in (min, max)
                 ],
-                "up_bytes": found["up"],
-                "down_bytes": found["down"],
-                "error": None if arguments.light else max(found["errors"]),
+                "up_bytes": result["up"],
+                "down_bytes": result["down"],
+                "error": None if arguments.light else max(result["errors"]),
             }
-            for drops, found in results.items()
+            for drops, result in results.items()
         },
     }
     arguments.out.write_text(json.dumps(report, indent=2) + "\n")

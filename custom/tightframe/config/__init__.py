@@ -1,1 +1,1 @@
-"""What a job may say and what a site says about itself: frozen, validated, all errors at once."""
+"""The configurations of jobs and sites: frozen, validated, all errors reported at once."""

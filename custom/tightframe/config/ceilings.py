@@ -1,4 +1,4 @@
-"""How large a job may be where nobody has said otherwise; importable without torch."""
+"""Limits on the size of a job, with the defaults where no policy sets them; importable without torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Sizes beyond which a job's model is not built and its sums are not planned; None sets no limit.
+    """The largest sizes with which a job's model is built and its sums are planned; None sets no limit.
 
     Attributes:
-        parameters: numbers in a model, its buffers among them.
-        message_bytes: of a silo's largest term.
+        parameters: numbers in a model, including its buffers.
+        message_bytes: bytes of a silo's largest term.
     """
 
     parameters: int | None = 100_000_000

@@ -1,7 +1,7 @@
-"""What a job may say: plain values, validated as a whole, unknown keys refused.
+"""The configuration of a job: plain values, validated as a whole, unknown keys refused.
 
-Nothing here opens a path or imports a name that a job wrote: a job *names* a method, a data set
-and a model from the registries, and the site decides where its records lie.
+Nothing here opens a path or imports a module that a job names: a job *names* a method, a data set and
+a model from the registries, and the site decides which records it uses.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_serializer
 
 from tightframe.errors import JobError
-from tightframe.options import StrictModel, listed, no_such
+from tightframe.options import StrictModel, listed, unknown_name
 from tightframe.phases import Neighbours
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
-# Of the engine; a silo finds its own state by it, so that it must be one plain name of a folder.
+# The engine's id. A silo's state is in a folder of that name, so it must be a plain file name.
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
-# The engine takes an argument that is a dictionary with one of these keys for an object to build.
+# The engine builds an object from a dictionary argument that has one of these keys.
 BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
 
 
 def _nothing_to_build(values: Any) -> Any:
-    found = sorted(BUILD_KEYS.intersection(values)) if isinstance(values, dict) else []
-    if found:
+    reserved = sorted(BUILD_KEYS.intersection(values)) if isinstance(values, dict) else []
+    if reserved:
         raise ValueError(
-            f"no key may be called {found}, because the engine would build an object from a "
+            f"no key may be called {reserved}, because the engine would build an object from a "
             "dictionary with such a key"
         )
     return values
@@ -45,8 +45,8 @@ class Training(StrictModel):
 
     Attributes:
         epochs: passes over the silo's training fold in a round.
-        batch_size: records a step; patients a step in a job that hides patients.
-        optimizer: ``sgd`` or ``adam``; fresh every round, because silos keep no state.
+        batch_size: records in a step; patients in a step if the job protects patients.
+        optimizer: ``sgd`` or ``adam``; reset every round, because silos keep no state.
         learning_rate: of the optimiser.
         momentum: of SGD.
         weight_decay: coupled L2.
@@ -65,11 +65,11 @@ class Training(StrictModel):
 
 
 class Evaluation(StrictModel):
-    """What every silo counts on the model that it has just received.
+    """Evaluation, at every silo, of the model that it has just received.
 
     Attributes:
         batch_size: records at a time.
-        score_bins: bins of the per-class score histograms from which AUROC and AP come.
+        score_bins: bins of the per-class score histograms from which AUROC and AP are computed.
     """
 
     batch_size: int = Field(default=256, ge=1, le=65_536)
@@ -80,24 +80,24 @@ class Privacy(StrictModel):
     """Differential privacy of the records, for each silo and over the whole job.
 
     Attributes:
-        epsilon, delta: what all of a silo's releases of this job may cost together; a silo's own policy
-            may allow less, and its ledger adds up all jobs.
-        neighbours: what is hidden: one ``record``, or one ``patient`` with all records at a silo, where the
-            data set knows whose each record is.
+        epsilon, delta: the budget of all releases of a silo in this job; a silo's own policy may allow less,
+            and its ledger adds up all jobs.
+        neighbours: the unit that is protected: one ``record``, or one ``patient`` with all records at a silo,
+            if the data set knows the patient of each record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
             gradient of each patient's records.
-        noise_multiplier: of DP-SGD; None solves it at each silo from its number of records (or patients) and
-            the budget.
-        spare_rounds: rounds that may be repeated: noise is planned for so many more, because what is
-            repeated is charged again and the promise is kept in any case.
-        releases: rounds in which class sums are released, at most.
+        noise_multiplier: of DP-SGD; None computes it at each silo from its number of records (or patients)
+            and the budget.
+        spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
+            repeated round is charged again and the guarantee holds in any case.
+        releases: the most rounds in which class sums are released.
         feature_clip: L2 norm to which each record's features are clipped in class sums.
-        class_noise_share: part of epsilon for class sums and class counts, where a method needs any.
-        evaluation: ``local``: each silo evaluates for itself alone, because exact counts are an oracle;
-            ``noisy``: beside that, totals over the silos are opened with noise, and charged.
-        evaluations: models evaluated with noise: the last one, and others spread over the rounds.
+        class_noise_share: part of epsilon for class sums and class counts, if a method needs any.
+        evaluation: ``local``: each silo evaluates for itself only, because exact counts are an oracle;
+            ``noisy``: in addition, totals over the silos are opened with noise, and charged.
+        evaluations: number of models evaluated with noise: the last one, and others spread over the rounds.
         evaluation_noise_share: part of epsilon for these.
-        normalisation: what replaces BatchNorm: ``group``, or ``frozen`` statistics of the start.
+        normalisation: the replacement of BatchNorm: ``group``, or ``frozen`` statistics of the initial model.
     """
 
     epsilon: float = Field(default=8.0, gt=0, le=100)
@@ -116,10 +116,10 @@ class Privacy(StrictModel):
 
 
 class SiteModel(StrictModel):
-    """What one silo trains.
+    """The model of one silo.
 
     Attributes:
-        model, model_options: as the job's.
+        model, model_options: as in the job.
     """
 
     model: str
@@ -127,13 +127,13 @@ class SiteModel(StrictModel):
 
 
 class Resume(StrictModel):
-    """Which stopped job this one goes on with; written by ``tightframe jobs export --resume``.
+    """The stopped job that a job resumes; written by ``tightframe jobs export --resume``.
 
     Attributes:
-        lineage: the engine's id of the first job of the chain, under which charges and cohorts are kept.
-        previous: the engine's id of the job that is continued, whose state the silos take over.
-        after_round: the last round that is done.
-        checkpoint_sha256: of the checkpoint file, which lies beside the server's configuration.
+        lineage: the engine's id of the first job of the chain, under which charges and cohorts are recorded.
+        previous: the engine's id of the resumed job, whose state the silos take over.
+        after_round: the last completed round.
+        checkpoint_sha256: of the checkpoint file, which is next to the server's configuration.
     """
 
     lineage: JobId
@@ -148,37 +148,37 @@ class JobConfig(StrictModel):
     Attributes:
         job_name: shown in outcomes.
         method, method_options: a name of ``tightframe.methods.METHODS`` and its options.
-        dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and what a job may ask.
+        dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and its options.
         model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
-        site_models: silos that train another model than this, where the method has no global one.
+        site_models: silos that train another model than this, if the method has no global one.
         sites: the silos, by their provisioned names.
-        min_sites: fewer contributions than this end the run.
-        sites_per_round: silos asked in each training round, drawn anew by the seed; None asks all. With
-            plain sums only: a secure sum is of its whole roster, and others would be drop-outs.
-        rounds: training rounds; a closing phase that evaluates the last model comes after.
+        min_sites: the least number of contributions; with fewer the run ends.
+        sites_per_round: number of silos in each training round, drawn by the seed; None takes all. With plain
+            sums only: a secure sum needs its whole roster, and the other silos would be drop-outs.
+        rounds: training rounds; a closing phase that evaluates the last model follows.
         seed: of every random stream.
-        training, evaluation: see there.
+        training, evaluation: see ``Training`` and ``Evaluation``.
         summation: ``secure``, so that the server sees sums only, or ``plain``, in which it sees
             each silo's contribution; for research, and refused by sites that require secure sums.
-        server_trust: what secure sums assume of the server: ``malicious``, or ``semi_honest``,
-            which keeps to the protocol and needs fewer silos.
+        server_trust: the trust model of secure sums: ``malicious``, or ``semi_honest`` for a server that
+            follows the protocol, which needs fewer silos.
         colluders: silos that are assumed to collude; ``max(1, floor(n / 10))`` by default.
-        class_rules: ``off`` uses class sums of any class, however few silos hold it; only where
-            every site's policy allows it.
-        weights: how exactly a silo's public weight tells its number of training records.
-        max_weight_share: the most of all weights together that one silo's may be; larger ones are lowered to
-            that. 1 lets a silo weigh what it declares.
+        class_rules: ``off`` uses class sums of any class, however few silos hold it; only if every site's
+            policy allows it.
+        weights: precision with which a silo's public weight discloses its number of training records.
+        max_weight_share: the largest share of the total weight for one silo; a larger weight is reduced to
+            it. 1 keeps each silo's declared weight.
         update_norm: L2 norm to which model updates are rescaled; None leaves them.
-        update_bound: largest coordinate of an update while no norm is set.
+        update_bound: largest coordinate of an update if no norm is set.
         prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
-        site_timeout: seconds a silo may work on one task, from fetching it.
-        fetch_timeout: seconds to wait for silos that have not fetched theirs, while nobody works.
+        site_timeout: seconds that a silo may work on one task after fetching it.
+        fetch_timeout: seconds to wait for silos that have not fetched their task while no silo works.
         threads: intra-op threads of torch in every process.
-        local_baseline_epochs: local-only baseline at each silo after the run; 0 skips it.
-        privacy: differential privacy; None has none, and says so.
-        personalise: let each silo make a personal model after the run, as the method does it, which
-            stays there; only how good they are on average is summed.
-        resume: the stopped job that this one goes on with; None begins anew.
+        local_baseline_epochs: epochs of the local-only baseline at each silo after the run; 0 skips it.
+        privacy: differential privacy; None runs without it, and reports say so.
+        personalise: let each silo make a personal model after the run, by the method's own rule. It stays at
+            the silo; only the mean quality of these models is summed.
+        resume: the stopped job that this one resumes; None starts a new one.
     """
 
     job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -214,20 +214,20 @@ class JobConfig(StrictModel):
     resume: Resume | None = None
 
     @model_serializer(mode="wrap")
-    def _unless_it_says_nothing(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
-        """Without ``site_models`` where it is empty: files and hashes of jobs without it are as they were."""
+    def _without_empty_site_models(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out an empty ``site_models``, so that files and hashes of jobs without it do not change."""
         values = plain(self)
         if not self.site_models:
             values.pop("site_models", None)
         return values
 
     def model_at(self, site: str) -> SiteModel:
-        """What a silo trains: its own model, or the job's."""
+        """Return the model that a silo trains: its own, or the job's."""
         return self.site_models.get(site) or SiteModel(model=self.model, model_options=self.model_options)
 
     @property
     def models(self) -> str:
-        """The models in words: the job's, and which silos have others."""
+        """Description of the models: the job's, and those of silos with another one."""
         others = [
             f"{site}: {'another ' if own.model == self.model else ''}{own.model}"
             for site, own in sorted(self.site_models.items())
@@ -235,7 +235,7 @@ class JobConfig(StrictModel):
         return f"{self.model} ({', '.join(others)})" if others else self.model
 
     def assumed_colluders(self, sites: int) -> int:
-        """Silos assumed to collude in a roster of so many."""
+        """Return the number of silos that are assumed to collude in a roster of this size."""
         return default_colluders(sites) if self.colluders is None else self.colluders
 
     @property
@@ -245,25 +245,25 @@ class JobConfig(StrictModel):
 
     @property
     def done(self) -> int:
-        """Rounds that the jobs before this one have done."""
+        """Rounds that earlier jobs of the chain have completed."""
         return 0 if self.resume is None else self.resume.after_round
 
     @property
     def anew(self) -> JobConfig:
-        """The same job without what it goes on with: all jobs of a chain have the same."""
+        """This job without ``resume``: the same for all jobs of a chain."""
         return self.model_copy(update={"resume": None})
 
     def lineage(self, job_id: str) -> str:
-        """Id of the first job of the chain, given the engine's id of this one."""
+        """Return the id of the first job of the chain, given the engine's id of this one."""
         return job_id if self.resume is None else self.resume.lineage
 
     def sha256(self) -> str:
-        """SHA-256 of the canonical JSON; server and silos compare it at enrolment."""
+        """Return the SHA-256 of the canonical JSON; server and silos compare it at enrolment."""
         return config_hash(self.model_dump(mode="json"))
 
 
 def _cross_problems(values: dict[str, Any]) -> list[str]:
-    """What does not fit together, told also while other values are wrong."""
+    """List values that contradict each other, even if other values are invalid."""
     sites, least = values.get("sites"), values.get("min_sites")
     if not (isinstance(sites, list) and all(isinstance(site, str) for site in sites)):
         return []
@@ -274,10 +274,10 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems.append(f"min_sites: Expected at most the number of sites ({len(sites)}), but got {least}")
     problems += _sampling_problems(values, len(sites))
     for key, kind in (("prototype_sites", list), ("site_models", dict)):
-        asked = values.get(key)
-        if isinstance(asked, kind):
-            strangers = sorted({str(site) for site in asked} - set(sites))
-            problems += [f"{key}: {site}: {no_such('site of `sites`', site, sites)}" for site in strangers]
+        named = values.get(key)
+        if isinstance(named, kind):
+            unknown = sorted({str(site) for site in named} - set(sites))
+            problems += [f"{key}: {site}: {unknown_name('site of `sites`', site, sites)}" for site in unknown]
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:
@@ -290,39 +290,43 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
 
 
 def _privacy_problems(values: dict[str, Any]) -> list[str]:
-    """What differential privacy does not go with: each would tell something exact of the records."""
+    """List options that cannot be combined with differential privacy, because they disclose exact values."""
     problems = []
     if (weights := values.get("weights", "exact")) != "uniform":
         problems.append(
-            f"weights: Expected 'uniform' with `privacy`, but got {weights!r}: a weight that follows the "
-            "number of records tells of each of them"
+            f"weights: Expected 'uniform' with `privacy`, but got {weights!r}: a weight that depends on the "
+            "number of records discloses whether a record is among them"
         )
     if values.get("local_baseline_epochs"):
         problems.append(
-            "local_baseline_epochs: whether a training without noise comes to its end tells of the records, "
-            "so not with `privacy`"
+            "local_baseline_epochs: not possible with `privacy`, because whether a training without noise "
+            "completes depends on the records"
         )
     if values.get("personalise"):
-        problems.append("personalise: its means are exact counts of records, so not with `privacy`")
+        problems.append(
+            "personalise: not possible with `privacy`, because the means over personal models are exact"
+        )
     training = values.get("training")
     if isinstance(training, dict) and training.get("amp"):
-        problems.append("training.amp: gradients are clipped in full precision, so not with `privacy`")
-    asked = values["privacy"]
-    if isinstance(asked, dict) and asked.get("evaluation") == "noisy":
-        problems += _noisy_evaluation_problems(asked)
+        problems.append(
+            "training.amp: not possible with `privacy`, because gradients are clipped in full precision"
+        )
+    privacy = values["privacy"]
+    if isinstance(privacy, dict) and privacy.get("evaluation") == "noisy":
+        problems += _noisy_evaluation_problems(privacy)
     return problems
 
 
-def _noisy_evaluation_problems(asked: dict[str, Any]) -> list[str]:
-    """What an evaluation with noise does not go with."""
+def _noisy_evaluation_problems(privacy: dict[str, Any]) -> list[str]:
+    """List options that cannot be combined with an evaluation with noise."""
     problems = []
-    if (neighbours := asked.get("neighbours", "record")) != "record":
+    if (neighbours := privacy.get("neighbours", "record")) != "record":
         problems.append(
             "privacy.evaluation: Expected 'local' unless `neighbours` is 'record', but got 'noisy' with "
-            f"{neighbours!r}: what a patient's records add to an evaluation is not clipped"
+            f"{neighbours!r}: the contribution of a patient's records to an evaluation is not clipped"
         )
     names = ("class_noise_share", "evaluation_noise_share")
-    shares = [asked.get(name, Privacy.model_fields[name].default) for name in names]
+    shares = [privacy.get(name, Privacy.model_fields[name].default) for name in names]
     if all(isinstance(share, float) for share in shares) and sum(shares) >= 1:
         problems.append(
             f"privacy.evaluation_noise_share: Expected less than 1 with `class_noise_share`, but got "
@@ -342,8 +346,8 @@ def _sampling_problems(values: dict[str, Any], sites: int) -> list[str]:
         problems.append(f"min_sites: Expected at most `sites_per_round` ({drawn}), but got {least}")
     if values.get("summation", "secure") == "secure":
         problems.append(
-            "sites_per_round: a secure sum is over its whole roster, so that silos that are not asked would "
-            'be drop-outs; draw silos with "summation": "plain" only, or leave it out'
+            "sites_per_round: not possible with secure sums, in which silos that are not drawn would be "
+            'drop-outs; set "summation": "plain", or leave sites_per_round out'
         )
     return problems
 
@@ -351,8 +355,8 @@ def _sampling_problems(values: dict[str, Any], sites: int) -> list[str]:
 def _secure_problems(values: dict[str, Any], sites: int) -> list[str]:
     if sites < MIN_SITES:
         return [
-            f"sites: secure sums need at least {MIN_SITES} silos, but got {sites}: with two, a sum minus "
-            'one\'s own term is the other\'s. Ask for "summation": "plain" by name if the server may see '
+            f"sites: secure sums need at least {MIN_SITES} silos, but got {sites}: with two, each could "
+            'subtract its own term and learn the other\'s. Set "summation": "plain" if the server may see '
             "every term"
         ]
     colluders, trust = values.get("colluders"), values.get("server_trust", "malicious")
@@ -364,13 +368,13 @@ def _secure_problems(values: dict[str, Any], sites: int) -> list[str]:
 
 
 def config_hash(values: Any) -> str:
-    """SHA-256 (hex) of plain values as canonical JSON."""
+    """Return the SHA-256 (hex) of plain values as canonical JSON."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_job(values: dict[str, Any]) -> JobConfig:
-    """Validate what a job says; the names and options of registries are checked by ``setup``.
+    """Validate a job's values; ``setup`` checks the names and options of registries.
 
     Raises:
         JobError: listing every problem.
@@ -382,7 +386,7 @@ def parse_job(values: dict[str, Any]) -> JobConfig:
 
 
 def check_job(values: Any) -> tuple[JobConfig | None, list[str]]:
-    """The job, or None and every problem of its values."""
+    """Return the validated job, or None and every problem of its values."""
     if not isinstance(values, dict):
         return None, [f"job: Expected a block of keys, but got {type(values).__name__}"]
     problems = _cross_problems(values)

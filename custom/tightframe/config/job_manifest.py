@@ -1,8 +1,8 @@
-"""What a lead signs of a job: its files by name, for whom, until when, and once.
+"""The manifest that a lead signs for a job: its files, sites, validity and a nonce for single use.
 
-The engine's own signature binds the contents of files one by one: files of two signed jobs can be mixed,
-dropped, and run again for ever. A manifest of ours lies in the ``config`` folder of each app of a job, so
-that it travels to the sites, and binds all of it together. Sites hold it against the project's root.
+The engine's own signature covers the files one by one: files of two signed jobs can be mixed or removed,
+and a signed job can be run again at any time. This manifest covers the whole job. It is in the ``config``
+folder of each app of a job, with which it reaches the sites, and sites verify it by the project's root.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from tightframe.securesum.identity import Anchor, Signer, verify_certificate, ve
 from tightframe.securesum.primitives import encode_fields
 
 PLACE = "config/tightframe_manifest.json"
-"""Of the manifest, in an app's folder."""
+"""Path of the manifest in an app's folder."""
 ENGINE_FILES = frozenset((".__nvfl_sig.json", ".__nvfl_submitter.crt"))
-"""What the engine adds to each folder of a job when it is submitted."""
+"""Files that the engine adds to each folder of a job on submission."""
 ROLES = ("lead", "project_admin")
-"""Who may submit jobs, by the role in the certificate."""
+"""Roles in the certificates of users who may submit jobs."""
 TAG = "job-manifest"
 DAYS, MAX_DAYS = 14, 366
 CLOCKS = timedelta(minutes=10)
-"""By how much the clocks of a lead and a site may differ."""
+"""Largest accepted difference between the clocks of a lead and a site."""
 MAX_BYTES = 2**20
 SIGN = "ask the lead to sign it with `tightframe jobs sign FOLDER` and to submit it again"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# Plain names below the app's folder: nothing absolute, hidden, `..`, or that only looks like another name.
+# Plain names below the app's folder: no absolute path, hidden file, `..`, or look-alike of another name.
 RelativeName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$", max_length=200)
 ]
@@ -54,16 +54,16 @@ Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]
 
 
 class Manifest(StrictModel):
-    """One app of a job, as it was signed.
+    """The signed description of one app of a job.
 
     Attributes:
-        format: of this file.
+        format: version of the file format.
         job_sha256: hash of the job's values.
-        sites: the silos that the job is for.
-        files: each file of the app -> SHA-256, by its name below the app's folder.
-        created, expires: UTC; a site takes the job up between the two.
-        nonce: of this signing; a site takes it up for one job of the engine.
-        signer: provisioned name of who signed.
+        sites: the silos of the job.
+        files: name of each file below the app's folder -> its SHA-256.
+        created, expires: UTC; a site accepts the job between the two.
+        nonce: of this signature; a site accepts it for one job of the engine only.
+        signer: provisioned name of the signer.
         certificate: the signer's, DER in base64.
         signature: over ``signed``, in base64.
     """
@@ -80,18 +80,18 @@ class Manifest(StrictModel):
     signature: Annotated[str, Field(max_length=4000)] = ""
 
     def signed(self) -> bytes:
-        """All but the signature, in the one encoding that the protocol's keys sign."""
+        """Return the bytes that the signature covers: all other values, encoded by ``encode_fields``."""
         values = self.model_dump(exclude={"signature", "certificate"})
         return encode_fields(TAG, values, hashlib.sha256(self.der).digest())
 
     @property
     def der(self) -> bytes:
-        """The signer's certificate."""
+        """The signer's certificate, DER."""
         return base64.b64decode(self.certificate, validate=True)
 
     @property
     def until(self) -> datetime:
-        """When it expires."""
+        """The time at which it expires."""
         return _moment(self.expires)
 
 
@@ -102,18 +102,18 @@ def sign(
 
     Args:
         app: the app's folder.
-        job: what it is of.
+        job: the job of the folder.
         signer: the lead's identity.
-        days: for how long sites may take it up.
+        days: how long sites may accept the job.
         nonce: the same for all apps of a job; a new one by default.
         now: the time, with a time zone.
 
     Raises:
-        ManifestError: TF-634 if ``days`` is out of range; TF-635 if the folder has links or odd names.
+        ManifestError: TF-634 if ``days`` is out of range; TF-635 if the folder has links or invalid names.
     """
     if not 1 <= days <= MAX_DAYS:
         raise ManifestError(f"Expected a manifest for 1 to {MAX_DAYS} days, but got {days}.")
-    made = Manifest(
+    manifest = Manifest(
         format=1,
         job_sha256=job.sha256(),
         sites=list(job.roster),
@@ -124,45 +124,45 @@ def sign(
         signer=common_name(signer.certificate),
         certificate=base64.b64encode(signer.certificate).decode(),
     )
-    signature = base64.b64encode(signer.sign(made.signed())).decode()
-    made = made.model_copy(update={"signature": signature})
-    write_json(app / PLACE, made.model_dump(mode="json"))
-    return made
+    signature = base64.b64encode(signer.sign(manifest.signed())).decode()
+    manifest = manifest.model_copy(update={"signature": signature})
+    write_json(app / PLACE, manifest.model_dump(mode="json"))
+    return manifest
 
 
 def read(app: Path) -> Manifest:
-    """The manifest in an app's folder, as it says; nothing of it is verified.
+    """Read the manifest in an app's folder without verifying it.
 
     Raises:
         ManifestError: TF-633 if there is none, TF-634 if it is malformed.
     """
     path = app / PLACE
     try:
-        kind = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         raise ManifestError(
             f"Expected the job to be signed by its lead, but it has no {PLACE}: {SIGN}.", code="TF-633"
         ) from None
-    if not stat.S_ISREG(kind.st_mode) or kind.st_size > MAX_BYTES:
-        raise _malformed("no plain file of a manifest's size")
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+        raise _malformed(f"something that is not a regular file of at most {MAX_BYTES} bytes")
     try:
         values = json.loads(path.read_bytes(), object_pairs_hook=_once)
-        made = Manifest.model_validate(values)
-        if made.der and _moment(made.created) < made.until:
-            return made
+        manifest = Manifest.model_validate(values)
+        if manifest.der and _moment(manifest.created) < manifest.until:
+            return manifest
     except (ValidationError, ValueError, RecursionError, binascii.Error):
-        pass  # what a stranger wrote is not repeated
+        pass  # the error below does not quote untrusted text
     raise _malformed("something else")
 
 
 def verify(app: Path, job: JobConfig, site: str, anchor: Anchor, *, now: datetime) -> Manifest:
-    """The manifest of a deployed app, if a lead of this project signed exactly what lies there.
+    """Verify that a lead of this project signed exactly this deployed app, and return its manifest.
 
-    When it may be taken up, and how often, ``take_up`` says.
+    ``take_up`` checks the time and the single use.
 
     Args:
         app: the app's folder at this site.
-        job: whose values this site was given to run.
+        job: the job that this site received.
         site: this site's name.
         anchor: the project's root.
         now: the time, with a time zone.
@@ -170,90 +170,96 @@ def verify(app: Path, job: JobConfig, site: str, anchor: Anchor, *, now: datetim
     Raises:
         ManifestError: TF-633, TF-634; TF-635 if files, values or sites are not as signed.
     """
-    made = read(app)
+    manifest = read(app)
     try:
-        verify_certificate(made.der, made.signer, anchor, pins=None, pinned_only=False, at=now, roles=ROLES)
+        verify_certificate(
+            manifest.der, manifest.signer, anchor, pins=None, pinned_only=False, at=now, roles=ROLES
+        )
         verify_signature(
-            made.der,
-            made.signed(),
-            _signature(made),
-            owner=made.signer,
+            manifest.der,
+            manifest.signed(),
+            _signature(manifest),
+            owner=manifest.signer,
             what="the job's manifest",
         )
     except (ProtocolError, UnicodeError) as error:
         raise ManifestError(
             f"Expected the manifest to be signed by a {' or '.join(ROLES)} of this project, but: {error} "
-            f"If the job is meant, {SIGN}."
+            f"If the job is genuine, {SIGN}."
         ) from None
-    if made.signer in made.sites:
+    if manifest.signer in manifest.sites:
         raise ManifestError(
-            f"Expected a person to sign the job, but {made.signer} is one of its sites: {SIGN}."
+            f"Expected a person to sign the job, but {manifest.signer} is one of its sites: {SIGN}."
         )
-    _hold_files(made, _files(app))
-    if made.job_sha256 != job.sha256():
-        raise _other("the job's values", f"SHA-256 {made.job_sha256}", job.sha256())
-    if sorted(made.sites) != list(job.roster) or site not in made.sites:
-        raise _other("the sites", f"{', '.join(job.roster)} with {site}", ", ".join(made.sites))
-    return made
+    _check_files(manifest, _files(app))
+    if manifest.job_sha256 != job.sha256():
+        raise _other("the job's values", f"SHA-256 {manifest.job_sha256}", job.sha256())
+    if sorted(manifest.sites) != list(job.roster) or site not in manifest.sites:
+        raise _other("the sites", f"{', '.join(job.roster)} with {site}", ", ".join(manifest.sites))
+    return manifest
 
 
-def take_up(made: Manifest, job_id: str, store: Path, *, now: datetime) -> None:
-    """Put on record that this site takes a signed job up, once for ever.
+def take_up(manifest: Manifest, job_id: str, store: Path, *, now: datetime) -> None:
+    """Record that this site accepts a signed job, which it does only once.
 
-    The same job of the engine is asked for again by every process and task of it, also after the manifest
-    has expired. A line is on the disk before this returns.
+    Every process and task of the same engine job calls this again and passes, even after the manifest has
+    expired. The record is on the disk before this returns.
 
     Args:
-        made: verified.
+        manifest: verified.
         job_id: the engine's id of the job.
         store: this site's file of nonces.
         now: the time, with a time zone.
 
     Raises:
-        ManifestError: TF-636 if it is expired or of the future; TF-637 if another job of the engine has its
-            nonce, or the file cannot be read.
+        ManifestError: TF-636 if it has expired or is not valid yet; TF-637 if another job of the engine used
+            its nonce, or the file cannot be read.
     """
     store.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(store.with_name(f".{store.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = _taken_up(store)
-        other = known.get(made.nonce)
-        if other == job_id:
+        recorded = _taken_up(store).get(manifest.nonce)
+        if recorded == job_id:
             return
-        if other is not None:
+        if recorded is not None:
             raise ManifestError(
-                f"Expected a signed job to be submitted once, but {other} had this signature before the "
-                f"engine's job {job_id}: {SIGN}.",
+                f"Expected a signed job to be submitted once, but the engine's job {recorded} used the "
+                f"signature of job {job_id} before: {SIGN}.",
                 code="TF-637",
             )
-        check_time(made, now=now)
-        line = {"nonce": made.nonce, "job_id": job_id, "signer": made.signer, "expires": made.expires}
+        check_time(manifest, now=now)
+        line = {
+            "nonce": manifest.nonce,
+            "job_id": job_id,
+            "signer": manifest.signer,
+            "expires": manifest.expires,
+        }
         append_durably(store, json.dumps(line).encode() + b"\n")
     finally:
         os.close(lock)
 
 
-def check_time(made: Manifest, *, now: datetime) -> None:
-    """Refuse a manifest outside its time.
+def check_time(manifest: Manifest, *, now: datetime) -> None:
+    """Refuse a manifest outside its validity.
 
     Args:
-        made: verified.
+        manifest: verified.
         now: the time, with a time zone.
 
     Raises:
-        ManifestError: TF-636 if it is expired or of the future.
+        ManifestError: TF-636 if it has expired or is not valid yet.
     """
-    if now >= made.until or now < _moment(made.created) - CLOCKS:
+    if now >= manifest.until or now < _moment(manifest.created) - CLOCKS:
         raise ManifestError(
-            f"Expected a job signed for now ({_written(now)}), but it is signed from {made.created} to "
-            f"{made.expires}: see that this machine's clock is right; if it is, {SIGN}.",
+            f"Expected a signature that is valid now ({_written(now)}), but it is valid from "
+            f"{manifest.created} to {manifest.expires}: check this machine's clock; if it is right, {SIGN}.",
             code="TF-636",
         )
 
 
 def common_name(der: bytes) -> str:
-    """The name in a certificate (DER)."""
+    """Return the common name in a certificate (DER); empty if it has none."""
     names = x509.load_der_x509_certificate(der).subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
@@ -267,17 +273,17 @@ def _taken_up(store: Path) -> dict[str, str]:
         return {str(line["nonce"]): str(line["job_id"]) for line in lines}
     except (ValueError, KeyError, TypeError):
         raise ManifestError(
-            f"Expected {store} to hold the signed jobs that this site has taken up, but got something else: "
-            "restore it from a backup; without it a job could be run twice.",
+            f"Expected {store} to list the signed jobs that this site has accepted, but got something else: "
+            "restore it from a backup; without it a signed job could be run twice.",
             code="TF-637",
         ) from None
 
 
 def _files(app: Path) -> dict[str, str]:
-    """Name -> SHA-256 of each file of an app, but the manifest and what the engine adds.
+    """Hash an app's files: name -> SHA-256, without the manifest and the engine's own files.
 
     Raises:
-        ManifestError: TF-635 at a link, or what is neither file nor folder.
+        ManifestError: TF-635 at a link, or at anything that is neither file nor folder.
     """
     hashes = {}
     for path in sorted(app.rglob("*")):
@@ -286,7 +292,7 @@ def _files(app: Path) -> dict[str, str]:
         if stat.S_ISDIR(mode):
             continue
         if not stat.S_ISREG(mode):
-            raise _other("the job's files", "plain files", f"something else as {name!r}")
+            raise _other("the job's files", "regular files", f"{name!r}, which is not one")
         if name == PLACE or path.name in ENGINE_FILES:
             continue
         with path.open("rb") as stream:
@@ -294,28 +300,29 @@ def _files(app: Path) -> dict[str, str]:
     return hashes
 
 
-def _hold_files(made: Manifest, here: Mapping[str, str]) -> None:
-    missing, added = sorted(set(made.files) - set(here)), sorted(set(here) - set(made.files))
-    changed = sorted(name for name in here if name in made.files and here[name] != made.files[name])
+def _check_files(manifest: Manifest, present: Mapping[str, str]) -> None:
+    signed = manifest.files
+    missing, added = sorted(set(signed) - set(present)), sorted(set(present) - set(signed))
+    changed = sorted(name for name in present if name in signed and present[name] != signed[name])
     if missing or added or changed:
         differences = [
-            f"{what} {', '.join(map(repr, names[:3]))}"
-            for what, names in (("missing", missing), ("added", added), ("changed", changed))
+            f"{kind} {', '.join(map(repr, names[:3]))}"
+            for kind, names in (("missing", missing), ("added", added), ("changed", changed))
             if names
         ]
         raise _other("the job's files", "as they were signed", "; ".join(differences))
 
 
-def _signature(made: Manifest) -> bytes:
+def _signature(manifest: Manifest) -> bytes:
     try:
-        return base64.b64decode(made.signature, validate=True)
+        return base64.b64decode(manifest.signature, validate=True)
     except binascii.Error:
         raise _malformed("no signature") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is repeated")
     return dict(pairs)
 
 
@@ -327,12 +334,13 @@ def _written(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _malformed(got: str) -> ManifestError:
-    return ManifestError(f"Expected {PLACE} to be a manifest of this version, but got {got}: {SIGN}.")
+def _malformed(problem: str) -> ManifestError:
+    return ManifestError(f"Expected {PLACE} to be a manifest of this version, but got {problem}: {SIGN}.")
 
 
-def _other(what: str, expected: str, got: str) -> ManifestError:
+def _other(part: str, expected: str, actual: str) -> ManifestError:
     return ManifestError(
-        f"Expected {what} to be {expected}, but got {got}: the job is not the one that was signed; {SIGN}.",
+        f"Expected {part} to be {expected}, but got {actual}: the job is not the one that was signed; "
+        f"{SIGN}.",
         code="TF-635",
     )

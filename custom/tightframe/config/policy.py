@@ -1,8 +1,8 @@
-"""A site's policy: the rules that it enforces itself, whatever a job or a server says.
+"""A site's policy: the rules that it enforces itself, whatever a job or the server asks for.
 
-It is the ``policy`` block of the site's own ``local/tightframe.json``: a profile, and any rule of
-it set otherwise. In production the profile is ``standard`` unless the site names another; the
-simulator's is ``research``. A job that asks for less than the policy is refused at enrolment.
+It is the ``policy`` block of the site's own ``local/tightframe.json``: a profile, and the rules that
+differ from it. In production the profile is ``standard`` unless the site names another; in the
+simulator it is ``research``. A job that asks for less than the policy is refused at enrolment.
 """
 
 from __future__ import annotations
@@ -36,66 +36,64 @@ Submitter = Annotated[str, Field(min_length=1, max_length=200)]
 
 MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
-"""How options of methods are called that say how often records are gone through."""
-
-__all__ = ["MIN_CLASS_COUNT", "PROFILES", "BelowPolicyError", "Policy", "PolicyBlock", "Profile", "Refusal"]
+"""Endings of the names of method options that count passes over the records."""
 
 
 class Policy(StrictModel):
     """One site's rules, complete.
 
     Attributes:
-        profile: the profile that they started from.
+        profile: the profile that they are based on.
         require_secure_sum: refuse jobs with plain sums, in which the server sees this site's terms.
         minimum_cohort: the smallest number of silos in a job and in any sum.
-        colluders: at least so many silos must be assumed to collude.
-        semi_honest_server: accept jobs that assume a server which keeps to the protocol.
-        weights: weight rules that it accepts; ``exact`` tells its number of training records.
-        max_weight_share: the most of all weights together that a job may let one silo's be; None sets no
+        colluders: the least number of colluding silos that a job must assume.
+        semi_honest_server: accept jobs that assume a server which follows the protocol.
+        weights: the weight rules that it accepts; ``exact`` discloses its number of training records.
+        max_weight_share: the largest share of the total weight that a job may give one silo; None sets no
             limit.
-        max_records: the largest number of training records that another silo is believed to have; None sets
-            no limit.
-        min_class_count: fewer local records of a class are never part of a per-class total; None
-            stands for 5, and for 1 where the records are the synthetic twin.
-        class_rules_off: accept jobs that switch the class rules off by name, or that choose which silos
-            submit class sums.
+        max_records: the largest number of training records that another silo may plausibly declare; None
+            sets no limit.
+        min_class_count: a class with fewer local records is never part of a per-class total; None means 5,
+            or 1 if the records are the synthetic twin.
+        class_rules_off: accept jobs that switch the class rules off, or that choose which silos submit
+            class sums.
         allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
-            shows that silo's value.
-        static_cohort: ``enrolled`` opens counts, class sums and evaluation for one cohort only, for
-            ever; ``any`` gives the difference of two cohorts away exactly.
+            discloses that silo's value.
+        static_cohort: ``enrolled`` opens counts, class sums and evaluation for a single cohort,
+            permanently; ``any`` discloses the exact difference between two cohorts.
         pins: peer -> SHA-256 (hex) of the public keys that it may have, old and new during a renewal.
         pinned_only: refuse peers without a pin.
         central_provisioning: accept certificates without the role attribute, which only central
-            provisioning makes; for tests.
+            provisioning issues; for tests.
         required_privacy: refuse jobs without differential privacy.
-        epsilon_cap: what all jobs together may spend on one data set, and so the most that one may ask;
-            None sets no limit. At ``delta_cap``.
+        epsilon_cap: the most epsilon that all jobs together may spend on one data set, and so the most that
+            one job may ask for, at ``delta_cap``; None sets no limit.
         delta_cap: the largest delta; None sets no limit.
-        max_releases: the most releases of class sums, class counts and noisy evaluations in a job, repeats
-            aside; None sets no limit.
+        max_releases: the most releases of class sums, class counts and noisy evaluations in a job, not
+            counting repeats; None sets no limit.
         charged_retries: the most releases of a job that are charged although they failed or are repeated,
-            so that a server cannot drain the budget by failing rounds; None sets no limit.
-        neighbours: the one relation in which this site counts its budget, ``record`` or ``patient``; None
-            takes either. Neither epsilon bounds the other.
+            so that a server cannot exhaust the budget by failing rounds; None sets no limit.
+        neighbours: the neighbouring relation in which this site counts its budget, ``record`` or
+            ``patient``; None accepts either. The epsilon of one does not bound the other's.
         epsilon_shown: what the lead learns of the epsilon that a job has cost this site's records so far:
-            ``range`` counts the site in a histogram over silos, ``exact`` also tells its own number,
+            ``range`` counts the site in a histogram over silos, ``exact`` also reports its own number,
             ``nothing`` leaves it out of both.
-        clear_metrics: which of this site's own numbers a plain sum may show the server: ``evaluation``,
+        clear_metrics: the site's own numbers that a plain sum may show the server: ``evaluation``,
             ``training`` (losses), ``personal`` (its personal model's accuracy).
-        max_score_bins: the most bins of score histograms in an exact evaluation, because narrow ones tell
-            single records' scores; None sets no limit.
-        min_test_count: a fold of fewer records is left out of an exact evaluation, which tells how each of
-            them fares to whoever knows the others.
+        max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
+            disclose the scores of single records; None sets no limit.
+        min_test_count: a fold of fewer records is left out of an exact evaluation, because whoever knows
+            all records but one could infer the result of that one.
         allowed_methods: the methods that it takes part in; None for all.
-        allowed_submitters: who may submit a job, by their provisioned names; None for everybody.
+        allowed_submitters: provisioned names of the users who may submit a job; None for all.
         signed_jobs: take part in production only in jobs with a lead's manifest (``config.job_manifest``).
-        max_parameters: the most numbers in a model that is built here; held before it is allocated.
+        max_parameters: the most numbers in a model that is built here, checked before it is allocated.
         max_message_bytes: the largest term of a sum.
         max_sites, max_rounds: of a job.
-        max_epochs: of any one training that a job names: a round's, the baseline's, those of its method.
+        max_epochs: of each training in a job: a round's, the baseline's, those of its method.
         max_batch_values: the most input values at a time: records of a batch times values of a record.
-        tell_refusals: tell the lead which rule a job falls short of, with the asked and required value;
-            the code alone leaves otherwise.
+        tell_refusals: report to the lead which rule a job does not meet, with the asked and the required
+            value; otherwise only the code leaves the site.
         egress_guard: run in production only with the site's result filter (``flare.guard``) in place.
         log_streaming: always False: the engine must not send the site's log to the server.
     """
@@ -139,7 +137,7 @@ class Policy(StrictModel):
     log_streaming: Literal[False]
 
     def site_rules(self) -> SiteRules:
-        """The part that the secure sum enforces."""
+        """Return the rules that the secure sum enforces."""
         trust: frozenset[Trust] = frozenset({"malicious"})
         if self.semi_honest_server:
             trust |= {"semi_honest"}
@@ -154,7 +152,7 @@ class Policy(StrictModel):
         )
 
     def class_count(self, *, synthetic: bool) -> int:
-        """Local records that a class must have at this site."""
+        """Return the least number of local records that a class must have at this site."""
         if self.min_class_count is not None:
             return self.min_class_count
         return 1 if synthetic else MIN_CLASS_COUNT
@@ -163,42 +161,47 @@ class Policy(StrictModel):
         """Refuse a job that asks for less than this policy.
 
         Args:
-            job: as this site was given it.
-            submitter: who submitted it; None if nobody knows, as in the simulator.
+            job: as this site received it.
+            submitter: name of the user who submitted it; None if unknown, as in the simulator.
 
         Raises:
-            BelowPolicyError: TF-614, listing every rule, what the job asks and what is required.
+            BelowPolicyError: TF-614, listing every violated rule with the asked and the required value.
         """
         sizes = self._size_refusals(job)
         self.refuse(
-            [*self._sum_refusals(job), *self._privacy_refusals(job), *sizes, *self._who(job, submitter)]
+            [
+                *self._sum_refusals(job),
+                *self._privacy_refusals(job),
+                *sizes,
+                *self._allowance_refusals(job, submitter),
+            ]
         )
 
     @property
     def ceilings(self) -> Ceilings:
-        """What is held where a job's model is built and its sums are planned."""
+        """The size limits that are enforced where a job's model is built and its sums are planned."""
         return Ceilings(self.max_parameters, self.max_message_bytes)
 
     @contextmanager
-    def holding_size(self) -> Iterator[None]:
-        """Make what is larger than ``ceilings`` a refusal by this policy.
+    def refuse_oversized(self) -> Iterator[None]:
+        """Turn a size error inside the block into a refusal by this policy.
 
         Raises:
-            BelowPolicyError: TF-614, in place of TF-632.
+            BelowPolicyError: TF-614, instead of TF-632.
         """
         try:
             yield
         except TooLargeError as error:
             refusal = Refusal(error.rule, error.asked, f"at most {error.most}")
-            raise BelowPolicyError([refusal], told=self.tell_refusals) from None
+            raise BelowPolicyError([refusal], shown_to_lead=self.tell_refusals) from None
 
     def check_method(self, options: Any, job: JobConfig | None = None) -> None:
-        """Refuse what a job's method does in a way that this policy does not accept.
+        """Refuse a method that discloses more than this policy accepts.
 
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
                 ``geometric`` it takes geometric means.
-            job: whose method it is; with differential privacy, a bound for each record is needed.
+            job: the job of the method; with differential privacy each record's influence must be bounded.
 
         Raises:
             BelowPolicyError: TF-614.
@@ -210,8 +213,8 @@ class Policy(StrictModel):
                     "allow_sign_split",
                     "sums split by sign",
                     "sums of whole values",
-                    "the method sums each coordinate's signs and logarithms apart, so that a coordinate "
-                    "with one positive silo tells that silo's value",
+                    "the method sums each coordinate's signs and logarithms separately, so that a coordinate "
+                    "with one positive silo discloses that silo's value",
                 )
             )
         if getattr(options, "geometric", False) and self.private(job):
@@ -220,36 +223,36 @@ class Policy(StrictModel):
                     self._privacy_rule,
                     "geometric means of gradients",
                     "a bound for each record",
-                    "what one record does to a geometric mean has no bound, so no noise hides it; choose a "
+                    "one record's influence on a geometric mean has no bound, so no noise hides it; choose a "
                     "variant with arithmetic means, or run the job without differential privacy",
                 )
             )
         self.refuse(refusals)
 
     def private(self, job: JobConfig | None) -> bool:
-        """Whether a job runs with differential privacy at this site: it asks for it, or must."""
+        """Return True if a job runs with differential privacy at this site: it asks for it, or must."""
         return self.required_privacy or getattr(job, "privacy", None) is not None
 
     def asks_of_method(self, job: JobConfig) -> bool:
-        """Whether ``check_method`` can refuse: then the method's options are looked at on enrolment."""
+        """Return True if ``check_method`` can refuse, so that enrolment needs the method's options."""
         return not self.allow_sign_split or self.private(job)
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
-        """Raise what a job is refused for, if that is anything.
+        """Refuse a job if there is any reason to.
 
         Raises:
             BelowPolicyError: TF-614.
         """
         if refusals:
-            raise BelowPolicyError(refusals, told=self.tell_refusals)
+            raise BelowPolicyError(refusals, shown_to_lead=self.tell_refusals)
 
     def describe(self) -> str:
-        """One line for people: the profile, and each rule that differs from ``standard``."""
-        shown = ", ".join(f"{name} {value}" for name, value in self.differences().items())
-        return f"{self.profile}" + (f" ({shown})" if shown else "")
+        """Describe the policy in one line: the profile, and each rule that differs from ``standard``."""
+        rules = ", ".join(f"{name} {value}" for name, value in self.differences().items())
+        return f"{self.profile}" + (f" ({rules})" if rules else "")
 
     def differences(self, profile: Profile = "standard") -> dict[str, str]:
-        """Rules that are not a profile's, with their values in words; pins are the site's own affair."""
+        """Return the rules that differ from a profile, with their values in words; pins are left out."""
         return {
             name: in_words(value)
             for name, value in self.model_dump().items()
@@ -261,12 +264,12 @@ class Policy(StrictModel):
         return "required_privacy" if self.required_privacy else "privacy"
 
     def _sum_refusals(self, job: JobConfig) -> list[Refusal]:
-        found: list[Refusal] = []
+        refusals: list[Refusal] = []
         plain = job.summation == "plain"
         if self.require_secure_sum and plain:
-            found.append(Refusal("require_secure_sum", f"{job.summation} sums", "a secure sum"))
+            refusals.append(Refusal("require_secure_sum", f"{job.summation} sums", "a secure sum"))
         if plain and (clear := [name for name in _clear_metrics(job) if name not in self.clear_metrics]):
-            found.append(
+            refusals.append(
                 Refusal(
                     "clear_metrics",
                     f"{', '.join(clear)} in clear",
@@ -276,60 +279,60 @@ class Policy(StrictModel):
             )
         bins, most = job.evaluation.score_bins, self.max_score_bins
         if job.privacy is None and most is not None and bins > most:
-            found.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {most}"))
+            refusals.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {most}"))
         if job.class_rules == "off" and not self.class_rules_off:
-            found.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
+            refusals.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
         if plain and job.min_sites < self.minimum_cohort:
-            found.append(Refusal("minimum_cohort", str(job.min_sites), f"at least {self.minimum_cohort}"))
+            refusals.append(Refusal("minimum_cohort", str(job.min_sites), f"at least {self.minimum_cohort}"))
         if job.weights not in self.weights:
-            found.append(Refusal("weights", job.weights, f"one of {', '.join(self.weights)}"))
-        asked, share = job.max_weight_share, self.max_weight_share
-        # Where all weigh the same there is nothing to lower.
-        if job.weights != "uniform" and share is not None and asked > share:
-            found.append(Refusal("max_weight_share", _number(asked), f"at most {_number(share)}"))
+            refusals.append(Refusal("weights", job.weights, f"one of {', '.join(self.weights)}"))
+        share, cap = job.max_weight_share, self.max_weight_share
+        # Uniform weights need no cap.
+        if job.weights != "uniform" and cap is not None and share > cap:
+            refusals.append(Refusal("max_weight_share", _number(share), f"at most {_number(cap)}"))
         if not plain and job.prototype_sites is not None and not self.class_rules_off:
-            found.append(
+            refusals.append(
                 Refusal(
                     "class_rules_off",
-                    "a choice of who submits class sums (prototype_sites)",
+                    "class sums of chosen silos only (prototype_sites)",
                     "class sums of all silos",
-                    "totals of two jobs with different choices tell one silo's",
+                    "the totals of two jobs with different choices disclose one silo's class sums",
                 )
             )
         if job.server_trust == "semi_honest" and not self.semi_honest_server:
-            found.append(Refusal("semi_honest_server", "a semi_honest server", "a malicious one"))
-        return found
+            refusals.append(Refusal("semi_honest_server", "a semi_honest server", "a malicious one"))
+        return refusals
 
     def _privacy_refusals(self, job: JobConfig) -> list[Refusal]:
-        asked = getattr(job, "privacy", None)
-        if asked is None:
+        privacy = getattr(job, "privacy", None)
+        if privacy is None:
             if not self.required_privacy:
                 return []
             return [Refusal("required_privacy", "no differential privacy", "a job with a privacy block")]
-        found = [
+        refusals = [
             Refusal(rule, _number(value), f"at most {_number(most)}")
             for rule, value, most in (
-                ("epsilon_cap", asked.epsilon, self.epsilon_cap),
-                ("delta_cap", asked.delta, self.delta_cap),
-                ("max_releases", _releases(job.rounds, asked), self.max_releases),
+                ("epsilon_cap", privacy.epsilon, self.epsilon_cap),
+                ("delta_cap", privacy.delta, self.delta_cap),
+                ("max_releases", _releases(job.rounds, privacy), self.max_releases),
             )
-            # A job that leaves a value out does not get round its cap.
+            # A job cannot avoid a cap by leaving the value out.
             if most is not None and (value is None or value > most)
         ]
-        if self.neighbours is not None and asked.neighbours != self.neighbours:
-            found.append(
+        if self.neighbours is not None and privacy.neighbours != self.neighbours:
+            refusals.append(
                 Refusal(
                     "neighbours",
-                    str(asked.neighbours),
+                    str(privacy.neighbours),
                     self.neighbours,
                     "this site counts its budget in that relation; the epsilon of one does not bound the "
                     "other's",
                 )
             )
-        return found
+        return refusals
 
     def _size_refusals(self, job: JobConfig) -> list[Refusal]:
-        """What can be told of a job's size before anything is built."""
+        """List the size rules that a job violates, as far as they are known before anything is built."""
         spec = data.get(job.dataset)
         values = math.prod(spec.input_shape(spec.options.model_validate(job.dataset_options)))
         batch = max(job.training.batch_size, job.evaluation.batch_size)
@@ -343,33 +346,33 @@ class Policy(StrictModel):
             },
         }
         longest = max(epochs, key=lambda name: epochs[name])
-        asked = (
+        sizes = (
             ("max_sites", len(job.sites), "sites", self.max_sites),
             ("max_rounds", job.rounds, "rounds", self.max_rounds),
             ("max_epochs", epochs[longest], longest, self.max_epochs),
             ("max_batch_values", batch * values, "values in a batch", self.max_batch_values),
         )
         return [
-            Refusal(rule, f"{value} {what}", f"at most {most}")
-            for rule, value, what, most in asked
+            Refusal(rule, f"{value} {unit}", f"at most {most}")
+            for rule, value, unit, most in sizes
             if most is not None and value > most
         ]
 
-    def _who(self, job: JobConfig, submitter: str | None) -> list[Refusal]:
-        found: list[Refusal] = []
+    def _allowance_refusals(self, job: JobConfig, submitter: str | None) -> list[Refusal]:
+        refusals: list[Refusal] = []
         if self.allowed_methods is not None and job.method not in self.allowed_methods:
-            found.append(
+            refusals.append(
                 Refusal("allowed_methods", job.method, f"one of {', '.join(self.allowed_methods) or 'none'}")
             )
         if self.allowed_submitters is not None and submitter not in self.allowed_submitters:
-            shown = "an unknown submitter" if submitter is None else submitter
-            # Who else may submit is not the lead's affair.
-            found.append(Refusal("allowed_submitters", shown, "one of this site's list"))
-        return found
+            name = "an unknown submitter" if submitter is None else submitter
+            # The site does not disclose its list to the lead.
+            refusals.append(Refusal("allowed_submitters", name, "one of this site's list"))
+        return refusals
 
 
 class PolicyBlock(StrictModel):
-    """The ``policy`` block as it is written: what is left out comes from the profile."""
+    """The ``policy`` block of a site's file; rules that it leaves out come from the profile."""
 
     profile: Profile | None = None
     require_secure_sum: bool | None = None
@@ -410,7 +413,7 @@ class PolicyBlock(StrictModel):
     log_streaming: Literal[False] | None = None
 
     def resolve(self, *, production: bool) -> Policy:
-        """The complete policy."""
+        """Return the complete policy."""
         profile: Profile = self.profile or ("standard" if production else "research")
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
@@ -423,7 +426,7 @@ class PolicyBlock(StrictModel):
 
 
 def in_words(value: Any) -> str:
-    """A rule's value for people."""
+    """Describe a rule's value."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
@@ -432,26 +435,28 @@ def in_words(value: Any) -> str:
 
 
 def _clear_metrics(job: JobConfig) -> list[str]:
-    """Which numbers of a silo's own the server sees if the job's sums are plain."""
+    """Return the silo's own numbers that the server sees if the job's sums are plain."""
     if job.privacy is not None:
-        return []  # losses stay at the silo, and so does the evaluation, or has all of the noise its own
+        return []  # losses and evaluation stay at the silo, or the silo adds all of the evaluation's noise
     return ["training", "evaluation"] + ["personal"] * job.personalise
 
 
-def _releases(rounds: int, asked: Any) -> int | None:
-    """Noisy sums that a job can make: class sums, if its method has any, and evaluations where they leave.
+def _releases(rounds: int, privacy: Any) -> int | None:
+    """Return the most noisy sums of a job: class sums, if its method has any, and noisy evaluations.
 
-    No more than its rounds allow. What its method really makes is counted before it trains, by
-    ``rounds.silo.budget``, which needs torch.
+    Its rounds limit both. ``rounds.silo.budget``, which needs torch, counts the method's actual releases
+    before it trains.
     """
-    if asked.releases is None:
+    if privacy.releases is None:
         return None
-    from tightframe.privacy.releases.plan import release_rounds  # light tasks of other jobs need none of it
+    from tightframe.privacy.releases.plan import (
+        release_rounds,
+    )  # tasks of jobs without privacy do not need it
 
     evaluated = 0
-    if asked.evaluation == "noisy":
-        evaluated = len(release_rounds(rounds, asked.evaluations, predicts=True))
-    return len(release_rounds(rounds, asked.releases)) + evaluated
+    if privacy.evaluation == "noisy":
+        evaluated = len(release_rounds(rounds, privacy.evaluations, predicts=True))
+    return len(release_rounds(rounds, privacy.releases)) + evaluated
 
 
 def _number(value: Any) -> str:

@@ -108,4 +108,4 @@ NO_LIMIT = frozenset(
         "max_batch_values",
     )
 )
-"""Rules for which null in a site's file is a value: no limit. Elsewhere it leaves the profile's."""
+"""Rules for which null in a site's file means no limit. For all others null keeps the profile's value."""

@@ -1,4 +1,4 @@
-"""What a site refuses a job for: rule, asked and required value, and what of it the lead may see."""
+"""The reasons why a site refuses a job: rule, asked and required value, and what of them the lead may see."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from tightframe.errors import PolicyError
 
 REFUSALS = "tightframe.refusals"
-"""Key of what a refusal tells the lead, beside its code, in what travels."""
+"""Message key of the refused rules that a site reports to the lead, besides the code."""
 MAX_TOLD = 120
-"""Characters of a refused or required value that a site tells the lead."""
+"""Longest asked or required value that a site reports to the lead, in characters."""
 MAX_RULES = 64
-"""Rules of one site that the server takes note of."""
+"""Most rules of one site that the server records."""
 BESIDE_RULES = ("privacy", "accepted_options")
-"""What a refusal can be about beside the rules of a policy: the job's own privacy, and the site's entry."""
+"""Subjects of a refusal that are not rules of a policy: the job's own privacy, and the site's entry."""
 _RULE, _PLAIN = re.compile(r"[a-z_.]+"), re.compile(r"[\w.+\-\[\]' ]*")
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One rule that a job falls short of.
+    """One rule that a job does not meet.
 
     Attributes:
         rule: its name in the policy.
-        asked: what the job asks for.
-        required: what the policy requires.
-        why: for the site's own log; it is not told to the lead.
+        asked: the value that the job asks for.
+        required: the value that the policy requires.
+        why: the reason, for the site's own log only; the lead does not see it.
     """
 
     rule: str
@@ -37,18 +37,18 @@ class Refusal:
     why: str = ""
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return one line for the site's log."""
         reason = f": {self.why}" if self.why else ""
         verb = "allowed" if self.required.startswith("at most ") else "required"
         return f"{self.rule}: the job asks for {self.asked}, {self.required} is {verb}{reason}"
 
 
 class BelowPolicyError(PolicyError):
-    """A job asks for less than a site's policy requires (TF-614); every rule is listed.
+    """A job asks for less than a site's policy requires (TF-614); every such rule is listed.
 
     Args:
-        refusals: the rules, each with what is asked and required.
-        told: whether the policy lets the lead see them; the code alone leaves otherwise.
+        refusals: the rules, each with the asked and the required value.
+        shown_to_lead: whether the policy lets the lead see them; otherwise only the code leaves the site.
         before: the message's first line.
     """
 
@@ -56,33 +56,36 @@ class BelowPolicyError(PolicyError):
         self,
         refusals: Iterable[Refusal],
         *,
-        told: bool,
+        shown_to_lead: bool,
         before: str = "the job asks for less than this site's policy requires:",
     ) -> None:
         self.refusals = tuple(refusals)
-        self.told = told
+        self.shown_to_lead = shown_to_lead
         super().__init__(before + "\n" + "\n".join(f"  - {refusal}" for refusal in self.refusals))
 
     def outside(self) -> list[list[str]]:
-        """What may leave the site beside the code: rule, asked and required value of each refusal."""
-        if not self.told:
+        """Return what may leave the site besides the code: rule, asked and required value of each refusal."""
+        if not self.shown_to_lead:
             return []
         return [[item.rule, item.asked[:MAX_TOLD], item.required[:MAX_TOLD]] for item in self.refusals]
 
 
-def in_words(told: object) -> tuple[str, ...]:
-    """What a site told of the rules that a job falls short of, in words.
+def in_words(reported: object) -> tuple[str, ...]:
+    """Describe the refused rules that a site reported, one line each; malformed ones are dropped.
 
-    Nothing in it can steer a terminal, or read as if another site had said it: a rule is a plain name, and
-    a value that is more than a few plain words stands in quotes.
+    The text cannot control a terminal or pass for another site's: a rule is a plain name, and a value that
+    is more than a few plain words is quoted.
 
     >>> in_words([["epsilon_cap", "8", "at most 4"], [chr(27), "", ""], "nonsense"])
     ('epsilon_cap: asked 8, required at most 4',)
     >>> in_words([["pins", "1); site-2 refused: TF-614", "[2]"], ["x: asked 1); site-2 refused", "", ""]])
     ('pins: asked "1); site-2 refused: TF-614", required [2]',)
     """
-    rules = [item for item in told[:MAX_RULES] if _is_refusal(item)] if isinstance(told, list) else []
-    return tuple(f"{rule}: asked {_value(asked)}, required {_value(least)}" for rule, asked, least in rules)
+    items = reported[:MAX_RULES] if isinstance(reported, list) else []
+    refusals = [item for item in items if _is_refusal(item)]
+    return tuple(
+        f"{rule}: asked {_value(asked)}, required {_value(required)}" for rule, asked, required in refusals
+    )
 
 
 def _value(text: str) -> str:

@@ -1,9 +1,8 @@
-"""A site's own configuration, ``local/tightframe.json``: where its records lie, which centre it is.
+"""A site's own configuration, ``local/tightframe.json``: the paths of its records, its centre, its policy.
 
-Data comes from the site, never from the job. One file serves one site, or, in the simulator,
-maps every site (``{"sites": {"site-1": {...}, ...}}``). Without a file the simulator uses the
-synthetic twin, with a banner, and for a site whose entry has a policy and no records, too; production
-refuses.
+Data comes from the site, never from the job. A file configures one site or, in the simulator, every
+site (``{"sites": {"site-1": {...}, ...}}``). Without a file, or for a site whose entry has a policy
+but no records, the simulator uses the synthetic twin, with a banner; production refuses.
 """
 
 from __future__ import annotations
@@ -17,37 +16,38 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash
-from tightframe.config.policy import BelowPolicyError, Policy, PolicyBlock, Refusal
+from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
 from tightframe.options import StrictModel, listed
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
-"""Lies beside a file that ``tightframe simulate`` lent the workspace: its SHA-256, its origin, the lender's
-process id."""
+"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its
+SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
-_NOT_OF_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))
+_KEYS_WITHOUT_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))
 
 
 class SiteEntry(StrictModel):
-    """What one site says about itself.
+    """The configuration of one site.
 
     Attributes:
-        data: data set name -> where its records lie, as that data set defines it.
-        device: ``auto`` (a GPU where there is one), ``cpu``, ``cuda`` or ``cuda:N``.
+        data: data set name -> location of its records, in the format of that data set.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         loader_workers: processes that read records; 0 reads in the training process.
-        offer_prototypes: False keeps this site's class prototypes at home.
-        state_dir: folder for what must outlive a job; required in production.
-        ledger_roots: root certificates of this site's other projects, earlier ones or at the same time:
-            entries of its privacy ledger may be signed under them, too. They prove nothing else.
-        engine_account: the account of the engine's client where that is another one than the account that
-            trains; then nothing is trained unless the two are apart (TF-742).
-        dataset_id: the site's own name for its records, under which it remembers for which silos
-            their counts were opened; data set and place by default.
-        accepted_options: data set name -> options of a job that choose which of this site's records
-            take part, and the one value of each that it accepts beside the default.
+        offer_prototypes: False keeps this site's class prototypes local.
+        state_dir: folder for state that must outlive a job; required in production.
+        ledger_roots: root certificates of this site's other projects, past or current, under which entries
+            of its privacy ledger may also be signed. They prove nothing else.
+        engine_account: the account of the engine's client, if it differs from the account that trains; then
+            no job trains unless the two are separated (TF-742).
+        dataset_id: the site's own name for its records, under which its journal keeps the cohorts for which
+            their counts were opened; by default derived from the data set and its location.
+        accepted_options: data set name -> options of a job that select which of this site's records take
+            part, each with the one value that it accepts besides the default.
         policy: the site's rules; see ``config.policy``.
     """
 
@@ -64,35 +64,35 @@ class SiteEntry(StrictModel):
 
     @property
     def rehearses(self) -> bool:
-        """Whether it is a policy to try on generated records: it has one, and says nothing of records.
+        """True if the entry only tries out a policy on generated records: it has a policy but no records.
 
         Never in production, where an entry must have a ``state_dir``.
         """
-        return "policy" in self.model_fields_set <= _NOT_OF_RECORDS
+        return "policy" in self.model_fields_set <= _KEYS_WITHOUT_RECORDS
 
     def records_id(self, dataset: str) -> str:
-        """Under which name the site remembers what was told of its records of a data set."""
+        """Return the name under which this site's journal and ledger list its records of a data set."""
         if self.dataset_id is not None:
             return self.dataset_id
         return f"{dataset}:{config_hash(self.data.get(dataset, {}))[:16]}"
 
 
 class StatsD(StrictModel):
-    """Where a StatsD daemon listens, by UDP."""
+    """The UDP address of a StatsD daemon."""
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     port: int = Field(default=9125, ge=1, le=65535)
 
 
 class ServerEntry(StrictModel):
-    """What the server's site says.
+    """The configuration of the server.
 
     Attributes:
-        initial_model: safetensors file of a pretrained start; its hash is recorded.
+        initial_model: safetensors file with pretrained initial weights; its hash is recorded.
         central_provisioning: accept certificates without the role attribute, which only central
-            provisioning makes; for tests.
-        tensorboard: write the run's measures as TensorBoard events beside its results.
-        statsd: the daemon that gets the run's measures while it runs; None sends nothing.
+            provisioning issues; for tests.
+        tensorboard: write the run's measures as TensorBoard events next to its results.
+        statsd: the daemon that receives the measures during a run; None sends nothing.
     """
 
     initial_model: AbsolutePath | None = None
@@ -102,14 +102,14 @@ class ServerEntry(StrictModel):
 
 
 class SiteFile(StrictModel):
-    """The simulator's file: one entry for each site, and one for the server."""
+    """The simulator's configuration file: one entry for each site, and one for the server."""
 
     sites: dict[str, SiteEntry] = {}
     server: ServerEntry = ServerEntry()
 
 
 def read_site_file(folder: Path) -> dict[str, Any] | None:
-    """The raw content of ``folder/tightframe.json``; None if there is no such file.
+    """Read the raw content of ``folder/tightframe.json``; None if there is no such file.
 
     Raises:
         SiteConfigError: TF-202 if it is not a JSON object.
@@ -117,18 +117,18 @@ def read_site_file(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE_NAME
     if not path.is_file():
         return None
-    _refuse_forgotten(folder)
+    _refuse_leftover(folder)
     return read_object(path)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a site configuration.
+    """Read the JSON object of a site configuration.
 
     Raises:
-        SiteConfigError: TF-202 if it is anything else.
+        SiteConfigError: TF-202 if the file is not readable, or holds anything else.
     """
     try:
-        # Written back, so that a lone surrogate is refused here and not by whoever shows it.
+        # Encoded again, so that a lone surrogate is refused here and not where it is printed.
         json.dumps(values := json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
@@ -137,24 +137,24 @@ def read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _refuse_forgotten(folder: Path) -> None:
-    """Refuse a file that was lent for a run that is over: nobody asked this run for those records."""
+def _refuse_leftover(folder: Path) -> None:
+    """Refuse a file that was copied here for a run that has ended: this run must not use its records."""
     try:
-        lender = int((folder / MARKER).read_text(encoding="utf-8").split("\n")[2])
-        os.kill(lender, 0)
+        process = int((folder / MARKER).read_text(encoding="utf-8").split("\n")[2])
+        os.kill(process, 0)
     except FileNotFoundError:
         return  # the user's own file
     except PermissionError:
-        return  # alive, of another user
+        return  # the process runs, under another account
     except (ValueError, IndexError, ProcessLookupError):
         raise SiteConfigError(
-            f"{folder / FILE_NAME} was lent for a run that was cut off. Remove it and {MARKER} beside it, "
-            "or let `tightframe simulate` do so: its next run begins with that."
+            f"{folder / FILE_NAME} was copied here for a run that was interrupted. Remove it and {MARKER}, "
+            "or start `tightframe simulate` again, which removes both."
         ) from None
 
 
 def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
-    """Validate a file that maps sites, listing every problem, those of the data sets included.
+    """Validate a file with entries for several sites, listing every problem, also those of the data sets.
 
     Raises:
         SiteConfigError: TF-202.
@@ -171,7 +171,7 @@ def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
         problems += _data_problems(entry, f"sites.{site}.")
         for records in _records_of(entry):
             if records in owners:
-                problems.append(f"sites.{site}: has the very records of {owners[records]}: {records}")
+                problems.append(f"sites.{site}: has the same records as {owners[records]}: {records}")
             owners.setdefault(records, site)
     if problems:
         raise SiteConfigError(_problem_list(where, problems))
@@ -203,7 +203,7 @@ def parse_single(values: dict[str, Any], where: str = FILE_NAME) -> tuple[SiteEn
 
 
 def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False) -> SiteEntry | None:
-    """The entry of one site; None where the simulator may use the synthetic twin.
+    """Return the entry of one site; None if the simulator may use the synthetic twin.
 
     Args:
         folder: the site's ``local/``.
@@ -212,15 +212,15 @@ def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False
         alone: whether the job is for this site only.
 
     Raises:
-        SiteConfigError: TF-201 in production without a file or without ``state_dir``, or where
-            a simulator's file does not name the site; TF-202 if the file is wrong.
+        SiteConfigError: TF-201 in production without a file or without ``state_dir``, or if a
+            simulator's file does not name the site; TF-202 if the file is invalid.
     """
     values = read_site_file(folder)
     path = folder / FILE_NAME
     if values is None:
         if production:
             raise SiteConfigError(
-                f"{site} is not configured: expected {path} to say where its records lie, for example "
+                f"{site} is not configured: expected {path} to name the location of its records, for example "
                 '{"state_dir": "/var/lib/tightframe", "data": {"fed_isic2019": '
                 '{"root": "/data/fed_isic2019", "center": 0}}}.',
                 code="TF-201",
@@ -229,7 +229,7 @@ def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False
     if "sites" in values:
         sites = parse_site_file(values, str(path)).sites
         if not sites and not production:
-            return None  # a file for the server alone
+            return None  # only the server is configured
         if site not in sites:
             raise SiteConfigError(
                 f"{path} names {sorted(sites)}, but not {site}: add it, or export the job "
@@ -243,18 +243,20 @@ def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False
             return None
         if not production and not alone:
             raise SiteConfigError(
-                f'{path} is the file of one site, but this simulation has several: write {{"sites": '
+                f'{path} configures one site, but this simulation has several: write {{"sites": '
                 f'{{"{site}": {{...}}, ...}}}}, so that each has records of its own.'
             )
     if production and entry.state_dir is None:
         raise SiteConfigError(
-            f"Expected `state_dir` in {path}: what must outlive a job lies there.", code="TF-201"
+            f"Expected `state_dir` in {path}, but it is not set: name a folder for state that must outlive a "
+            "job.",
+            code="TF-201",
         )
     return entry
 
 
 def server_entry(folder: Path) -> ServerEntry:
-    """The server's own entry; defaults if the file does not exist or says nothing of it."""
+    """Return the server's entry; defaults if there is no file, or no entry in it."""
     values = read_site_file(folder)
     if values is None:
         return ServerEntry()
@@ -263,16 +265,16 @@ def server_entry(folder: Path) -> ServerEntry:
 
 
 def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
-    """The silo's records: the configured ones, or the synthetic twin of a simulation that has none.
+    """Open the silo's records: the configured ones, or the synthetic twin in a simulation that has none.
 
     Args:
         job: validated.
         site: the silo's name.
-        entry: what the site says; None, or an entry that only ``rehearses`` a policy, means the twin.
+        entry: the site's entry; None, or an entry that only ``rehearses`` a policy, opens the twin.
 
     Raises:
         SiteConfigError: TF-201 if the site is configured, but not for this data set.
-        DataError: if what is configured is not there.
+        DataError: if the configured records are missing or damaged.
     """
     spec, options = dataset_of(job)
     if entry is None or entry.rehearses:
@@ -289,18 +291,18 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
 
 
 def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
-    """The data set that a job names, with its validated options."""
+    """Return the data set that a job names, with its validated options."""
     spec = data.get(job.dataset)
     return spec, spec.options.model_validate(job.dataset_options)
 
 
 def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
-    """Refuse a job that chooses which of the site's records take part, unless the site accepts that.
+    """Refuse a job that selects which of the site's records take part, unless the site accepts that.
 
-    Counts are opened exactly. Two jobs over the same silos that differ by a few records of one silo
-    would tell that silo's, so under a policy that keeps the class rules each such option has one
-    value: the default, or what the site's ``accepted_options`` say. With differential privacy no
-    record may be there more than once, whatever the site accepts.
+    Counts are opened exactly. Two jobs over the same silos that differ by a few records of one silo would
+    disclose these records, so under a policy that keeps the class rules each such option has one accepted
+    value: the default, or the one in the site's ``accepted_options``. With differential privacy no record
+    may be used more than once, whatever the site accepts.
 
     Raises:
         PolicyError: TF-614, naming the options.
@@ -311,41 +313,41 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
             "required_privacy" if policy.required_privacy else "privacy",
             "oversample_minority",
             "each record at most once",
-            "a record that is repeated weighs more than the noise is made for, and how often it is repeated "
-            "depends on the others; leave the option out",
+            "a repeated record has more influence than the noise is calibrated for, and how often it is "
+            "repeated depends on the other records; leave the option out",
         )
         policy.refuse([refusal])
     if policy.class_rules_off:
         return
     accepted = entry.accepted_options.get(spec.name, {})
     refusals = [
-        Refusal("accepted_options", f"{name} {asked!r} of {spec.name}", repr(wanted))
+        Refusal("accepted_options", f"{name} {value!r} of {spec.name}", repr(required))
         for name in spec.choosing
-        if (asked := getattr(options, name))
-        != (wanted := accepted.get(name, spec.options.model_fields[name].default))
+        if (value := getattr(options, name))
+        != (required := accepted.get(name, spec.options.model_fields[name].default))
     ]
     if refusals:
         raise BelowPolicyError(
             refusals,
-            told=policy.tell_refusals,
-            before="the job chooses which of this site's records take part; if that is meant, write the "
-            "value into `accepted_options` of the site's entry, and keep it:",
+            shown_to_lead=policy.tell_refusals,
+            before="the job selects which of this site's records take part; if that is intended, add the "
+            "value to `accepted_options` in the site's entry, and keep it there:",
         )
 
 
 def _records_of(entry: Any) -> list[str]:
-    """Each data set of a raw entry with all that says which records it is, as text to compare."""
+    """Return each data set of a raw entry with its location as text, for comparison between sites."""
     return [json.dumps({name: values}, sort_keys=True) for name, values in _raw_data(entry).items()]
 
 
 def _raw_data(entry: Any) -> dict[str, Any]:
-    """The ``data`` of a raw entry; empty where that is no mapping, which the entry's model says."""
-    found = entry.get("data") if isinstance(entry, dict) else None
-    return found if isinstance(found, dict) else {}
+    """Return the ``data`` of a raw entry; empty if it is not a mapping, which the entry's model reports."""
+    values = entry.get("data") if isinstance(entry, dict) else None
+    return values if isinstance(values, dict) else {}
 
 
 def _data_problems(entry: Any, prefix: str) -> list[str]:
-    """What is wrong with a raw entry's ``data``; told also while other parts are wrong."""
+    """List the problems of a raw entry's ``data``, even if other parts are invalid too."""
     problems: list[str] = []
     for name, values in _raw_data(entry).items():
         try:
@@ -358,22 +360,22 @@ def _data_problems(entry: Any, prefix: str) -> list[str]:
 
 
 def _accepted_problems(entry: Any, prefix: str) -> list[str]:
-    """What is wrong with a raw entry's ``accepted_options``: a rule with a wrong name would hold nothing."""
-    found = entry.get("accepted_options") if isinstance(entry, dict) else None
+    """List the problems of a raw entry's ``accepted_options``, where a misspelt name would have no effect."""
+    accepted = entry.get("accepted_options") if isinstance(entry, dict) else None
     problems: list[str] = []
-    for name, values in found.items() if isinstance(found, dict) else ():
+    for name, values in accepted.items() if isinstance(accepted, dict) else ():
         where = f"{prefix}accepted_options.{name}"
         try:
             spec = data.get(name)
         except JobError as error:
             problems += [f"{where}: {problem}" for problem in error.problems]
             continue
-        chosen = values if isinstance(values, dict) else {}
-        if strange := sorted(set(chosen) - set(spec.choosing)):
-            problems.append(f"{where}: Expected options of {list(spec.choosing)}, but got {strange}")
+        options = values if isinstance(values, dict) else {}
+        if unknown := sorted(set(options) - set(spec.choosing)):
+            problems.append(f"{where}: Expected options of {list(spec.choosing)}, but got {unknown}")
             continue
         try:
-            spec.options.model_validate(chosen)
+            spec.options.model_validate(options)
         except ValidationError as error:
             problems += listed(error, f"{where}.", spec.options)
     return problems

@@ -1,8 +1,8 @@
 """The data sets that a job may name.
 
-``DATASETS`` lists ours by name; each is imported when it is named, because every task of a silo looks
-one up, and each light module costs it time. An installed package adds to the list through the
-entry-point group ``tightframe.datasets``, each entry being a ``DatasetSpec``. Torch-free at import.
+``DATASETS`` lists the built-in ones by name. Each is imported only when it is looked up, because every
+task of a silo does so and imports take time. An installed package adds its own through the entry-point
+group ``tightframe.datasets``; each entry is a ``DatasetSpec``. Torch-free at import.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DATASETS: list[Listed[DatasetSpec]] = [
 
 
 def get(name: str) -> DatasetSpec:
-    """The data set of that name.
+    """Return the data set of a name.
 
     Raises:
-        JobError: naming the known ones.
+        JobError: if there is none, listing the known names.
     """
     return find(DATASETS, name, group=ENTRY_POINTS, kind=DatasetSpec, what="a data set")
 

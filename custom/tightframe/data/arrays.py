@@ -1,6 +1,6 @@
-"""Records that lie in memory as arrays: what a data set of one's own mostly needs.
+"""Records in memory as arrays, the usual case for a data set of one's own.
 
-Torch-free until records are asked for.
+Torch-free until ``records`` is called.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress
+from tightframe.data.base import FOLDS, Progress
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
-
-FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 
 
 class ArrayData:
@@ -32,8 +30,8 @@ class ArrayData:
         source: one line for reports.
         num_classes: C; labels are 0..C-1.
         synthetic: whether the records are generated.
-        patients: whose each record is, whole numbers (n,) of each fold, the same for a patient in all of
-            them, below 0 where one is not known; None if none is.
+        patients: patient of each record, integers (n,) for each fold, the same for a patient in all folds and
+            negative if unknown; None if no patient is known.
     """
 
     def __init__(
@@ -53,18 +51,18 @@ class ArrayData:
 
     @classmethod
     def read(cls, path: Path, *, source: str, num_classes: int) -> ArrayData:
-        """The records of a NumPy file (``.npz``) with ``x_FOLD`` (n, ...) and ``y_FOLD`` (n,) for each fold.
+        """Read a NumPy file (``.npz``) with ``x_FOLD`` (n, ...) and ``y_FOLD`` (n,) for each fold.
 
-        ``patient_FOLD`` (n,), for all folds or none, says whose each record is.
+        ``patient_FOLD`` (n,), for all folds or none, is the patient of each record.
 
         Raises:
-            DataError: TF-205 if there is no such file, TF-206 if it is not as expected.
+            DataError: TF-205 if there is no such file, TF-206 if it lacks an array or cannot be read.
         """
         try:
-            with np.load(path, allow_pickle=False) as found:
-                folds = {fold: (found[f"x_{fold}"], found[f"y_{fold}"]) for fold in FOLDS}
-                known = any(f"patient_{fold}" in found for fold in FOLDS)
-                patients = {fold: found[f"patient_{fold}"] for fold in FOLDS} if known else None
+            with np.load(path, allow_pickle=False) as stored:
+                folds = {fold: (stored[f"x_{fold}"], stored[f"y_{fold}"]) for fold in FOLDS}
+                has_patients = any(f"patient_{fold}" in stored for fold in FOLDS)
+                patients = {fold: stored[f"patient_{fold}"] for fold in FOLDS} if has_patients else None
         except FileNotFoundError:
             raise DataError(f"Expected {source} at {path}, but there is no file.", code="TF-205") from None
         except (
@@ -78,48 +76,48 @@ class ArrayData:
         ) as error:
             raise DataError(
                 f"Expected {path} to be a NumPy file with x_FOLD and y_FOLD for each of {list(FOLDS)}, and "
-                f"patient_FOLD for all of them or none, but got {type(error).__name__}: write it anew with "
+                f"patient_FOLD for all of them or none, but got {type(error).__name__}: write it again with "
                 "numpy.savez.",
                 code="TF-206",
             ) from None
         return cls(folds, source=source, num_classes=num_classes, patients=patients)
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,)."""
         return self._folds[fold][1].astype(np.int64)
 
     def record_shape(self, fold: Fold) -> tuple[int, ...]:
-        """Shape of one record of a fold."""
+        """Return the shape of one record of a fold."""
         return tuple(self._folds[fold][0].shape[1:])
 
     def groups(self, fold: Fold) -> NDArray[Any] | None:
-        """The patient of each record of a fold, (n,), as it was given; None if that is not known."""
-        # Not cast to whole numbers: 1.2 and 1.7 would become one patient before anybody has looked.
+        """Return the patient of each record of a fold, (n,), as given; None if patients are not known."""
+        # Not cast to integers here: 1.2 and 1.7 would become one patient before they are checked.
         return None if self._patients is None else self._patients[fold]
 
     def check(self, progress: Progress | None = None) -> None:
-        """Look at every value and label.
+        """Check every value and label.
 
         Raises:
-            DataError: TF-206 for lengths that differ and values that are no finite numbers, TF-207 for
+            DataError: TF-206 for lengths that differ and values that are not finite numbers, TF-207 for
                 unknown classes, TF-208 for a training or test fold without records.
         """
         for fold, (values, labels) in self._folds.items():
             if values.ndim < 1 or labels.ndim != 1 or len(values) != len(labels):
-                what = f"one label a record, but got {labels.shape} (y_{fold}) for {values.shape} (x_{fold})"
-                raise self._error(fold, what, "TF-206")
+                shapes = f"{labels.shape} (y_{fold}) for {values.shape} (x_{fold})"
+                raise self._error(fold, f"one label for each record, but got {shapes}", "TF-206")
             if not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
                 raise self._error(fold, f"numbers, but x_{fold} is {values.dtype}", "TF-206")
             finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
             if not finite.all():
-                what = f"finite numbers, but record {np.argmin(finite)} of x_{fold} has others"
-                raise self._error(fold, f"{what} ({np.count_nonzero(~finite)} records)", "TF-206")
+                first = f"finite numbers, but record {np.argmin(finite)} of x_{fold} has others"
+                raise self._error(fold, f"{first} ({np.count_nonzero(~finite)} records)", "TF-206")
             if not np.issubdtype(labels.dtype, np.integer):
-                raise self._error(fold, f"whole numbers as labels, but y_{fold} is {labels.dtype}", "TF-207")
-            wrong = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
-            if len(wrong):
-                what = f"labels 0..{self._num_classes - 1}, but record {wrong[0]} of y_{fold} has"
-                raise self._error(fold, f"{what} {labels[wrong[0]]} ({len(wrong)} records)", "TF-207")
+                raise self._error(fold, f"integer labels, but y_{fold} is {labels.dtype}", "TF-207")
+            invalid = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
+            if len(invalid):
+                first = f"labels 0..{self._num_classes - 1}, but record {invalid[0]} of y_{fold} has"
+                raise self._error(fold, f"{first} {labels[invalid[0]]} ({len(invalid)} records)", "TF-207")
             self._check_patients(fold, len(labels))
             if fold != "validation" and not len(labels):
                 raise self._error(fold, "records, but got none", "TF-208")
@@ -127,24 +125,24 @@ class ArrayData:
     def _check_patients(self, fold: Fold, count: int) -> None:
         if self._patients is None:
             return
-        found = self._patients[fold]
-        if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
+        patients = self._patients[fold]
+        if patients.shape != (count,) or not np.issubdtype(patients.dtype, np.integer):
             raise self._error(
                 fold,
-                f"one whole number a record as its patient, but got {found.dtype} of shape {found.shape} for "
-                f"{count}",
+                f"one integer for each record as its patient, but got {patients.dtype} of shape "
+                f"{patients.shape} for {count}",
                 "TF-206",
             )
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """The fold's records: float32 of the values' shape, and int label."""
+        """Return the fold's records: float32 of the values' shape, and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.table_records import TableRecords
+        from tightframe.data.batch_records import BatchRecords
 
-        return TableRecords(self.labels(fold), partial(_read, self._folds[fold][0]))
+        return BatchRecords(self.labels(fold), partial(_read, self._folds[fold][0]))
 
-    def _error(self, fold: Fold, what: str, code: str) -> DataError:
-        return DataError(f"Expected {self.source} in the {fold} fold to have {what}.", code=code)
+    def _error(self, fold: Fold, expected: str, code: str) -> DataError:
+        return DataError(f"Expected {self.source} in the {fold} fold to have {expected}.", code=code)
 
 
 def _read(values: NDArray[Any], indices: Sequence[int]) -> NDArray[np.float32]:

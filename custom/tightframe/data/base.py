@@ -1,8 +1,8 @@
-"""What a data set is to the rest of Tightframe.
+"""The interface between data sets and the rest of Tightframe.
 
-A job *names* a data set and may ask for options (image size); the *site* says where its records
-lie and which centre it is. Importable without torch: enrolment checks records and counts labels
-in processes that must start fast, so torch is imported only where records are read for training.
+A job *names* a data set and may set options (image size); the *site* names the location of its
+records and its centre. Importable without torch: enrolment checks records and counts labels in
+processes that must start fast, so torch is imported only where records are read for training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 PROGRESS_SECONDS = 5.0
-_FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 AnyPath = TypeVar("AnyPath", str, Path)
 Item = TypeVar("Item")
 
@@ -44,23 +44,22 @@ class SiloData(Protocol):
 
     @property
     def synthetic(self) -> bool:
-        """True for generated records, which are never called real."""
+        """True for generated records; reports never present them as real."""
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,), without reading the records themselves."""
+        """Return the labels of a fold in record order, (n,), without reading the records themselves."""
 
     def check(self, progress: Progress | None = None) -> None:
-        """Read every record once.
+        """Read every record once, before anything trains.
 
         Raises:
-            DataError: naming the kind of problem, with counts and the first names; nothing is
-                lost and nothing has been trained.
+            DataError: naming the kind of problem, with counts and the first names.
         """
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """A map-style torch data set of (float32 tensor of the input shape, int label).
+        """Return a map-style torch data set of (float32 tensor of the input shape, int label).
 
-        With ``augment_seed`` the training transforms run, and record i's randomness depends on
+        With ``augment_seed`` the training transforms are applied. The randomness of record i depends on
         (augment_seed, i) only, so that loader workers and batch order do not change it.
         """
 
@@ -70,20 +69,20 @@ class DatasetSpec:
     """A registry entry.
 
     Attributes:
-        name: what a job calls it.
-        title: how people call it.
+        name: its name in jobs.
+        title: its name in reports.
         class_names: the classes in label order.
-        options: what a job may ask (frozen pydantic model), such as ``image_size``.
-        site: what a site's ``local/tightframe.json`` says about its records.
-        input_shape: shape of one record under given options.
-        open: the records of a configured site.
-        twin: the generated stand-in for silo ``centre``; None if the set has none.
-        num_centers: natural silos.
-        choosing: options that choose which of a silo's records take part. Two jobs that differ in them
-            over the same silos would tell the difference, so a site must accept another value than the
+        options: pydantic model (frozen) of a job's options, such as ``image_size``.
+        site: pydantic model (frozen) of a site's entry in ``local/tightframe.json``.
+        input_shape: options -> shape of one record.
+        open: (site entry, options) -> the records of a configured site.
+        twin: (index of the silo in the roster, options) -> its generated twin; None if the set has none.
+        num_centers: number of natural silos.
+        choosing: options that select which of a silo's records take part. Two jobs over the same silos that
+            differ in them would disclose the difference, so a site must accept any other value than the
             default by name.
-        no_patients: why nobody can say whose each record is; empty where the records may say it. A job that
-            hides patients is refused for this reason.
+        no_patients: why the patient of a record cannot be known; empty if the records may name it. A job that
+            protects patients is refused for this reason.
     """
 
     name: str
@@ -104,27 +103,27 @@ class DatasetSpec:
         return len(self.class_names)
 
 
-def with_progress(items: Sequence[Item], progress: Progress | None, told: str) -> Iterator[Item]:
-    """The same items, telling now and then how many are done.
+def with_progress(items: Sequence[Item], progress: Progress | None, line: str) -> Iterator[Item]:
+    """Yield the items and report progress from time to time.
 
     Args:
-        items: of a long piece of work.
-        progress: gets a line at most every five seconds; None tells nothing.
-        told: the line, with ``{done}`` and ``{total}``.
+        items: the items of a long piece of work.
+        progress: receives a line at most every five seconds; None reports nothing.
+        line: the format of the line, with ``{done}`` and ``{total}``.
     """
     last = time.monotonic()
     for done, item in enumerate(items, start=1):
         yield item
         if progress and time.monotonic() - last >= PROGRESS_SECONDS:
             last = time.monotonic()
-            progress(told.format(done=done, total=len(items)))
+            progress(line.format(done=done, total=len(items)))
 
 
 def absolute(path: AnyPath) -> AnyPath:
-    """Refuse a path that depends on where a process runs: the engine runs them in folders of its own.
+    """Refuse a relative path, because the engine runs processes in folders of its own.
 
     Raises:
-        ValueError: which pydantic, whose validator this is, puts beside the key.
+        ValueError: for pydantic, which reports it with the key.
     """
     if not Path(path).is_absolute():
         raise ValueError(f"Expected an absolute path, but got '{path}'")
@@ -136,10 +135,10 @@ SitePath = Annotated[Path, Field(strict=False), AfterValidator(absolute)]
 
 
 def own_labels(data: SiloData) -> NDArray[np.int64]:
-    """Labels of the training fold's records, each once, (n,).
+    """Return the labels of the training fold's distinct records, (n,).
 
-    A data set that repeats records in training (oversampling) says so by ``distinct_labels``: what is
-    made public of a silo, and the rules of how many records there must be, are about these.
+    A data set that repeats records in training (oversampling) has a method ``distinct_labels``. Public
+    counts of a silo, and the rules for the least number of records, refer to distinct records.
     """
     distinct = getattr(data, "distinct_labels", None)
     labels: NDArray[np.int64] = data.labels("train") if distinct is None else distinct()
@@ -147,10 +146,10 @@ def own_labels(data: SiloData) -> NDArray[np.int64]:
 
 
 def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
-    """Hold records against what a job's model takes: their shape, and labels of its classes.
+    """Check that the shape and the labels of the records fit a job's model.
 
-    Torch-free, unless an extension's data set does not tell the shape of its records: then the first one of
-    each fold is read.
+    Torch-free, unless an extension's data set has no ``record_shape``: then the first record of each fold is
+    read.
 
     Args:
         data: of one silo.
@@ -158,25 +157,25 @@ def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
         options: of the job.
 
     Raises:
-        DataError: TF-212 for another shape or type of value, TF-213 for labels that are none of the classes,
-            or not one a record.
+        DataError: TF-212 for another shape or type of value, TF-213 for labels that are not among the
+            classes, or not one for each record.
     """
     expected = tuple(spec.input_shape(options))
-    for fold in _FOLDS:
+    for fold in FOLDS:
         where = f"{data.source}, {fold} fold"
         labels = np.asarray(data.labels(fold))
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
-                f"Expected one whole number a record as the labels of {where}, but got {labels.dtype} of "
-                f"shape {labels.shape}.",
+                f"Expected one integer label for each record of {where}, but got {labels.dtype} of shape "
+                f"{labels.shape}.",
                 code="TF-213",
             )
-        strange = np.flatnonzero((labels < 0) | (labels >= spec.num_classes))
-        if len(strange):
+        invalid = np.flatnonzero((labels < 0) | (labels >= spec.num_classes))
+        if len(invalid):
             raise DataError(
                 f"Expected labels 0 to {spec.num_classes - 1} ({', '.join(spec.class_names)}) in {where}, "
-                f"but record {strange[0]} has {labels[strange[0]]} ({len(strange)} of {len(labels)} are none "
-                "of them).",
+                f"but record {invalid[0]} has {labels[invalid[0]]} ({len(invalid)} of {len(labels)} labels "
+                "are invalid).",
                 code="TF-213",
             )
         if len(labels):
@@ -184,34 +183,35 @@ def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
 
 
 def _check_shape(data: SiloData, fold: Fold, count: int, expected: tuple[int, ...], where: str) -> None:
-    tell = getattr(data, "record_shape", None)
-    told = "float32"
-    if tell is not None:
-        shape = tuple(tell(fold))
+    record_shape = getattr(data, "record_shape", None)
+    dtype = "float32"
+    if record_shape is not None:
+        shape = tuple(record_shape(fold))
     elif type(data).__module__.startswith("tightframe."):
-        return  # ours are made to the data set's own shape
+        return  # our own data sets always produce the spec's shape
     else:
         records: Any = data.records(fold)
         if len(records) != count:
             raise DataError(
-                f"Expected one label a record in {where}, but got {count} for {len(records)}.", code="TF-213"
+                f"Expected one label for each record in {where}, but got {count} for {len(records)}.",
+                code="TF-213",
             )
         first = records[0][0]
-        shape, told = tuple(first.shape), str(first.dtype).removeprefix("torch.")
-    if shape != expected or told != "float32":
+        shape, dtype = tuple(first.shape), str(first.dtype).removeprefix("torch.")
+    if shape != expected or dtype != "float32":
         raise DataError(
             f"Expected each record of {where} as float32 of shape {expected}, which the job's model takes, "
-            f"but got {told} of shape {shape}: prepare the records so, or ask the lead for a job with "
-            "another shape.",
+            f"but got {dtype} of shape {shape}: prepare the records in that shape, or ask the lead for a job "
+            "with another one.",
             code="TF-212",
         )
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-    """Records of each class, (C,) int64."""
+    """Count the records of each class, (C,) int64."""
     return np.bincount(labels, minlength=num_classes).astype(np.int64)
 
 
 def count_table(counts: Mapping[str, int]) -> str:
-    """``MEL 20, NV 2977, ...`` for messages."""
+    """Format counts for messages: ``MEL 20, NV 2977, ...``."""
     return ", ".join(f"{name} {number}" for name, number in counts.items())

@@ -1,8 +1,8 @@
-"""What long preparations need to be resumed: whole files, and a manifest of what is done. Torch-free.
+"""Resumable preparation of files: atomic writes, and a manifest of the finished files. Torch-free.
 
-A manifest is a file of JSON lines: what was done (the recipe), then a line for each finished file with
-the SHA-256 of what it was made from and of itself. A line is appended as soon as its file is there, so
-that a run that is cut off loses the files in the making only.
+A manifest is a file of JSON lines: the recipe, then a line for each finished file with the SHA-256 of
+its input and of itself. A line is appended as soon as its file is written, so that an interrupted run
+loses only the files that were being made.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Entry:
 
     Attributes:
         name: of the record.
-        input_sha256, output_sha256: hex, of the file it was made from and of the file made.
-        facts: whatever else is worth knowing of it; plain values.
+        input_sha256, output_sha256: hex, of the file's input and of the file itself.
+        facts: further information on the file; plain values.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Entry:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def vouches(self, input_sha256: str, output: Path) -> bool:
-        """Whether the file that was made from this input is there, unchanged."""
+        """Return True if the file was made from this input and is unchanged."""
         if input_sha256 != self.input_sha256:
             return False
         try:
@@ -53,7 +53,7 @@ class Manifest:
 
     Attributes:
         path: of the file.
-        entries: finished files by name, as the file tells; those of earlier runs are to be verified.
+        entries: finished files by name, according to the file; the caller verifies those of earlier runs.
     """
 
     def __init__(self, path: Path, recipe: Mapping[str, Any], entries: dict[str, Entry]) -> None:
@@ -63,37 +63,37 @@ class Manifest:
         self._stream: IO[bytes] | None = None
 
     @classmethod
-    def open(cls, path: Path, recipe: Mapping[str, Any], *, beside: Path) -> Manifest:
+    def open(cls, path: Path, recipe: Mapping[str, Any], *, folder: Path) -> Manifest:
         """Read the manifest, or begin one.
 
-        Lines that a crash has torn count as not written: their files are made again.
+        Lines that a crash left incomplete are ignored: their files are made again.
 
         Args:
             path: of the manifest.
-            recipe: plain values that say how files are made.
-            beside: folder of the files.
+            recipe: plain values that describe how files are made.
+            folder: folder of the files.
 
         Raises:
-            FileExistsError: if the files there were made by another recipe or by nobody known.
+            FileExistsError: if the folder's files were made with another recipe, or have no manifest.
         """
         if not path.exists():
-            if beside.is_dir() and any(beside.iterdir()):
+            if folder.is_dir() and any(folder.iterdir()):
                 raise FileExistsError(
-                    f"Expected {beside} to be free or an earlier run's, but it holds files and there is no "
-                    f"{path}: choose another output."
+                    f"Expected {folder} to be empty or the output of an earlier run, but it holds files and "
+                    f"there is no {path}: choose another output."
                 )
             return cls(path, recipe, {})
         first, *lines = [_parsed(line) for line in path.read_bytes().split(b"\n")]
         if first != {"format": FORMAT, "recipe": dict(recipe)}:
             raise FileExistsError(
-                f"Expected {path} to be of files made by {dict(recipe)}, but its first line says "
-                f"{first}: choose another output, or remove that one."
+                f"Expected {path} to list files made with {dict(recipe)}, but its first line is {first}: "
+                "choose another output, or remove that one."
             )
         entries = [entry for line in lines if (entry := _entry(line)) is not None]
         return cls(path, recipe, {entry.name: entry for entry in entries})
 
     def __enter__(self) -> Manifest:
-        """Write the file anew, whole, and keep it open for further lines."""
+        """Write the whole file again and keep it open for further lines."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.rewrite()
         self._stream = self.path.open("ab")
@@ -102,7 +102,7 @@ class Manifest:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; after a run to the end, in the order of names."""
+        """Close the file; after a complete run its lines are in the order of names."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -110,7 +110,7 @@ class Manifest:
             self.rewrite()
 
     def add(self, entry: Entry) -> None:
-        """Note a file that is finished."""
+        """Add a finished file."""
         if self._stream is None:
             raise ValueError("Expected the manifest to be open, but it is not: use it in a `with` statement.")
         self.entries[entry.name] = entry
@@ -118,7 +118,7 @@ class Manifest:
         self._stream.flush()
 
     def forget(self, name: str) -> None:
-        """Vouch for a file no longer."""
+        """Remove a file's entry."""
         self.entries.pop(name, None)
 
     def rewrite(self) -> None:
@@ -128,14 +128,14 @@ class Manifest:
 
 
 def sha256(data: bytes) -> str:
-    """SHA-256, hex."""
+    """Return the SHA-256 of bytes, hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that whoever looks finds it whole, old or new.
+    """Replace a file atomically: a reader sees the old or the new content, whole.
 
-    Without waiting for the disk: what a loss of power tears, its hash in the manifest finds.
+    It does not wait for the disk: a file damaged by a loss of power is detected by its hash in the manifest.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(data)
@@ -143,7 +143,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def worker_starts() -> None:
-    """For processes of a pool: leave an interruption to the parent, and end with it, however it ends."""
+    """Initialise a process of a pool: leave Ctrl-C to the parent, and exit when the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -156,7 +156,7 @@ def _line(values: Mapping[str, Any]) -> bytes:
 
 
 def _parsed(line: bytes) -> Any:
-    """The JSON of a line; None if it is torn."""
+    """Parse a line's JSON; None if it is incomplete."""
     try:
         return json.loads(line)
     except ValueError:
@@ -164,7 +164,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _entry(values: Any) -> Entry | None:
-    """The entry of a parsed line; None if it is none."""
+    """Return the entry of a parsed line; None if it is not an entry."""
     if not isinstance(values, dict) or values.keys() != {"name", "input_sha256", "output_sha256", "facts"}:
         return None
     return Entry(**values)

@@ -1,4 +1,4 @@
-"""Partitions of a benchmark set over silos, as the papers that use them draw them.
+"""Partitions of a benchmark set over silos, drawn as in the papers that use them.
 
 Pure functions of labels, parameters and a seed. Each returns one index array per silo, int64,
 ascending, and no index is in two of them. Torch-free.
@@ -19,7 +19,7 @@ Parts: TypeAlias = list[NDArray[np.int64]]
 DirichletVariant = Literal["fednh", "fedetf", "fedmr"]
 
 MIN_SIZE = 10
-"""Records that every silo gets at least, of the Dirichlet variants that ask for it."""
+"""Least number of records of a silo, in the Dirichlet variants that require one."""
 EVEN = 1e5
 """The Dirichlet parameter that FedMR's experiments call IID."""
 _ATTEMPTS = {"fednh": 100, "fedmr": 10_000}
@@ -28,16 +28,16 @@ _ATTEMPTS = {"fednh": 100, "fedmr": 10_000}
 def class_disjoint(
     labels: Labels, silos: int, classes_per_silo: int, *, seed: int, num_classes: int | None = None
 ) -> Parts:
-    """PrhoCsigma: rho silos of sigma classes each, so that no silo sees every class.
+    """Draw PrhoCsigma: rho silos of sigma classes each, so that no silo has every class.
 
-    Silo by silo, sigma slots each. The first C slots hold the classes 0, 1, 2, ... in order, so
-    that every class is used as far as the slots go; each later slot is drawn uniformly from the
-    classes that its silo does not hold yet. The records of a class, shuffled, are split evenly
-    among the silos that hold it. With ``sigma = C`` the partition is IID, drawn as
-    ``dirichlet(alpha=1e5, variant="fedmr")``.
+    Each silo has sigma slots. The first C slots, silo by silo, hold the classes 0, 1, 2, ... in order, so
+    that as many classes as possible are used; each later slot is drawn uniformly from the classes that
+    its silo does not hold yet. The shuffled records of a class are split evenly among the silos that
+    hold it. With ``sigma = C`` the partition is IID, drawn as ``dirichlet(alpha=1e5, variant="fedmr")``.
 
-    Source: the experiments of Fan et al., TMLR 2023 (FedMR). Their code splits twice, so that
-    every silo has a second share which overlaps with others'; here it is one pass, and disjoint.
+    Source: the experiments of Fan et al., TMLR 2023 (FedMR). Their code splits twice, so that every
+    silo has a second share that overlaps with those of others; here there is one split, and it is
+    disjoint.
 
     Args:
         labels: class of each record, int64 (n,).
@@ -47,7 +47,7 @@ def class_disjoint(
         num_classes: C; one more than the largest label by default.
 
     Returns:
-        Indices of each silo. With fewer than C slots the remaining classes are in none of them.
+        Indices of each silo. With fewer than C slots the remaining classes are not used.
 
     Raises:
         ValueError: if sigma is not in 1..C, a parameter is not positive, or with ``sigma = C`` there
@@ -61,7 +61,7 @@ def class_disjoint(
     if classes_per_silo == classes:
         try:
             return dirichlet(labels, silos, EVEN, variant="fedmr", seed=seed, num_classes=classes)
-        except ValueError:  # its reason names options that this partition does not have
+        except ValueError:  # its message names options that this partition does not have
             raise ValueError(
                 f"Expected enough records for {silos} silos of all {classes} classes with {MIN_SIZE} or more "
                 f"each, but got {len(labels)}: lower `silos` or `classes_per_silo`."
@@ -80,12 +80,12 @@ def class_disjoint(
 def shards(
     labels: Labels, silos: int, classes_per_silo: int, *, seed: int, num_classes: int | None = None
 ) -> Parts:
-    """Cx-100-c: c slots a silo, dealt from random orders of the class list.
+    """Draw Cx-100-c: c slots for each silo, dealt from random permutations of the classes.
 
-    Random permutations of the classes are put one after the other; silo k takes the entries
-    ``k c .. k c + c - 1``, and the shuffled records of a class are split evenly over its slots. A
-    silo whose entries lie across the border of two permutations may get the same class twice:
-    c is its number of slots, and its number of classes on average only.
+    Random permutations of the classes are concatenated; silo k takes the entries
+    ``k c .. k c + c - 1``, and the shuffled records of a class are split evenly over its slots. A silo
+    whose entries span two permutations may get the same class twice: it has c slots, but then fewer than
+    c classes.
 
     Source: Li and Zhan (FedRS, KDD 2021), used by Huang et al. (FedAvg_ETF): C10-100-2 gives 250
     records a slot, C10-100-5 100, C100-100-20 25.
@@ -121,16 +121,16 @@ def dirichlet(
     num_classes: int | None = None,
     min_size: int = MIN_SIZE,
 ) -> Parts:
-    """Each class is divided by a draw ``p ~ Dir(alpha)`` over the silos, in one of three ways.
+    """Divide each class by a draw ``p ~ Dir(alpha)`` over the silos, in one of three ways.
 
     * ``fednh`` (default): class by class, silos that already hold ``n / K`` records or more get
       nothing of the class (``p`` is renormalised), and the class is cut at
       ``floor(cumsum(p) n_c)``. The whole partition is drawn again until every silo has
-      ``min_size`` records, at most 100 times. Without the exchange of records by which the
-      authors' code gives every silo a second class.
-    * ``fedmr``: the same rule, drawn again as often as it takes (10,000 times at most).
-    * ``fedetf``: no cap and no minimum: ``round(p n_c)`` records to each silo in turn, the last one
-      takes what is left. A silo may come out small, or empty.
+      ``min_size`` records, at most 100 times. The authors' code also exchanges records so that every
+      silo has a second class; this is not done here.
+    * ``fedmr``: the same rule, with up to 10,000 draws.
+    * ``fedetf``: no cap and no minimum: ``round(p n_c)`` records for each silo in turn, the rest for the
+      last one. A silo may be small, or empty.
 
     Source: Dai et al., AAAI 2023 (FedNH); Fan et al., TMLR 2023 (FedMR); Li et al., ICCV 2023
     (FedETF).
@@ -138,8 +138,8 @@ def dirichlet(
     Args:
         labels: class of each record, int64 (n,).
         silos: K.
-        alpha: concentration; small is uneven.
-        variant: whose rule.
+        alpha: concentration; a small value gives uneven shares.
+        variant: the paper whose rule is used.
         seed: of every draw.
         num_classes: C; one more than the largest label by default.
         min_size: records of the smallest silo; without effect on ``fedetf``.
@@ -178,7 +178,7 @@ def dirichlet(
 
 
 def iid(labels: Labels, silos: int, *, seed: int) -> Parts:
-    """All records, shuffled and cut into equal shares (they differ by one record at most).
+    """Shuffle all records and cut them into equal shares, which differ by at most one record.
 
     Args:
         labels: class of each record, int64 (n,); only their number matters.
@@ -194,10 +194,10 @@ def iid(labels: Labels, silos: int, *, seed: int) -> Parts:
 
 
 def follow(train_labels: Sequence[Labels], test_labels: Labels, *, seed: int) -> Parts:
-    """Divide a test set as the training set was: each class in proportion to the silos' records of it.
+    """Divide a test set like the training set: each class in proportion to the silos' records of it.
 
-    A class that no silo trains on is divided evenly, so that the silos' test records together are
-    always the whole test set, and pooled results are those of the whole test set.
+    A class that no silo trains on is divided evenly, so that together the silos always have the whole
+    test set, and pooled results are those of the whole test set.
 
     Args:
         train_labels: class of each training record of each silo.
@@ -223,7 +223,7 @@ def follow(train_labels: Sequence[Labels], test_labels: Labels, *, seed: int) ->
 
 
 def _split_over_slots(labels: Labels, held: Sequence[Sequence[int]], draws: np.random.Generator) -> Parts:
-    """The shuffled records of each class, split evenly over the slots that name it."""
+    """Shuffle the records of each class and split them evenly over the slots of that class."""
     parts: list[list[NDArray[np.int64]]] = [[] for _ in held]
     for label in sorted({label for mine in held for label in mine}):
         owners = [silo for silo, mine in enumerate(held) for slot in mine if slot == label]
@@ -234,7 +234,7 @@ def _split_over_slots(labels: Labels, held: Sequence[Sequence[int]], draws: np.r
 
 
 def _capped(labels: Labels, silos: int, alpha: float, classes: int, draws: np.random.Generator) -> Parts:
-    """One draw in which a silo with its even share of the records gets no further class."""
+    """Draw a partition in which a silo that has its even share of the records gets no further class."""
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(silos)]
     sizes = np.zeros(silos, dtype=np.int64)
     for label in range(classes):
@@ -242,12 +242,12 @@ def _capped(labels: Labels, silos: int, alpha: float, classes: int, draws: np.ra
         shares = draws.dirichlet(np.full(silos, alpha))
         if len(members) == 0:
             continue
-        # `sizes` sum to less than n while a record is left, so that some silo is always open.
+        # While a record is left, `sizes` sum to less than n, so at least one silo is open.
         is_open = sizes < len(labels) / silos
         shares = np.where(is_open, shares, 0.0)
-        if not shares.any():  # with a tiny alpha all of the mass may lie on full silos
+        if not shares.any():  # with a tiny alpha full silos may have all of the mass
             shares = is_open.astype(float)
-        # Over its own last value, so that a full last silo gets exactly nothing.
+        # Divided by its own last value, so that a full last silo gets exactly nothing.
         running = np.cumsum(shares)
         cuts = np.floor(running / running[-1] * len(members))
         for silo, piece in enumerate(np.split(members, cuts.astype(np.int64)[:-1])):
@@ -257,7 +257,7 @@ def _capped(labels: Labels, silos: int, alpha: float, classes: int, draws: np.ra
 
 
 def _uncapped(labels: Labels, silos: int, alpha: float, classes: int, draws: np.random.Generator) -> Parts:
-    """One draw with rounded shares in turn; the last silo takes what is left."""
+    """Draw a partition with rounded shares in turn; the last silo takes the rest."""
     parts: list[list[NDArray[np.int64]]] = [[] for _ in range(silos)]
     for label in range(classes):
         members = draws.permutation(np.flatnonzero(labels == label))
@@ -277,10 +277,10 @@ def _generator(seed: int, purpose: str) -> np.random.Generator:
 
 
 def _class_count(labels: Labels, silos: int, num_classes: int | None) -> int:
-    """C, from the argument or the labels.
+    """Return C, from the argument or the labels.
 
     Raises:
-        ValueError: for no silo, labels that are no (n,), or a label that is not in [0, C).
+        ValueError: if there is no silo, labels are not of shape (n,), or a label is not in [0, C).
     """
     if silos < 1:
         raise ValueError(f"Expected `silos` to be at least 1, but got {silos}.")

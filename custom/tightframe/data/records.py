@@ -17,14 +17,14 @@ CACHE_BYTES = 256 * 2**20
 
 
 class ImageCache:
-    """Decoded images by name, within one process and up to a number of bytes.
+    """A cache of decoded images by name, for one process and up to a number of bytes.
 
-    A small fold at 48 pixels fits wholly, and then an epoch decodes nothing. When the limit is
-    reached nothing more is kept and nothing is dropped: an epoch visits every image once, so
-    that dropping the oldest would make every look-up miss.
+    A small fold at 48 pixels fits completely, and then an epoch decodes nothing. At the limit nothing more
+    is added and nothing is dropped: an epoch visits every image once, so with eviction of the oldest
+    every look-up would miss.
 
     Args:
-        limit: bytes of pixels kept at most.
+        limit: most bytes of pixels kept.
     """
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
@@ -33,17 +33,17 @@ class ImageCache:
         self._images: dict[str, torch.Tensor] = {}
 
     def get(self, name: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The image of that name, made on first use: uint8 (3, H, W), not to be written to."""
-        found = self._images.get(name)
-        if found is None:
-            found = make()
-            if self.used + found.nbytes <= self.limit:
-                self._images[name] = found
-                self.used += found.nbytes
-        return found
+        """Return the image of a name, made on first use: uint8 (3, H, W), read-only by convention."""
+        image = self._images.get(name)
+        if image is None:
+            image = make()
+            if self.used + image.nbytes <= self.limit:
+                self._images[name] = image
+                self.used += image.nbytes
+        return image
 
     def __getstate__(self) -> dict[str, object]:
-        """A worker process starts with an empty cache instead of a copied one."""
+        """Return an empty cache's state, so that a worker process does not get a copy of the images."""
         return {"limit": self.limit, "used": 0, "_images": {}}
 
 
@@ -53,7 +53,7 @@ class ImageRecords(Dataset[tuple[torch.Tensor, int]]):
     Args:
         names: of the records, unique in the cache.
         labels: int64 (n,).
-        read: RGB pixels of record i, uint8 (H, W, 3).
+        read: i -> RGB pixels of record i, uint8 (H, W, 3).
         size: side of the square that the model sees, in pixels.
         cache: shared by the folds of a silo.
         augment_seed: None gives the evaluation view; otherwise record i is transformed with
@@ -70,7 +70,7 @@ class ImageRecords(Dataset[tuple[torch.Tensor, int]]):
         augment_seed: int | None = None,
     ) -> None:
         if len(names) != len(labels):
-            raise ValueError(f"Expected one label a record, but got {len(labels)} for {len(names)}.")
+            raise ValueError(f"Expected one label for each record, but got {len(labels)} for {len(names)}.")
         self.names = tuple(names)
         self.labels = labels
         self.size = size
@@ -82,7 +82,7 @@ class ImageRecords(Dataset[tuple[torch.Tensor, int]]):
         return len(self.names)
 
     def image(self, index: int) -> torch.Tensor:
-        """Pixels of a record before cropping: uint8 (3, H, W), shorter side as for ``size``."""
+        """Return the pixels of a record before cropping: uint8 (3, H, W), shorter side as for ``size``."""
 
         def make() -> torch.Tensor:
             pixels = torch.from_numpy(self._read(index).copy()).permute(2, 0, 1).contiguous()

@@ -3,9 +3,9 @@
 FLamby (owkin/FLamby, ``fed_isic2019/dataset.py``) composes albumentations: RandomScale(0.07),
 Rotate(50), RandomBrightnessContrast(0.15, 0.1), Flip(0.5), Affine(shear=0.1), RandomCrop,
 CoarseDropout(1..8 holes of 16 x 16), Normalize; each but the crop with probability one half.
-Here the geometric ones are one affine map and one interpolation, sizes follow the crop's size,
+Here the geometric ones are one affine map and one interpolation, sizes scale with the crop,
 brightness and contrast are not rounded to 8 bits in between, the number of holes is drawn for
-each record, and beyond the image's edge its mirror image is seen.
+each record, and the image is mirrored beyond its edge.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tightframe.data.isic import FULL_SIZE, shorter_side
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-"""ImageNet's, of red, green and blue in [0, 1]."""
+"""ImageNet's mean and standard deviation of red, green and blue in [0, 1]."""
 
 _MEAN = torch.tensor(MEAN).view(3, 1, 1)
 _STD = torch.tensor(STD).view(3, 1, 1)
@@ -30,7 +30,7 @@ _SHIFT = -_MEAN / _STD
 
 @dataclass(frozen=True)
 class Ranges:
-    """How far the training transforms go; all zero leaves a random crop.
+    """The ranges of the training transforms; if all are zero, only the random crop is left.
 
     Attributes:
         scale: zoom factor 1 +- scale.
@@ -39,9 +39,9 @@ class Ranges:
         flip: probability of a horizontal, a vertical or both flips.
         brightness: added, as part of the full range.
         contrast: factor 1 +- contrast.
-        holes: most holes that coarse dropout cuts; at least 1 where it is not 0.
+        holes: most holes of coarse dropout, which cuts at least one; 0 switches it off.
         hole: side of a hole in pixels of FLamby's 200-pixel crop.
-        chance: probability of each transform but the flip.
+        chance: probability of each transform except the flip.
     """
 
     scale: float = 0.07
@@ -81,7 +81,7 @@ def resize_shorter(image: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def evaluation(image: torch.Tensor, size: int) -> torch.Tensor:
-    """FLamby's test transform: centre crop and normalise.
+    """Apply FLamby's test transform: centre crop and normalisation.
 
     Args:
         image: uint8 (3, H, W).
@@ -99,14 +99,14 @@ def evaluation(image: torch.Tensor, size: int) -> torch.Tensor:
 def training(
     image: torch.Tensor, size: int, generator: torch.Generator, ranges: Ranges = FLAMBY
 ) -> torch.Tensor:
-    """FLamby's training transforms.
+    """Apply FLamby's training transforms.
 
     Args:
         image: uint8 (3, H, W).
         size: side of the crop in pixels; see ``evaluation``.
-        generator: the only source of randomness; a fixed number of draws is taken first, so that
-            one transform's chance does not shift another's numbers.
-        ranges: how far the transforms go.
+        generator: the only source of randomness; a fixed number of draws is taken first, so that the
+            draws of a transform do not depend on whether another one is applied.
+        ranges: ranges of the transforms.
 
     Returns:
         float32 (3, size, size), normalised.
@@ -124,7 +124,7 @@ def training(
 
 
 def _warped(image: torch.Tensor, size: int, draws: list[float], ranges: Ranges) -> torch.Tensor:
-    """Zoom, turn, flip, shear and crop in one interpolation: float32 (3, size, size) in [0, 255]."""
+    """Zoom, rotate, flip, shear and crop in one interpolation: float32 (3, size, size) in [0, 255]."""
     height, width = image.shape[-2:]
     on = [draw < ranges.chance for draw in draws[:3]]
     signed = [2.0 * draw - 1.0 for draw in draws[3:7]]
@@ -135,18 +135,18 @@ def _warped(image: torch.Tensor, size: int, draws: list[float], ranges: Ranges) 
     kind = int(3.0 * draws[12] / ranges.flip) if draws[12] < ranges.flip else -1
     flip_x, flip_y = (-1.0 if kind in (0, 2) else 1.0), (-1.0 if kind in (1, 2) else 1.0)
     matrix = _inverse(factor, angle, (shear_x, shear_y), (flip_x, flip_y))
-    # The crop lies at whole pixels of the zoomed image; what counts is how far apart the centres are.
+    # The crop is at whole pixels of the zoomed image; the map needs the distance between the two centres.
     zoomed = (round(width * factor), round(height * factor))
     corner = [int(draw * (extent - size + 1)) for draw, extent in zip(draws[13:15], zoomed, strict=True)]
     if matrix == ((1.0, 0.0), (0.0, 1.0)):
         return image[:, corner[1] : corner[1] + size, corner[0] : corner[0] + size].float()
-    away = [low + size / 2 - extent / 2 for low, extent in zip(corner, zoomed, strict=True)]
+    offset = [low + size / 2 - extent / 2 for low, extent in zip(corner, zoomed, strict=True)]
     theta = torch.tensor(
         [
             [
                 row[0] * size / extent,
                 row[1] * size / extent,
-                2.0 * (row[0] * away[0] + row[1] * away[1]) / extent,
+                2.0 * (row[0] * offset[0] + row[1] * offset[1]) / extent,
             ]
             for row, extent in zip(matrix, (width, height), strict=True)
         ]
@@ -158,7 +158,7 @@ def _warped(image: torch.Tensor, size: int, draws: list[float], ranges: Ranges) 
 def _inverse(
     factor: float, angle: float, shear: tuple[float, float], flip: tuple[float, float]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The 2 x 2 map from the crop back to the image: shear, flip, turn by ``angle``, shrink."""
+    """Return the 2 x 2 map from the crop back to the image: shear, flip, rotate by ``angle``, shrink."""
     cosine, sine = math.cos(angle) / factor, math.sin(angle) / factor
     turned = ((cosine * flip[0], -sine * flip[1]), (sine * flip[0], cosine * flip[1]))
     first, second = ((row[0] + row[1] * shear[1], row[0] * shear[0] + row[1]) for row in turned)

@@ -1,9 +1,9 @@
-"""How the synthetic twin draws a record: an analytic scene, evaluated at any number of pixels.
+"""Renders the records of the synthetic twin: an analytic scene, evaluated at any number of pixels.
 
-A scene is drawn from uniforms that depend on the record's name only, in units in which the image
-spans [-1, 1] x [-1, 1]; the number of pixels enters last. Only ``+ - * /``, ``sqrt`` and
-comparisons are used, in float64, and what goes through a matrix product is dyadic with few bits,
-so that pixels are equal on every IEEE machine. Angles are unit vectors for the same reason.
+A scene is drawn from uniforms that depend on the record's name only, in units in which the image spans
+[-1, 1] x [-1, 1]; the number of pixels is applied last. Only ``+ - * /``, ``sqrt`` and comparisons are
+used, in float64, and factors of matrix products are dyadic with few bits, so that pixels are equal on
+every IEEE machine. Angles are unit vectors for the same reason.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# What a class looks like. Colours are what the lesion lets through of the skin's red, green and
-# blue; the other columns are strengths (0..1) or lengths in units of half the image.
+# The appearance of each class. Colours are the lesion's transmission of the skin's red, green and blue;
+# the other columns are strengths (0..1) or lengths in units of half the image.
 #          core               rim                second colour      radius irreg soft  opac
 _BODY = (
     ((0.30, 0.22, 0.26), (0.48, 0.34, 0.32), (0.20, 0.25, 0.42), 0.74, 0.30, 0.16, 0.95),  # MEL
@@ -45,12 +45,12 @@ _CLASSES = np.array([[*a, *b, *c, *rest] for a, b, c, *rest in _BODY])
 _CLASSES = np.concatenate([_CLASSES, np.array(_DETAIL)], axis=1)
 
 _CONFUSABLE = ((1, 4, 2), (0, 4, 5), (7, 3, 0), (7, 4, 2), (0, 1, 3), (1, 2, 4), (0, 2, 1), (2, 3, 4))
-"""The classes that a class is mistaken for; a record is drawn towards one of them."""
+"""The classes that each class is easily confused with; a record is blended towards one of them."""
 
 _OVERLAP = 0.2
-"""Largest share of the other class in a record's looks."""
+"""Largest share of the other class in a record's appearance."""
 
-# What a centre's records look like: skin (red, green, blue), colour cast, light, vignette,
+# The appearance of each centre's records: skin (red, green, blue), colour cast, light, vignette,
 # magnification, mean hairs (of six), noise, contrast.
 _CENTERS = (
     ((0.84, 0.66, 0.58), (1.00, 1.00, 1.00), 1.00, 0.18, 1.00, 1.2, 0.030, 1.00),
@@ -69,8 +69,8 @@ _HAIRS = 6
 class Uniforms:
     """Uniform numbers in [0, 1), a pure function of a name.
 
-    They are the raw output of PCG64, whose stream NumPy keeps stable between versions, which it
-    does not promise of the distributions.
+    They are the raw output of PCG64, whose stream NumPy guarantees between versions; it gives no such
+    guarantee for its distributions.
     """
 
     def __init__(self, name: str) -> None:
@@ -78,16 +78,16 @@ class Uniforms:
         self._bits = np.random.PCG64(seed)
 
     def __call__(self, *shape: int) -> Array:
-        """Numbers of this shape, each with 32 random bits."""
+        """Return numbers of this shape, each with 32 random bits."""
         raw = np.asarray(self._bits.random_raw(int(np.prod(shape, dtype=np.int64))), dtype=np.uint64)
         return ((raw >> np.uint64(32)).astype(np.float64) / 2.0**32).reshape(shape)
 
     def lattice(self, cells: int) -> Array:
-        """Values of 16 bits at the corners of ``cells`` x ``cells`` squares."""
+        """Return values of 16 bits at the corners of ``cells`` x ``cells`` squares."""
         return np.floor(self(cells + 1, cells + 1) * 65536.0) / 65536.0
 
     def direction(self) -> tuple[float, float]:
-        """A unit vector, spread over all directions (not quite evenly)."""
+        """Return a unit vector, spread over all directions (not quite evenly)."""
         a, b = (2.0 * self(2) - 1.0).tolist()
         length = float(np.sqrt(a * a + b * b)) + 1e-9
         return a / length, b / length
@@ -95,7 +95,7 @@ class Uniforms:
 
 @dataclass(frozen=True)
 class Plane:
-    """Where the pixels are: coordinates (side, side), and one pixel's width."""
+    """The pixel grid: coordinates (side, side), and one pixel's width."""
 
     x: Array
     y: Array
@@ -104,7 +104,7 @@ class Plane:
 
 @lru_cache(maxsize=8)
 def plane(side: int) -> Plane:
-    """Pixel centres of an image of ``side`` pixels, in [-1, 1]."""
+    """Return the pixel centres of an image of ``side`` pixels, in [-1, 1]."""
     line = (2.0 * np.arange(side) + 1.0) / side - 1.0
     x, y = np.broadcast_to(line[None, :], (side, side)), np.broadcast_to(line[:, None], (side, side))
     return Plane(np.ascontiguousarray(x), np.ascontiguousarray(y), 2.0 / side)
@@ -112,7 +112,7 @@ def plane(side: int) -> Plane:
 
 @lru_cache(maxsize=32)
 def _interpolation(side: int, cells: int) -> Array:
-    """Smooth interpolation from lattice corners to pixels, (side, cells + 1), in 12-bit weights."""
+    """Return 12-bit weights of a smooth interpolation from lattice corners to pixels, (side, cells + 1)."""
     place = (np.arange(side) + 0.5) * cells / side
     low = np.minimum(place.astype(np.int64), cells - 1)
     part = place - low
@@ -124,14 +124,14 @@ def _interpolation(side: int, cells: int) -> Array:
 
 
 def _noise(lattice: Array, side: int) -> Array:
-    """Value noise in [0, 1], (side, side). Every product here is exact in float64."""
+    """Return value noise in [0, 1], (side, side). Every product here is exact in float64."""
     matrix = _interpolation(side, lattice.shape[0] - 1)
     noise: Array = matrix @ lattice @ matrix.T
     return noise
 
 
 def _step(value: Array) -> Array:
-    """Smooth step from 0 (at 0 and below) to 1 (at 1 and above)."""
+    """Apply a smooth step from 0 (at 0 and below) to 1 (at 1 and above)."""
     value = np.minimum(np.maximum(value, 0.0), 1.0)
     return value * value * (3.0 - 2.0 * value)
 
@@ -143,7 +143,7 @@ def _towards(image: Array, amount: Array, colour: Array) -> Array:
 
 
 def _dots(px: Array, py: Array, draws: Array, radius: float, reach: float, pixel: float) -> Array:
-    """Round dots: draws (n, 4) give place (2), size and whether the dot is there."""
+    """Return round dots as opacity (side, side); draws (n, 4) are position (2), size and strength."""
     width = np.maximum(radius * (0.6 + 0.8 * draws[:, 2]), 0.75 * pixel)[:, None, None]
     dx = px[None] - (reach * (2.0 * draws[:, 0] - 1.0))[:, None, None]
     dy = py[None] - (reach * (2.0 * draws[:, 1] - 1.0))[:, None, None]
@@ -152,7 +152,7 @@ def _dots(px: Array, py: Array, draws: Array, radius: float, reach: float, pixel
 
 
 def _line(at: Plane, uniforms: Uniforms, width: float, bend: float, reach: float) -> Array:
-    """A bent line: opacity (side, side). A line thinner than a pixel is a fainter one of a pixel."""
+    """Return a bent line as opacity (side, side); below a pixel's width it is drawn a pixel wide, fainter."""
     u, v = uniforms.direction()
     shift, curve = ((2.0 * uniforms(2) - 1.0) * np.array([reach, bend])).tolist()
     along = u * at.x + v * at.y
@@ -186,7 +186,7 @@ class _Looks:
 
 
 def _looks(uniforms: Uniforms, label: int) -> _Looks:
-    """Draw a record of a class: its class's looks, drawn towards a confusable class's."""
+    """Draw a record's parameters: those of its class, blended towards a class it is easily confused with."""
     draws = uniforms(2 + _CLASSES.shape[1])
     others = _CONFUSABLE[label]
     other = others[int(draws[0] * len(others))]
@@ -274,7 +274,7 @@ def _lesion(
 
 
 def _border(cosine: Array, sine: Array, uniforms: Uniforms, irregular: float) -> Array:
-    """The lesion's radius by direction, in units of its mean radius: harmonics 2 to 6."""
+    """Return the lesion's radius by direction, in units of its mean radius: harmonics 2 to 6."""
     draws = 2.0 * uniforms(5, 2) - 1.0
     c, s = cosine, sine
     total = np.ones_like(cosine)
@@ -297,7 +297,7 @@ def _hairs(image: Array, at: Plane, uniforms: Uniforms, mean: float) -> Array:
 def _exposed(
     image: Array, at: Plane, uniforms: Uniforms, cast: Array, vignette: float, grain: float, contrast: float
 ) -> NDArray[np.uint8]:
-    """Light, colour cast, contrast, sensor noise; uint8 (side, side, 3)."""
+    """Apply light, colour cast, contrast and sensor noise; uint8 (side, side, 3)."""
     u, v = uniforms.direction()
     draws = uniforms(3) - 0.5
     shade = 1.0 - vignette * (0.5 * (at.x * at.x + at.y * at.y)) + 0.10 * draws[0] * (u * at.x + v * at.y)

@@ -1,7 +1,7 @@
 """The validation fold: a fixed part of each centre's training fold.
 
-The choice is a pure function of the records' names, so that every process, every run and every
-method selects on the same records, and the test fold is never used to select.
+The choice is a pure function of the records' names, so that every process, run and method selects
+models on the same records. The test fold is never used for selection.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ SALT = "tightframe-validation-v1"
 
 
 def group_key(group: str) -> str:
-    """The fixed hash by which groups are ordered: SHA-256 of the versioned salt and the id."""
+    """Return the hash by which groups are ordered: SHA-256 of the versioned salt and the id."""
     return hashlib.sha256(f"{SALT}/{group}".encode()).hexdigest()
 
 
 def target_size(count: int, share: float = SHARE) -> int:
-    """Records of a class that should go to validation.
+    """Return the number of records of a class that should go to validation.
 
-    ``share`` of ``count``, rounded half up; at least 1 from 4 records on; never all of them.
+    ``share`` of ``count``, rounded half up; at least 1 if there are 4 or more; never all of them.
 
     >>> [target_size(n) for n in (0, 1, 3, 4, 10, 20)]
     [0, 0, 0, 1, 2, 3]
@@ -39,11 +39,11 @@ def validation_mask(
 ) -> NDArray[np.bool_]:
     """Choose the validation records of one centre's training fold.
 
-    Stratified by class and grouped: records of one group (a lesion) go to one side together.
-    In the order of ``group_key``, a group is taken if no class that it holds would get more than
-    ``target_size`` records from it; where a class of 4 or more gets none that way, because all
-    its groups are larger than its target, its smallest group that leaves a record of each of the
-    group's classes to training is taken.
+    Stratified by class and grouped: all records of a group (a lesion) go to the same fold. In the order
+    of ``group_key``, a group is taken if no class then has more than ``target_size`` records in
+    validation. If a class of 4 or more records gets none that way, because all its groups are larger
+    than its target, its smallest group that leaves a record of each of the group's classes for training
+    is taken.
 
     Args:
         labels: class of each record, int64 (n,).
@@ -59,7 +59,7 @@ def validation_mask(
     """
     if len(labels) != len(groups):
         raise ValueError(
-            f"Expected one group a label, but got {len(groups)} groups and {len(labels)} labels."
+            f"Expected one group for each label, but got {len(groups)} groups and {len(labels)} labels."
         )
     if len(labels) == 0:
         return np.zeros(0, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""The controller: one for every method, never subclassed for one."""
+"""NVFlare controller that runs every method; no method subclasses it."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from tightframe.flare import doors, monitor, workspace
 from tightframe.flare.transport import FlareTransport
 
 WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
-"""Where the engine looks for a package that it imports early in a silo's process, and ours."""
+"""Environment variable that names a package for the engine to import early in a silo's process, and ours."""
 
 
 def stopped_run(folders: Any, job_id: str) -> Path:
-    """Where the checkpoint of the run lies that a job goes on with, if it brought one.
+    """Return the path at which a resuming job carries the checkpoint of the run that it continues.
 
-    That is ``app_server/config`` of the job's folder, in production too, where the engine's own word for an
-    app's configuration folder is the app itself.
+    It is ``app_server/config`` in the job's folder. In production too, although the engine there takes the
+    app's folder itself for its configuration folder.
     """
-    from tightframe.rounds.checkpoint import CHECKPOINT
+    from tightframe.results.files import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
 
-def astray(roster: Sequence[str], clients: Iterable[str]) -> list[str]:
-    """What is odd about whom the engine has started a job at, in words; nothing if all is well.
+def roster_mismatches(roster: Sequence[str], clients: Iterable[str]) -> list[str]:
+    """Describe clients that do not match the job's roster; nothing if all do.
 
     Args:
         roster: the job's silos.
-        clients: the sites that the engine has started the job at.
+        clients: the sites at which the engine has started the job.
     """
     started = set(clients)
-    said = []
-    if gone := [site for site in roster if site not in started]:
-        said.append(
-            f"the engine has no client of the job's sites {', '.join(gone)}: not connected, not provisioned "
-            "or misspelt; the job waits for them all the same, as long as `fetch_timeout` says"
+    mismatches = []
+    if missing := [site for site in roster if site not in started]:
+        mismatches.append(
+            f"the engine has no client for the job's sites {', '.join(missing)}: not connected, not "
+            "provisioned or misspelt; the job waits for them up to `fetch_timeout`"
         )
-    if beside := sorted(started - set(roster)):
-        said.append(f"the job was also sent to {', '.join(beside)}, not of its sites: asked for nothing")
-    return said
+    if unlisted := sorted(started - set(roster)):
+        mismatches.append(f"the job was also sent to {', '.join(unlisted)}, not in `sites`: they get no task")
+    return mismatches
 
 
 class FederationController(Controller):
@@ -55,7 +55,7 @@ class FederationController(Controller):
 
     The arguments are the values of ``config.job.JobConfig``; they are validated together before
     any task is sent, and every problem is named. When a run cannot go on, the controller panics
-    with the silos and codes, so that the engine's exit code tells the truth.
+    and names the silos and codes, so that the engine's exit code shows the failure.
     """
 
     def __init__(self, **job: Any) -> None:
@@ -64,16 +64,16 @@ class FederationController(Controller):
         self._setup: Any = None
         self._entry: Any = None
         self._telemetry: Any = None
-        self._run: Any = None  # of a simulation
+        self._run: Any = None  # set in simulations only
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Validate the job and the server's own file; what is wrong ends the run before any task is sent."""
+        """Validate the job and the server's own file; end the run on an error, before any task is sent."""
         from tightframe.config.site import server_entry
         from tightframe.flare.telemetry import Telemetry
         from tightframe.rounds.setup import prepare, set_threads
 
         if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
-            os.environ.setdefault(*WARM)  # the simulator's processes, which it starts from this one
+            os.environ.setdefault(*WARM)  # inherited by the processes that the simulator starts
         try:
             if fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):
                 doors.require("server")
@@ -92,6 +92,7 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
+        from tightframe.report import writing
         from tightframe.rounds.server.coordinator import Coordinator
 
         folders = fl_ctx.get_engine().get_workspace()
@@ -107,8 +108,9 @@ class FederationController(Controller):
             failed=lambda site, code, rules: coordinator.record.failed(site, code, rules),
             check=lambda: None if self._run is None else self._run.check(),
         )
-        for line in astray(job.roster, (client.name for client in fl_ctx.get_engine().get_clients())):
-            self.logger.warning("%s", line)
+        clients = [client.name for client in fl_ctx.get_engine().get_clients()]
+        for mismatch in roster_mismatches(job.roster, clients):
+            self.logger.warning("%s", mismatch)
         try:
             coordinator = Coordinator(
                 self._setup,
@@ -118,6 +120,7 @@ class FederationController(Controller):
                 job_id=fl_ctx.get_job_id(),
                 stopped=stopped_run(folders, fl_ctx.get_job_id()),
                 log=self.logger,
+                write_page=writing.leave,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
             self._telemetry.watch(coordinator.record)
@@ -125,14 +128,14 @@ class FederationController(Controller):
         except TightframeError as error:
             self.system_panic(str(error), fl_ctx)
         except Exception as error:
-            self.logger.exception("the run stopped on an error of its own")
+            self.logger.exception("the server stopped the run on an unexpected error")
             self.system_panic(f"TF-500: the server failed with {type(error).__name__}", fl_ctx)
 
     def _identity(self, fl_ctx: FLContext, folders: Any, central: bool) -> Any:
-        """What secure sums need of this run; None for plain ones."""
+        """Return the run's id and certificate anchor for secure sums; None for plain sums."""
         from tightframe.flare.identity import server_anchor
-        from tightframe.rounds.sums.secure_server import ServerIdentity
         from tightframe.rounds.sums.simulated_identity import simulated_anchor
+        from tightframe.rounds.sums.transcripts import ServerIdentity
 
         if self._setup.job.summation == "plain":
             return None
@@ -146,14 +149,14 @@ class FederationController(Controller):
         return ServerIdentity(job_id, anchor, simulated=not production)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell a console that asks for statistics, and boards, where the run stands."""
+        """Report the run's status to consoles that ask for statistics, and to the telemetry."""
         super().handle_event(event_type, fl_ctx)
         monitor.add_stats(event_type, fl_ctx)
         if self._telemetry is not None:
             self._telemetry.handle_event(event_type, fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        """Nobody answers for the run any more."""
+        """Stop the run's status answers and telemetry, and release the simulation's workspace."""
         monitor.forget(fl_ctx.get_job_id())
         if self._telemetry is not None:
             self._telemetry.end()

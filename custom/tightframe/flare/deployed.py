@@ -1,6 +1,6 @@
 """Verification of a deployed app's manifest before any process of its job is started.
 
-The job's process verifies the manifest again and takes up its nonce: only there is the signature spent.
+The job's process verifies the manifest again and records its nonce: only there is the signature used up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLIENT_FILE = "config/config_fed_client.json"
 
 
 def verify_app(app: Path, site: str, startup: Path, entry: SiteEntry) -> None:
-    """Refuse an app whose manifest does not hold at a site, where there is one or the policy asks for one.
+    """Refuse an app whose manifest does not verify at a site, if it has one or the policy requires one.
 
     Args:
         app: the app's folder, unpacked.
@@ -30,14 +30,14 @@ def verify_app(app: Path, site: str, startup: Path, entry: SiteEntry) -> None:
         entry: the site's configuration.
 
     Raises:
-        ManifestError: TF-633 to TF-636, as ``config.job_manifest``. No nonce is taken up.
+        ManifestError: TF-633 to TF-636, as ``config.job_manifest``. No nonce is recorded.
         JobError: if the job's values are not valid.
         SiteConfigError: TF-615, if the kit is not valid.
     """
     policy = entry.policy.resolve(production=True)
     if not (policy.signed_jobs or os.path.lexists(app / job_manifest.PLACE)):
         return
-    job_manifest.read(app)  # an unsigned job is refused as such, whatever its values are
+    job_manifest.read(app)  # first, so that an unsigned job is refused as unsigned, whatever its values
     _, anchor = site_identity(startup, site, production=True, missing_role=policy.central_provisioning)
     now = datetime.now(UTC)
     made = job_manifest.verify(app, _job(app), site, anchor, now=now)
@@ -48,7 +48,7 @@ def _job(app: Path) -> JobConfig:
     """Return the job in an app's configuration.
 
     Raises:
-        ManifestError: TF-635, if the configuration has not the one executor of an exported job.
+        ManifestError: TF-635, if the configuration does not have the one executor of an exported job.
         JobError: if the job's values are not valid.
     """
     try:

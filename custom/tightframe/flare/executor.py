@@ -1,7 +1,7 @@
-"""The executor: one for every method, never subclassed for one.
+"""NVFlare executor that runs a silo's part of every method; no method subclasses it.
 
-It survives one OS process per task: nothing that a later task needs lies in memory. Torch is
-imported by the tasks that train only.
+It works with one OS process per task: nothing that a later task needs is kept in memory alone. Only
+tasks that train import torch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.flare.workspace import AtWork, check_run
-from tightframe.rounds.context import STATE, SiloContext, lasting_journal
+from tightframe.report import writing
+from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner
 
 _NAMED = {"enroll": "enrolling", "contribute": "beginning", "baseline": "local baseline"}
-"""Tasks in words, until the records are read."""
+"""Progress text of each task until the records are read."""
 
 
 class SiloExecutor(Executor):
@@ -54,19 +56,19 @@ class SiloExecutor(Executor):
         _quieten_simulator_worker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Say in the site's log that a job was sent here which is not for this site: no task will come."""
+        """Log that a job was started at this site although it is not for it: no task will come."""
         if event_type != EventType.START_RUN:
             return
         sites, name = self._values.get("sites"), fl_ctx.get_identity_name()
         if isinstance(sites, list) and name not in sites:
-            self.logger.error("%s", JobError([f"this silo is {name}, which the job is not for"]))
+            self.logger.error("%s", JobError([f"this silo is {name}, which is not among the job's sites"]))
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
     ) -> Shareable:
-        """Answer one task; every failure becomes a return code and a named reason.
+        """Answer one task; turn every failure into a return code and a reason's code.
 
-        Nothing is raised, because in production a client process that dies fails the whole job.
+        Raises nothing, because in production a client process that dies fails the whole job.
         """
         with self._one_at_a_time:
             if self._session is None:
@@ -100,7 +102,7 @@ class SiloExecutor(Executor):
         if production and entry is not None:
             guard.require(fl_ctx, entry.policy.resolve(production=True))
             permissions.require(startup.parent, entry)
-        # In the simulator everything lasts one run, and every task may be a process of its own.
+        # In the simulator state lasts one run, and every task may run in a process of its own.
         outliving = Path(entry.state_dir) if production and entry is not None and entry.state_dir else None
         policy = (entry or SiteEntry()).policy.resolve(production=production)
         identity = partial(_identity, startup, name, job_id, production, policy.central_provisioning)
@@ -120,10 +122,11 @@ class SiloExecutor(Executor):
                 submitter=submitter,
                 production=production,
                 memory_only=production,
-                journal_dir=None if outliving is None else lasting_journal(outliving, name),
+                journal_dir=None if outliving is None else journal_folder(outliving, name),
                 ledger_dir=outliving,
                 kit=startup.parent,
                 identity=identity,
+                write_page=writing.leave,
                 at_work=self._at_work,
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,
@@ -132,9 +135,9 @@ class SiloExecutor(Executor):
 
 
 def _previous_state(job: JobConfig, name: str, outliving: Path | None, *, production: bool) -> Path | None:
-    """Where this silo's state of the job lies that this one continues; None if it is lost or there is none.
+    """Return the path of this silo's state in the job that this one continues; None if there is none.
 
-    A simulation lasts one run, so there only who starts it can say where an earlier one lies.
+    A simulation keeps no state between runs, so there the caller names the earlier workspace.
     """
     if job.resume is None:
         return None
@@ -147,7 +150,7 @@ def _previous_state(job: JobConfig, name: str, outliving: Path | None, *, produc
 def _identity(
     startup: Path, name: str, job_id: str, production: bool, central: bool
 ) -> tuple[KeySigner, Anchor]:
-    """The provisioned identity in the engine's secure mode; the simulated one only outside of it."""
+    """Return the provisioned identity in the engine's secure mode, the simulated one outside of it."""
     if production:
         return site_identity(startup, name, production=True, missing_role=central)
     return simulated_identity(job_id, name, production=False)
@@ -156,16 +159,16 @@ def _identity(
 def _failure(error: BaseException) -> Shareable:
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply[CODE] = failure_code(error)
-    if isinstance(error, BelowPolicyError) and (told := error.outside()):
-        reply[REFUSALS] = told
+    if isinstance(error, BelowPolicyError) and (refusals := error.outside()):
+        reply[REFUSALS] = refusals
     return reply
 
 
 def _quieten_simulator_worker() -> None:
-    """Keep the simulator's worker off a *concise* console; log files keep everything.
+    """Keep lines of the simulator's worker off a *concise* console; log files keep everything.
 
     The worker script runs as ``__main__``, which the engine's concise filter takes for an
-    application, and says three lines for every task of every silo.
+    application, and logs three lines for every task of every silo.
     """
     for handler in logging.getLogger().handlers:
         if any(isinstance(item, ConciseLogFilter) for item in handler.filters):

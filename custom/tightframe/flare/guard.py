@@ -1,12 +1,12 @@
-"""The egress guard: a result filter of the site's own, which lets only the protocol's messages out.
+"""The egress guard: a result filter of the site's own that lets only the protocol's messages out.
 
-A site names it in its ``local/privacy.json``; no job can add it, leave it out or loosen it. It looks
-at what the executor wants to send as if the executor were not to be trusted: only the keys, types and
-sizes of this package's answers pass, and what passes is built anew from the parts that were checked.
-Anything else fails that one result with the engine's filter error; the job goes on.
+A site names it in its ``local/privacy.json``; no job can add, omit or loosen it. It does not trust the
+executor: only the keys, types and sizes of this package's answers pass, and what passes is rebuilt from
+the parts that were checked. Anything else fails that one result with the engine's filter error; the job
+goes on.
 
-The engine runs a site's filters before a job's. So the same class, named there as a component, looks
-again after all filters. It also keeps federated events at home, which no filter sees.
+The engine runs a site's filters before a job's, so the same class, named there as a component, checks
+again after all filters. It also stops federated events, which no filter sees.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tightframe.flare.outgoing import OutgoingError, checked
 from tightframe.flare.wire import CODE, MESSAGE
 
 MAX_BYTES = 2**30
-"""The largest answer that passes, in bytes, where the site does not say otherwise."""
+"""Default size of the largest answer that passes, in bytes."""
 MAX_REFUSALS = 64
 _OWN_HEADERS: Mapping[str, str] = {
     ReservedHeaderKey.TASK_NAME: FLContextKey.TASK_NAME,
     ReservedHeaderKey.TASK_ID: FLContextKey.TASK_ID,
 }
-"""Headers of the engine beside the return code, and what each must be equal to."""
-_TOLD = re.compile(rf"[ -~]{{1,{MAX_TOLD}}}")
+"""Headers of the engine beside the return code, and the context property that each must equal."""
+_REFUSAL_TEXT = re.compile(rf"[ -~]{{1,{MAX_TOLD}}}")
 _STOPPED = "stopped"
 
 
 class EgressError(TightframeError, ContentBlockedException):
-    """The guard stopped a result (TF-730); what it was stays in the site's log, its values nowhere."""
+    """The guard stopped a result (TF-730); the site's log says why, and no log holds its values."""
 
     code = "TF-730"
 
@@ -62,7 +62,7 @@ class EgressGuard(Filter):
         self._max_bytes = max_bytes
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The same answer, built anew from its checked parts.
+        """Return the same answer, rebuilt from its checked parts.
 
         Raises:
             EgressError: TF-730, which makes the engine answer with its filter error instead.
@@ -73,25 +73,25 @@ class EgressGuard(Filter):
         except OutgoingError as error:
             reason = str(error)
         except Exception as error:
-            # What is wrong in an unforeseen way may show values in its text.
-            reason = f"Expected an answer that can be looked at, but that ended in {type(error).__name__}."
+            # The text of an unexpected error may show values.
+            reason = f"Expected an answer that can be checked, but checking it raised {type(error).__name__}."
         raise EgressError(
             f"the guard stopped a result of the task {str(task)[:40]!r}: {reason} Nothing of it has left "
-            "this site. If no job was changed on purpose, this is a fault to report."
+            "this site. Unless somebody changed the job on purpose, report this as a bug."
         )
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """As a component of the site: a last look after the job's filters, and no federated events."""
+        """Check results again after the job's filters, and stop federated events; as a site's component."""
         if fl_ctx.get_process_type() != ProcessType.CLIENT_JOB:
             return
         if event_type == EventType.AFTER_TASK_RESULT_FILTER:
-            self._look_again(fl_ctx)
+            self._check_again(fl_ctx)
         elif fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) == EventScope.FEDERATION:
             self._keep_event(event_type, fl_ctx)
 
     def _passed(self, reply: Shareable, task: str, fl_ctx: FLContext) -> Shareable:
         if type(reply) is not Shareable:
-            raise OutgoingError("Expected the engine's own kind of answer, but got another type.")
+            raise OutgoingError("Expected the engine's own type of answer, but got another one.")
         _check_headers(reply, fl_ctx)
         code = reply.get_return_code()
         if code == ReturnCode.OK:
@@ -109,14 +109,14 @@ class EgressGuard(Filter):
             raise OutgoingError("Expected the return code of success or of failure, but got another one.")
         return _failure(reply, fl_ctx)
 
-    def _look_again(self, fl_ctx: FLContext) -> None:
+    def _check_again(self, fl_ctx: FLContext) -> None:
         result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
         if not isinstance(result, dict):
-            return  # the engine itself refuses it
+            return  # the engine itself refuses such a result
         try:
             self.process(result, fl_ctx)
         except Exception as error:
-            # An event handler cannot fail a result; it can leave nothing of it.
+            # An event handler cannot fail a result, but it can empty it.
             dict.clear(result)
             dict.update(result, make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR))
             self.logger.error("%s", error)
@@ -126,27 +126,27 @@ class EgressGuard(Filter):
         if not isinstance(data, Shareable) or data.get_header(FedEventHeader.DIRECTION, "out") != "out":
             return
         dict.clear(data)
-        data.set_header(FedEventHeader.DIRECTION, _STOPPED)  # the engine sends what goes "out"
+        data.set_header(FedEventHeader.DIRECTION, _STOPPED)  # the engine sends events with direction "out"
         self.logger.error(
-            "TF-730: the guard kept a federated event (%s) at this site: this package fires none.",
+            "TF-730: the guard stopped a federated event (%s) at this site: this package fires none.",
             event_type[:40],
         )
 
 
 def in_place(fl_ctx: FLContext) -> bool:
-    """Whether the job of a context runs in a scope of the site in which the guard filters results."""
+    """Check whether the job of a context runs in a scope of the site in which the guard filters results."""
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     filters = getattr(scope, "task_result_filters", {}).get("out", [])
     return any(isinstance(item, EgressGuard) for item in filters)
 
 
 def require(fl_ctx: FLContext, policy: Policy) -> None:
-    """Refuse to run where the doors are open, the policy's guard is missing, or the engine streams logs.
+    """Refuse to run if the doors are open, the guard required by the policy is missing, or logs are streamed.
 
-    For production: the simulator has no scopes.
+    For production only: the simulator has no scopes.
 
     Raises:
-        SiteConfigError: TF-202, TF-731 or TF-732, naming the file to write.
+        SiteConfigError: TF-202, TF-731 or TF-732; the text names the file to change.
     """
     if policy.egress_guard and not in_place(fl_ctx):
         raise SiteConfigError(
@@ -156,26 +156,26 @@ def require(fl_ctx: FLContext, policy: Policy) -> None:
         )
     if is_log_streaming_allowed(fl_ctx):
         raise SiteConfigError(
-            'Expected "allow_log_streaming": false in this site\'s local/resources.json, but the engine may '
+            'Expected "allow_log_streaming": false in this site\'s local/resources.json, but the engine can '
             "send this site's log to the server: copy the line from provisioning/local/resources.json."
         )
     doors.require("site")
 
 
 def _exactly(reply: Shareable, keys: set[str]) -> None:
-    found = set(reply) - {ReservedHeaderKey.HEADERS}
-    if found != keys:
+    present = set(reply) - {ReservedHeaderKey.HEADERS}
+    if present != keys:
         raise OutgoingError(
-            f"Expected {sorted(keys)} in the answer, but got {len(keys - found)} missing and "
-            f"{len(found - keys)} unknown keys."
+            f"Expected {sorted(keys)} in the answer, but got {len(keys - present)} missing and "
+            f"{len(present - keys)} unknown keys."
         )
 
 
 def _check_headers(reply: Shareable, fl_ctx: FLContext) -> None:
-    """Only the return code, and the engine's own names of the task."""
+    """Refuse headers other than the return code and the engine's own names of the task."""
     headers = reply.get(ReservedHeaderKey.HEADERS)
     if type(headers) is not dict:
-        raise OutgoingError("Expected headers of the engine, but got none.")
+        raise OutgoingError("Expected the engine's headers, but got none.")
     for key, value in headers.items():
         if key == ReservedHeaderKey.RC:
             continue
@@ -184,7 +184,7 @@ def _check_headers(reply: Shareable, fl_ctx: FLContext) -> None:
 
 
 def _failure(reply: Shareable, fl_ctx: FLContext) -> Shareable:
-    """A failure says one of the documented codes, and, where the policy lets it, what a job fell short of."""
+    """Return a failure with its documented code and, if the policy allows it, the rules that were broken."""
     refusals = reply.get(REFUSALS)
     _exactly(reply, {CODE} if refusals is None else {CODE, REFUSALS})
     code = reply[CODE]
@@ -194,28 +194,28 @@ def _failure(reply: Shareable, fl_ctx: FLContext) -> Shareable:
     passed[CODE] = code
     if refusals is not None:
         if code != PolicyError.code or not _policy(fl_ctx).tell_refusals:
-            raise OutgoingError("Expected a code alone, but got reasons beside it.")
+            raise OutgoingError("Expected a code alone, but got reasons with it.")
         passed[REFUSALS] = _refusals(refusals)
     return passed
 
 
-def _refusals(found: object) -> list[list[str]]:
+def _refusals(refusals: object) -> list[list[str]]:
     rules = {*Policy.model_fields, *BESIDE_RULES}
-    if type(found) is not list or len(found) > MAX_REFUSALS:
+    if type(refusals) is not list or len(refusals) > MAX_REFUSALS:
         raise OutgoingError("Expected a short list of rules, but got something else.")
-    for item in found:
+    for item in refusals:
         if type(item) is not list or len(item) != 3 or item[0] not in rules:
-            raise OutgoingError("Expected rule, asked and required value, but got something else.")
-        if not all(type(part) is str and _TOLD.fullmatch(part) for part in item):
-            raise OutgoingError("Expected values in a few words, but got something else.")
-    return [list(item) for item in found]
+            raise OutgoingError("Expected a rule, the job's value and the required one, but got other data.")
+        if not all(type(part) is str and _REFUSAL_TEXT.fullmatch(part) for part in item):
+            raise OutgoingError("Expected short printable values, but got something else.")
+    return [list(item) for item in refusals]
 
 
 def _policy(fl_ctx: FLContext) -> Policy:
-    """The site's policy, from its own file; read anew for each result, because the file is the site's.
+    """Return the site's policy, read anew for each result, because the site may change its file.
 
     Raises:
-        SiteConfigError: if the site is not configured; then nothing but codes passes.
+        SiteConfigError: if the site is not configured; then only codes pass.
     """
     local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir())
     production = bool(fl_ctx.get_prop(FLContextKey.SECURE_MODE, True))

@@ -1,7 +1,7 @@
-"""A site's identity and the project's root, from the startup kit that provisioning made.
+"""A site's identity and the project's root certificate, from the startup kit that provisioning made.
 
-Nothing here talks to the engine or imports it: a kit is a folder of files whose names stand in
-``fed_client.json`` (a site's) or ``fed_server.json`` (the server's).
+Nothing here imports the engine: a kit is a folder of files that ``fed_client.json`` (a site's) or
+``fed_server.json`` (the server's) names.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def site_identity(
     missing_role: bool = False,
     at: datetime | None = None,
 ) -> tuple[KeySigner, Anchor]:
-    """What a site signs with, and what it holds other sites' certificates against.
+    """Return a site's signer and the anchor for verifying other sites' certificates.
 
-    The site's own certificate is held against the same rules that its peers will apply, so that what
-    is wrong with it is said here and not by all the others.
+    The site's own certificate is checked by the same rules that its peers will apply, so that an error
+    in it is reported here and not by all the others.
 
     Args:
         startup: the kit's ``startup`` folder.
@@ -50,7 +50,7 @@ def site_identity(
         production: whether the engine runs in its secure mode. The key file must then be readable
             by its owner alone, and the root must not be a simulated one.
         missing_role: accept certificates without a role, this site's and its peers'.
-        at: when certificates must be in date; now, if not given.
+        at: time at which certificates must be valid; now, if not given.
 
     Raises:
         SiteConfigError: TF-615, if a file is missing or unreadable, the key is not the certificate's,
@@ -69,23 +69,23 @@ def site_identity(
         )
     except IdentityError as error:
         raise SiteConfigError(
-            f"{error} This is about the startup kit in {startup}: ask whoever provisions the project for a "
-            "new one; where dates do not fit, see first that this machine's clock is right.",
+            f"{error} This concerns the startup kit in {startup}: ask whoever provisions the project for a "
+            "new one; if the dates do not fit, check this machine's clock first.",
             code="TF-615",
         ) from None
     return signer, anchor
 
 
 def person_identity(startup: Path, *, at: datetime | None = None) -> tuple[KeySigner, Anchor]:
-    """What a person signs jobs with, and the project's root, from a person's startup kit.
+    """Return the signer for a person's jobs and the project's anchor, from the person's startup kit.
 
     Args:
         startup: the kit's ``startup`` folder.
-        at: when the certificate must be in date; now, if not given.
+        at: time at which the certificate must be valid; now, if not given.
 
     Raises:
         SiteConfigError: TF-615, if a file is missing or unreadable, the key is not the certificate's, or the
-            certificate is not of somebody who may submit jobs.
+            certificate does not belong to a person who may submit jobs.
     """
     config = _json(startup / PERSON_FILE)
     admin = config.get("admin")
@@ -106,7 +106,7 @@ def person_identity(startup: Path, *, at: datetime | None = None) -> tuple[KeySi
         )
     except IdentityError as error:
         raise SiteConfigError(
-            f"{error} This is about the startup kit in {startup}: jobs are signed with the kit of a person "
+            f"{error} This concerns the startup kit in {startup}: jobs are signed with the kit of a person "
             f"with the role {' or '.join(ROLES)}.",
             code="TF-615",
         ) from None
@@ -114,7 +114,7 @@ def person_identity(startup: Path, *, at: datetime | None = None) -> tuple[KeySi
 
 
 def server_anchor(startup: Path, *, production: bool, missing_role: bool = False) -> Anchor:
-    """What the server holds the sites' certificates against: the root in its own kit.
+    """Return the anchor by which the server verifies sites' certificates: the root in its own kit.
 
     Args:
         startup: the kit's ``startup`` folder.
@@ -143,19 +143,23 @@ def _anchor(path: Path, missing_role: bool, not_sites: Iterable[str], production
 
 
 def _server_identities(config: Mapping[str, Any]) -> list[str]:
-    """The names in the server's certificate, which no site may bear."""
+    """Return the names in the server's certificate, which no site may have."""
     servers = config.get("servers")
     entries = [entry for entry in servers if isinstance(entry, dict)] if isinstance(servers, list) else []
     return [entry["identity"] for entry in entries if isinstance(entry.get("identity"), str)]
 
 
 def _names(section: object, path: Path, where: str, keys: tuple[str, ...]) -> dict[str, str]:
-    """The files' names; relative ones are relative to the kit, as the engine takes them."""
-    found = section if isinstance(section, dict) else {}
-    missing = [key for key in keys if not (isinstance(found.get(key), str) and found[key])]
+    """Return the files' names under a section's keys, relative to the kit as in the engine.
+
+    Raises:
+        SiteConfigError: TF-615, if one is missing.
+    """
+    names = section if isinstance(section, dict) else {}
+    missing = [key for key in keys if not (isinstance(names.get(key), str) and names[key])]
     if missing:
         raise _wrong(path, f"the names of files under `{where}`", f"none for {', '.join(missing)}")
-    return {key: found[key] for key in keys}
+    return {key: names[key] for key in keys}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -181,10 +185,10 @@ def _read(path: Path, *, private: bool = False) -> bytes:
         with path.open("rb") as file:
             mode = stat.S_IMODE(
                 os.fstat(file.fileno()).st_mode
-            )  # of what is read, not of what lay there before
+            )  # of the file that is read, even if the path was replaced meanwhile
             if private and mode & _OTHERS:
                 raise SiteConfigError(
-                    f"Expected the key file {path} to be for its owner alone (mode 0600), but got "
+                    f"Expected the key file {path} to be readable by its owner alone (mode 0600), but got "
                     f"mode {mode:04o}: run `chmod 600 {path}`, and ask for a new kit if others may have "
                     "read it.",
                     code="TF-615",
@@ -198,7 +202,7 @@ def _read(path: Path, *, private: bool = False) -> bytes:
         ) from None
 
 
-def _wrong(path: Path, expected: str, found: str) -> SiteConfigError:
+def _wrong(path: Path, expected: str, got: str) -> SiteConfigError:
     return SiteConfigError(
-        f"Expected {path} to hold {expected}, but got {found}: install the kit's own file.", code="TF-615"
+        f"Expected {path} to hold {expected}, but got {got}: install the kit's own file.", code="TF-615"
     )

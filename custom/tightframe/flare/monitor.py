@@ -1,6 +1,6 @@
-"""Tells the engine's consoles where a run stands: ``show_stats`` and the command ``tightframe.status``.
+"""Report a run's status to the engine's consoles: ``show_stats`` and the command ``tightframe.status``.
 
-Everything comes from ``rounds.status``: totals and facts of the protocol, which the server has anyway.
+Everything comes from ``results.status``: totals and protocol facts that the server holds anyway.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from tightframe.rounds.status import Status
+from tightframe.results.status import Status
 
 GROUP = "tightframe"
-"""Of the statistics, beside the engine's own groups."""
+"""Name of the run's group in the statistics, beside the engine's own groups."""
 COMMAND = "tightframe.status"
-"""Of the console's ``app_command JOB tightframe.status``, and of the FLARE API's ``do_app_command``."""
+"""Topic of the console's ``app_command JOB tightframe.status`` and of the FLARE API's ``do_app_command``."""
 
 _watched: dict[str, Callable[[], Status]] = {}
-_with_engine: list[str] = []  # the engine's registry is of the process, and takes no name twice
+_with_engine: list[str] = []  # the engine keeps one registry per process, which takes each name once
 
 
 def watch(engine: Any, job_id: str, status: Callable[[], Status]) -> None:
-    """Answer for a run from now on.
+    """Start answering status queries about a run.
 
     Args:
         engine: of the server's job process.
         job_id: of the run, as the engine knows it.
-        status: gives where the run stands; called from the engine's threads.
+        status: returns the run's status; called from the engine's threads.
     """
     _watched[job_id] = status
     if COMMAND not in _with_engine:
@@ -37,15 +37,15 @@ def watch(engine: Any, job_id: str, status: Callable[[], Status]) -> None:
 
 
 def forget(job_id: str) -> None:
-    """The run is over; nobody answers for it any more."""
+    """Stop answering status queries about a run."""
     _watched.pop(job_id, None)
 
 
 def add_stats(event_type: str, fl_ctx: FLContext) -> None:
-    """Add the run's group to the statistics, if that is what an event asks for.
+    """Add the run's group to the statistics, if the event asks for statistics.
 
     Raises:
-        TypeError: if the engine hands over another collector than it promises.
+        TypeError: if the engine passes another type of collector than it documents.
     """
     if event_type != InfoCollector.EVENT_TYPE_GET_STATS:
         return
@@ -59,6 +59,6 @@ def add_stats(event_type: str, fl_ctx: FLContext) -> None:
 
 
 def answer(topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
-    """Answer the console's command with the same values as the statistics; nothing can be asked with it."""
+    """Answer the console's command with the same values as the statistics; ``data`` is ignored."""
     status = _watched.get(fl_ctx.get_job_id())
     return {} if status is None else status().as_json()

@@ -1,8 +1,8 @@
-"""What an answer of a silo may be, task by task; apart from the engine, so that it is plain to read.
+"""Checks of a silo's answers, task by task; separate from the engine, so that they are easy to audit.
 
-Nothing here trusts who made the answer. A message is read by the protocol's own reader, must be the
-only form of what was read, and must speak of this site. A term that claims to be masked must look
-random: that finds a term that nobody masked, whatever else is right with it.
+Nothing here trusts the sender. A message is read by the protocol's own reader, must be the canonical
+form of what was read, and must be in this site's name. A term that claims to be masked must look
+random: that catches an unmasked term, however well-formed it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
 
 DECLARATION, TERM = "declaration", "term"
 CHANCE = 1e-18
-"""How likely it is that a term which was masked is taken for one that was not."""
+"""Bound on the probability of taking a masked term for an unmasked one."""
 LANES = 4
 _CHUNK = 2**22
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -32,7 +32,7 @@ _PHASE = re.compile(r"[a-z_]{1,32}-[0-9]{1,4}")
 
 
 class OutgoingError(Exception):
-    """An answer is none of the protocol's; the text shows no value of it."""
+    """An answer is not one of the protocol's; the text shows none of its values."""
 
 
 class _Sized(Protocol):
@@ -40,83 +40,85 @@ class _Sized(Protocol):
 
 
 def checked(task: str, message: object, site: str, *, plain: bool, max_bytes: int) -> dict[str, Any]:
-    """An answer of a task, built anew from its checked parts.
+    """Return the answer to a task, rebuilt from its checked parts.
 
     Args:
-        task: which it answers.
-        message: what the executor wants to send.
-        site: whose answer it is.
+        task: the task that it answers.
+        message: the answer that the executor wants to send.
+        site: name of the site that answers.
         plain: whether the site accepts plain sums, in which the server sees its term.
         max_bytes: the largest answer.
 
     Raises:
-        OutgoingError: if it is anything else than an answer of that task.
+        OutgoingError: if it is anything other than an answer to that task.
     """
     if type(message) is not dict:
         raise OutgoingError("Expected a message, but got something else.")
-    found = list(message)
-    if task == "baseline" and not found:
+    keys = list(message)
+    if task == "baseline" and not keys:
         return {}
-    if found == [SECURE] and task in _SECURE:
+    if keys == [SECURE] and task in _SECURE:
         raw = _blob(message[SECURE], max_bytes)
         try:
             _SECURE[task](raw, site)
         except OutgoingError:
             raise
-        except Exception as error:  # of the protocol's readers, which show no values, and of others
+        except Exception as error:  # its type alone: the text of an unexpected error may show values
             kind = type(error).__name__
             raise OutgoingError(f"Expected the protocol's message, but reading it gave {kind}.") from None
         return {SECURE: raw}
-    if found == [DECLARATION] and task == "enroll":
+    if keys == [DECLARATION] and task == "enroll":
         _plain_only(plain)
         raw = _blob(message[DECLARATION], messages.MAX_APPLICATION)
         _declaration(raw, site)
         return {DECLARATION: raw}
-    if found == [TERM] and task == "contribute":
+    if keys == [TERM] and task == "contribute":
         _plain_only(plain)
         return {TERM: _term(message[TERM], max_bytes)}
     raise OutgoingError("Expected the answer of this task, but got other keys.")
 
 
 def looks_masked(data: bytes) -> bool:
-    """Whether bytes can be those of a masked term, every one of which is uniformly random.
+    """Check whether bytes can be a masked term, whose bytes are all uniformly random.
 
-    A term that nobody masked is small integers, whose high bytes are all zeros or all ones. So what is
-    too frequent among n bytes is looked for: any of 256 values in one place of the 32-bit words, and
-    those two in all places together. P(share of n >= q) <= exp(-n KL(q || p)) (Chernoff) for what has
-    probability p; so a masked term is taken for another with a chance below 1e-18, whatever its length.
-    Under about 40 bytes nothing can be told.
+    An unmasked term consists of small integers, whose high bytes are all zeros or all ones. So the test
+    looks for values that are too frequent among n bytes: any of the 256 values in one position of the
+    32-bit words, and those two in all positions together. For a value of probability p, the Chernoff
+    bound gives P(share of n >= q) <= exp(-n KL(q || p)); so a masked term is taken for an unmasked one
+    with a probability below 1e-18, whatever its length. Below about 40 bytes the test cannot decide.
 
     >>> looks_masked(bytes(1000)), looks_masked(bytes(range(256)) * 8)
     (False, True)
     """
     counts = np.zeros((LANES, 256), np.int64)
-    for start in range(0, len(data), _CHUNK):  # counting makes each byte eight
+    for start in range(0, len(data), _CHUNK):  # counting takes eight bytes of memory for each byte
         chunk = np.frombuffer(data, np.uint8, min(_CHUNK, len(data) - start), start)
         for lane in range(LANES):
             counts[lane] += np.bincount(chunk[lane::LANES], minlength=256)
-    found = [
+    shares = [
         (most, total, 1 / 256)
         for most, total in zip(counts.max(axis=1).tolist(), counts.sum(axis=1).tolist(), strict=True)
     ]
-    found.append((int(counts[:, 0].sum() + counts[:, 255].sum()), len(data), 2 / 256))
+    shares.append((int(counts[:, 0].sum() + counts[:, 255].sum()), len(data), 2 / 256))
     limit = math.log((256 * LANES + 1) / CHANCE)
     return all(
         total * _divergence(most / total, usual) <= limit
-        for most, total, usual in found
+        for most, total, usual in shares
         if total and most / total > usual
     )
 
 
 def _divergence(share: float, usual: float) -> float:
-    """KL(share || usual) of two values in nats, for shares above the usual one."""
+    """Return KL(share || usual) of two values in nats, for a share above the usual one."""
     rest = 0.0 if share == 1 else (1 - share) * math.log((1 - share) / (1 - usual))
     return share * math.log(share / usual) + rest
 
 
 def _advertisement(raw: bytes, site: str) -> None:
     if len(raw) > messages.MAX_ADVERTISEMENT:
-        raise OutgoingError("Expected an advertisement, but got more bytes than any has.")
+        raise OutgoingError(
+            f"Expected an advertisement of at most {messages.MAX_ADVERTISEMENT} bytes, but got {len(raw)}."
+        )
     slots = _slots(raw, "Advertisement", "slots", len(messages.GROUPS) * (KEY_BYTES + HASH_BYTES))
     message = messages.Advertisement.from_bytes(raw, slots=slots)
     _only_form(message, raw)
@@ -170,8 +172,8 @@ _SECURE: Mapping[str, Callable[[bytes, str], None]] = {
 
 
 def _slots(raw: bytes, what: str, key: str, width: int) -> int:
-    """How many slots a message of the setup is for, from the length of one of its parts."""
-    value = reading.unpack(raw, what, lambda found, _: found)
+    """Return the number of slots that a setup message covers, from the length of one of its parts."""
+    value = reading.unpack(raw, what, lambda fields, _: fields)
     part = value.get(key)
     if isinstance(part, dict) and part:
         part = next(iter(part.values()))
@@ -182,18 +184,18 @@ def _slots(raw: bytes, what: str, key: str, width: int) -> int:
 
 
 def _only_form(message: _Sized, raw: bytes) -> None:
-    """The same values can be written in more than one way, and which one was chosen would be a message."""
+    """Refuse another encoding of the same values: the choice between encodings could carry a message."""
     if message.to_bytes() != raw:
-        raise OutgoingError("Expected the one form of this message, but got another one.")
+        raise OutgoingError("Expected the canonical form of this message, but got another one.")
 
 
 def _own(name: str, site: str) -> None:
     if name != site:
-        raise OutgoingError("Expected a message in this site's own name, but it bears another one.")
+        raise OutgoingError("Expected a message in this site's own name, but got another name.")
 
 
-def _names(found: Iterable[str]) -> None:
-    names = list(found)
+def _names(sites: Iterable[str]) -> None:
+    names = list(sites)
     if len(names) > 2 * MAX_SITES or not all(_NAME.fullmatch(name) for name in names):
         raise OutgoingError("Expected names of sites, but got something else.")
 
@@ -211,18 +213,18 @@ def _plain_only(plain: bool) -> None:
         raise OutgoingError("Expected a secure sum, as this site's policy requires, but got a plain answer.")
 
 
-def _term(found: object, max_bytes: int) -> dict[str, bytes]:
-    if type(found) is not dict or not set(found) <= set(messages.GROUPS):
+def _term(groups: object, max_bytes: int) -> dict[str, bytes]:
+    if type(groups) is not dict or not set(groups) <= set(messages.GROUPS):
         raise OutgoingError("Expected the groups of a term, but got something else.")
-    term = {group: _blob(data, max_bytes) for group, data in found.items()}
+    term = {group: _blob(data, max_bytes) for group, data in groups.items()}
     if sum(len(data) for data in term.values()) > max_bytes:
         raise OutgoingError(f"Expected at most {max_bytes} bytes, but got more.")
     return term
 
 
-def _blob(found: object, most: int) -> bytes:
-    if type(found) is not bytes:
+def _blob(value: object, most: int) -> bytes:
+    if type(value) is not bytes:
         raise OutgoingError("Expected bytes, but got something else.")
-    if len(found) > most:
-        raise OutgoingError(f"Expected at most {most} bytes, but got {len(found)}.")
-    return found
+    if len(value) > most:
+        raise OutgoingError(f"Expected at most {most} bytes, but got {len(value)}.")
+    return value

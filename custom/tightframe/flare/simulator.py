@@ -1,8 +1,8 @@
 """Run a job folder in the engine's simulator, without the engine's own command line.
 
 ``python -m tightframe.flare.simulator JOB -w WORKSPACE -t THREADS`` writes the allow list and exits
-with the truth: 0 only if the run trained. ``tightframe simulate`` starts it in a process group of
-its own (``run_apart``) and lends the workspace a site configuration meanwhile (``site_configuration``).
+with 0 only if the run trained. ``tightframe simulate`` starts it in a process group of its own
+(``run_apart``) and places a site configuration in the workspace for that run (``site_configuration``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from typing import Any
 from tightframe.config.site import FILE_NAME, MARKER
 from tightframe.errors import SiteConfigError, WorkspaceError
 from tightframe.flare.workspace import RESULTS, hold
+from tightframe.results.files import OUTCOME
+from tightframe.results.outcome import Outcome
 
 # Exactly two classes. A prefix would let a job build any class below it with arguments of the job's
-# choice: the engine makes an object of every argument that is a dictionary with a `path`, and there
-# are classes that open files and start programs.
+# choice: the engine builds an object from every argument that is a dictionary with a `path`, and some
+# classes open files and start programs.
 ALLOW_LIST: dict[str, Any] = {
     "format_version": 2,
     "class_allow_list": [
@@ -39,10 +41,10 @@ ALLOW_LIST: dict[str, Any] = {
 
 
 PREVIOUS_RUN = "TIGHTFRAME_PREVIOUS_RUN"
-"""Environment variable: the workspace of the simulation that a resumed job goes on with."""
+"""Environment variable: the workspace of the simulation that a resumed job continues."""
 INTERRUPTED = 130
 _GRACE = 10.0
-"""Seconds between asking a run to end and ending it."""
+"""Seconds from asking a run to end to killing it."""
 
 
 def prepare_workspace(workspace: Path) -> None:
@@ -54,10 +56,10 @@ def prepare_workspace(workspace: Path) -> None:
 
 
 def check_workspace(workspace: Path) -> None:
-    """Refuse a folder that is no simulator workspace: the engine wipes all of it but ``local/``.
+    """Refuse a folder that is not a simulator workspace: the engine wipes all of it except ``local/``.
 
     Raises:
-        FileExistsError: naming what would be lost.
+        FileExistsError: if it is not one; the text names what would be lost.
     """
     if not workspace.exists():
         return
@@ -74,13 +76,13 @@ def check_workspace(workspace: Path) -> None:
     foreign = sorted(path.name for path in workspace.iterdir() if path.name not in ("local", "startup"))
     if foreign:
         raise FileExistsError(
-            f"Expected {workspace} to be a simulator workspace or free, because everything in it is wiped, "
+            f"Expected {workspace} to be a simulator workspace or empty, because the engine wipes it, "
             f"but it holds {foreign[:5]}: choose another folder with --workspace."
         )
 
 
 def _is_ours(resources: Path) -> bool:
-    """Whether an allow list was written for simulating: it names our controller."""
+    """Check whether an allow list was written for simulations, that is, names our controller."""
     try:
         allowed = json.loads(resources.read_text(encoding="utf-8"))["class_allow_list"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,16 +91,16 @@ def _is_ours(resources: Path) -> bool:
 
 
 def allow_list_text() -> str:
-    """The content of ``local/resources.json``."""
+    """Return the content of ``local/resources.json``."""
     return json.dumps(ALLOW_LIST, indent=2) + "\n"
 
 
 @contextlib.contextmanager
 def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | None]:
-    """Lend the workspace a site configuration for one run; take it back whatever happens.
+    """Place a site configuration in the workspace for one run, and always remove it afterwards.
 
-    What an earlier run lent and a crash left behind is taken back first, so that no later run uses
-    real records unasked. A file of the user's own is never replaced or removed.
+    A copy left behind by a run that crashed is removed first, so that no later run uses real records
+    by accident. The user's own file is never replaced or removed.
 
     Args:
         workspace: of the simulator.
@@ -109,7 +111,7 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
 
     Raises:
         FileNotFoundError: if ``given`` does not exist.
-        SiteConfigError: TF-202 if the workspace has a site configuration of the user's own.
+        SiteConfigError: TF-202 if the workspace already has the user's own site configuration.
     """
     local = workspace / "local"
     own = local / FILE_NAME
@@ -122,7 +124,7 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
     if own.exists():
         raise SiteConfigError(
             f"Expected one site configuration, but got {given} and the workspace's own {own}: "
-            "move that one away, or run without --site-config."
+            "move the workspace's file away, or run without --site-config."
         )
     local.mkdir(parents=True, exist_ok=True)
     content = given.read_bytes()
@@ -136,11 +138,11 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
 
 
 def run_apart(command: Sequence[str], relay: Callable[[str], None] | None = None) -> int:
-    """Run a program in a process group of its own and return its exit code; never leave it running.
+    """Run a program in its own process group and return its exit code; never leave it running.
 
     Args:
         command: the program and its arguments.
-        relay: gets each line that the program writes; None lets it write to the terminal itself.
+        relay: called with each line that the program writes; None lets it write to the terminal itself.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, when the group has ended.
@@ -148,8 +150,8 @@ def run_apart(command: Sequence[str], relay: Callable[[str], None] | None = None
     """
     heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]  # nohup
     before = {number: signal.signal(number, _exit) for number in heard}
-    # The group's leader gets the signals from here only, so that a terminal's Ctrl-C does not reach
-    # the engine's processes all at once and make each of them show a traceback.
+    # Only this process signals the group's leader: a Ctrl-C in the terminal would otherwise reach all of
+    # the engine's processes at once, and each would print a traceback.
     piped = {} if relay is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     reading: threading.Thread | None = None
     process = subprocess.Popen(command, start_new_session=True, **piped)  # type: ignore[call-overload]  # noqa: S603
@@ -161,7 +163,7 @@ def run_apart(command: Sequence[str], relay: Callable[[str], None] | None = None
     finally:
         _end(process)
         if reading is not None:
-            reading.join(_GRACE)  # whoever of the group had the pipe has ended
+            reading.join(_GRACE)  # every process that held the pipe has ended
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -181,13 +183,13 @@ def simulate(
             log_config=_concise(Path(folder)) if log == "concise" else log,
         )
         status = int(runner.run() or 0)
-    outcome = workspace / RESULTS / "outcome.json"
-    trained = outcome.is_file() and json.loads(outcome.read_text(encoding="utf-8")).get("trained") is True
+    results = workspace / RESULTS
+    trained = (results / OUTCOME).is_file() and Outcome.read(results).trained
     return status if status or trained else 3
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line of this module."""
+    """Run this module's command line and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", type=Path)
     parser.add_argument("-w", "--workspace", type=Path, required=True)
@@ -209,7 +211,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _until_stopped() -> list[int]:
-    """Make SIGTERM an interrupt, at which the engine ends its processes; the list then has the signal."""
+    """Turn SIGTERM into KeyboardInterrupt, on which the engine ends its processes.
+
+    Returns:
+        A list that holds the signal's number once it has arrived.
+    """
     leader = os.getpid()
     stopped: list[int] = []
 
@@ -224,7 +230,7 @@ def _until_stopped() -> list[int]:
 
 
 def _relay(lines: Iterable[bytes], relay: Callable[[str], None]) -> None:
-    # Read to the end although nobody can be told any more: a full pipe would stop the run.
+    # Read to the end even when the lines can no longer be passed on: a full pipe would block the run.
     broken = False
     for line in lines:
         try:
@@ -239,7 +245,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the group's leader to end, then end what is left of the group; a second Ctrl-C has to wait."""
+    """Terminate the group's leader, then kill what is left of the group; ignore Ctrl-C meanwhile."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         if process.poll() is None:
@@ -254,7 +260,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _take_back(local: Path) -> None:
-    """Remove a lent site configuration and its marker; a file that was changed since is the user's own."""
+    """Remove the site configuration that a run placed, and its marker; keep a file that was edited since."""
     marker, lent = local / MARKER, local / FILE_NAME
     if not marker.is_file():
         return
@@ -265,14 +271,14 @@ def _take_back(local: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file as a whole: a crash leaves the old one or the new one."""
+    """Write a file atomically: a crash leaves the old one or the new one."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
     os.replace(partial, path)
 
 
 def _concise(folder: Path) -> str:
-    """The engine's concise logging without the lines of its worker script for every task."""
+    """Return the path of the engine's concise log configuration, without its worker's lines per task."""
     from nvflare.fuel.utils.log_utils import concise_log_dict
 
     config = json.loads(json.dumps(concise_log_dict))

@@ -1,4 +1,4 @@
-"""Who submitted a job, as far as a site can know it without the server's word."""
+"""Identification of a job's submitter without trusting the server."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from tightframe.config.policy import Policy
 from tightframe.securesum.identity import Anchor
 
 TAKEN_UP = "signed_jobs"
-"""Folder of a site's lasting state: the signatures of jobs that it has taken up, by site."""
+"""Folder in a site's lasting state that records the signed jobs it has accepted, one file per site."""
 
 
 def signed_submitter(
     fl_ctx: FLContext, job: JobConfig, policy: Policy, anchor: Callable[[], Anchor], state_dir: Path
 ) -> str | None:
-    """The provisioned name of who signed the job of a context, in production.
+    """Return the provisioned name of the person who signed a production job, after verifying its manifest.
 
-    That is the manifest's signer, and the manifest must hold. Without one, where the policy allows that, it
-    is nobody.
+    None if the job has no manifest and the policy allows that.
 
     Args:
         fl_ctx: of a task.
-        job: whose values this site was given.
+        job: the values that this site was given.
         policy: this site's.
-        anchor: gives the project's root; asked for where there is, or must be, a manifest.
+        anchor: returns the project's root; called only if the job has, or must have, a manifest.
         state_dir: this site's lasting state.
 
     Raises:
-        ManifestError: TF-633 to TF-637.
+        ManifestError: TF-633 to TF-637, if the manifest is missing or does not verify.
     """
     name, job_id = fl_ctx.get_identity_name(), fl_ctx.get_job_id()
     app = Path(fl_ctx.get_engine().get_workspace().get_app_dir(job_id))
@@ -49,10 +48,10 @@ def signed_submitter(
 
 
 def job_submitter(fl_ctx: FLContext, *, production: bool) -> str | None:
-    """The name of who submitted an unsigned job, as far as that can be believed; None if nobody can tell.
+    """Return the submitter's name of an unsigned job in a simulation; None in production.
 
-    It is the server's word, in the job's metadata, and counts in the simulator alone. Nor does the engine's
-    signature count in production: it is of each file by itself, so that files of two jobs can be mixed.
+    The name is the server's claim in the job's metadata, so production does not use it. Nor does it use the
+    engine's signature, which covers each file by itself, so that files of two jobs can be mixed.
 
     Args:
         fl_ctx: of a task.

@@ -1,7 +1,7 @@
-"""What a run tells boards: TensorBoard events by the engine's receiver, StatsD by the engine's reporter.
+"""Telemetry of a run: TensorBoard events by the engine's receiver, StatsD by the engine's reporter.
 
-Which of them, if any, is the server's own ``local/tightframe.json`` to say, never a job's. Everything comes
-from ``rounds.measures``: totals, and how many silos. Silos send nothing for it.
+The server's own ``local/tightframe.json`` turns them on, never a job. All values come from
+``results.measures``: totals, and numbers of silos. Silos send nothing for it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ from nvflare.metrics.metrics_publisher import publish_app_metrics
 
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.measures import PREFIX, Measure, of_rounds, of_run
+from tightframe.results.files import EVENTS
+from tightframe.results.measures import PREFIX, Measure, of_rounds, of_run
 from tightframe.rounds.server.record import RunRecord
-
-FOLDER = "tb_events"
-"""Of the events, beside the results."""
 
 
 class Telemetry:
-    """What one run tells, and whom.
+    """Sends one run's measures to TensorBoard and StatsD, as the server's configuration asks for.
 
     Args:
         sender: the controller, which fires the engine's events and hands all of them to ``handle_event``.
-        entry: what the server's site asks for.
+        entry: the server's configuration.
         job_name: of the run.
         fl_ctx: of the run that is about to start.
 
     Raises:
-        SiteConfigError: TF-211 if a package that it takes is not installed, TF-202 if nothing can be written
+        SiteConfigError: TF-211 if a package that it needs is not installed, TF-202 if nothing can be written
             or sent.
     """
 
@@ -60,24 +58,24 @@ class Telemetry:
         self._reporter: Any = None if entry.statsd is None else _reporter(entry.statsd)
 
     def watch(self, record: RunRecord) -> None:
-        """Tell of a run from now on, whenever its status changes."""
+        """Send a run's measures from now on, whenever its status changes."""
 
         def tell() -> None:
             try:
                 self._tell(record)
             except Exception:
-                # Nobody's training ends because somebody's board cannot be drawn.
-                self._log.exception("what the run tells boards is incomplete")
+                # Training must not end because telemetry fails.
+                self._log.exception("the run's telemetry is incomplete")
 
         record.watcher = tell
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Show the engine's receiver all events: it writes its own kind and closes at the end."""
+        """Pass all events to the engine's receiver: it writes its own kind and closes at the run's end."""
         if self._receiver is not None:
             self._receiver.handle_event(event_type, fl_ctx)
 
     def end(self) -> None:
-        """The run is over: the reporter listens no more."""
+        """Unsubscribe the reporter at the run's end."""
         if self._reporter is not None:
             DataBus().unsubscribe(ReservedTopic.APP_METRICS, self._reporter.process_metrics)
 
@@ -86,7 +84,7 @@ class Telemetry:
             rows = list(record.rows)
             opened, self._rows = len(rows) != self._rows, len(rows)
             gauges = of_run(record.status, rows)
-            # Datagrams get lost: what a sum has brought is told with all the rest of it.
+            # Datagrams get lost: after each opened sum every gauge is sent again, changed or not.
             changed = {key: value for key, value in gauges.items() if self._gauges.get(key) != value}
             self._gauges = gauges
             self._publish(gauges if opened else changed)
@@ -94,18 +92,18 @@ class Telemetry:
                 self._write(of_rounds(rows))
 
     def _publish(self, gauges: Mapping[Measure, float]) -> None:
-        """Put values on the engine's bus, for its reporter, here or set up by the server's operator."""
+        """Put values on the engine's bus, for the reporter set up here or by the server's operator."""
         by_class: dict[str | None, dict[str, float]] = {}
         for (name, of_class), value in gauges.items():
             by_class.setdefault(of_class, {})[name] = value
         for of_class, values in by_class.items():
             tags = self._tags if of_class is None else self._tags | {"class": of_class}
-            # In StatsD a sign makes a difference of it, which is added to the value before.
+            # StatsD adds a signed gauge to the value before it, so a negative value is sent after a zero.
             _publish({name: 0.0 for name, value in values.items() if value < 0}, tags)
             _publish(values, tags)
 
     def _write(self, points: Mapping[tuple[Measure, int], float]) -> None:
-        """Fire the engine's event for each point that is new, and have the file written."""
+        """Fire the engine's event for each new point, and flush the event file."""
         for key, value in points.items():
             if self._points.get(key) == value:
                 continue
@@ -116,7 +114,7 @@ class Telemetry:
                 send_analytic_dxo(self._sender, dxo, fl_ctx)
         self._points = dict(points)
         for writer in self._receiver.writers_table.values():
-            writer.flush()  # it would wait two minutes, and a run that is killed would lose them
+            writer.flush()  # by itself it waits two minutes, and a killed run would lose the points
 
 
 def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
@@ -125,41 +123,46 @@ def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
 
 
 def _receiver(fl_ctx: FLContext) -> Any:
-    """The engine's receiver, started; without the federated events that it would take from silos."""
+    """Return the engine's receiver, started, without the federated events that it would take from silos."""
     engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", asked="server.tensorboard")
-    receiver = engine.TBAnalyticsReceiver(tb_folder=FOLDER, events=[ANALYTIC_EVENT_TYPE])
+    receiver = engine.TBAnalyticsReceiver(tb_folder=EVENTS, events=[ANALYTIC_EVENT_TYPE])
     receiver.handle_event(EventType.START_RUN, fl_ctx)
-    if receiver.root_log_dir is None:  # the engine only logs what was wrong
+    if receiver.root_log_dir is None:  # the engine only logs the reason
         raise SiteConfigError(
-            f"Expected to make the folder {FOLDER} beside the results for server.tensorboard, but could not: "
-            "the line before says why."
+            f"Expected to create the folder {EVENTS} beside the results for server.tensorboard, but could "
+            "not: the line before in this log says why."
         )
     return receiver
 
 
 def _reporter(where: StatsD) -> Any:
-    """The engine's reporter, which listens on the engine's bus from now on."""
-    # The client library would tell the server's container with every value, which older exporters refuse.
+    """Return the engine's reporter, which listens on the engine's bus from now on."""
+    # The client library would add the server's container id to every value, which older exporters refuse.
     os.environ.setdefault("DD_ORIGIN_DETECTION_ENABLED", "false")
     engine = _installed("nvflare.fuel_opt.statsd.statsd_reporter", "datadog", asked="server.statsd")
     try:
         socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
-    except OSError as error:  # the reporter would drop every datagram without a word
+    except OSError as error:  # the reporter would drop every datagram silently
         raise SiteConfigError(
-            f"Expected server.statsd to name a host that can be found, but got {where.host!r}: {error}."
+            f"Expected server.statsd to name a host that resolves, but got {where.host!r}: {error}. Mend "
+            "the name in local/tightframe.json, or this machine's name resolution."
         ) from None
-    logging.getLogger("datadog.api").setLevel(logging.ERROR)  # of an agent that nobody asked for
+    logging.getLogger("datadog.api").setLevel(logging.ERROR)  # its warnings are about an agent not used here
     return engine.StatsDReporter(site="server", host=where.host, port=where.port)
 
 
 def _installed(module: str, package: str, *, asked: str) -> Any:
-    """A module of the engine's that takes a package which the engine does not bring along."""
+    """Import a module of the engine that needs a package which the engine does not install.
+
+    Raises:
+        SiteConfigError: TF-211 if the package, which the configuration key ``asked`` needs, is missing.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise SiteConfigError(
-            f"Expected the package {package} to be installed, because {asked} asks for it, but got: {error}. "
-            "Install tightframe with its extra `monitoring` at the server, or take the key out of "
+            f"Expected the package {package} to be installed, because {asked} needs it, but got: {error}. "
+            "Install tightframe with its extra `monitoring` at the server, or remove the key from "
             "local/tightframe.json.",
             code="TF-211",
         ) from None

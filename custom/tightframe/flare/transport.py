@@ -1,10 +1,10 @@
-"""Carries messages of ``rounds`` as NVFlare tasks, with our own deadlines.
+"""Transport of ``rounds`` messages as NVFlare tasks, with our own deadlines.
 
-One task per silo (``send`` to one target): a silo's request is its own. A silo's clock starts
-when it fetches its task. Silos that have not fetched share one clock, which runs only while no
-silo is at work and starts anew at every sign of progress, so that a simulation which runs silos
-one after the other times out nobody who is waiting for its turn. A silo that did not even fetch
-its task when it was last asked is asked again, but waited for only a short grace beyond the others.
+Each silo gets its own task (``send`` to one target), because requests differ between silos. A silo's
+clock starts when it fetches its task. Silos that have not fetched share one clock, which runs only
+while no silo is working and restarts at every sign of progress, so that a simulation which runs silos
+one after the other times out no silo that waits for its turn. A silo that did not fetch its last task
+gets the next one too, but is waited for only a short grace period beyond the others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from tightframe.config.refusals import REFUSALS, in_words
-from tightframe.errors import REASONS, RunError, TightframeError, outside_code
+from tightframe.errors import LATE, REASONS, RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.rounds.server.coordinator import Accept, Message
+from tightframe.rounds.context import Message
 from tightframe.rounds.silo.session import failure_code
-from tightframe.rounds.sums.plain import Failed
+from tightframe.rounds.sums.plain import Accept, Failed
 
 POLL_SECONDS = 0.05
-LATE, FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-502", "TF-503", "TF-504", "TF-730", "TF-614"
+FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-503", "TF-504", "TF-730", "TF-614"
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Waiting:
 
     @property
     def dead(self) -> bool:
-        """Whether the engine itself has given the task up (its client is gone)."""
+        """Check whether the engine itself has given the task up (its client is gone)."""
         return self.task.completion_status not in (None, TaskCompletionStatus.OK)
 
 
@@ -69,10 +69,10 @@ class FlareTransport:
         abort_signal: of ``control_flow``.
         site_timeout: seconds a silo may work on one task, from fetching it.
         fetch_timeout: seconds to wait for silos that have not fetched, while nobody works.
-        log: for what is left out, and why.
-        absent_grace: seconds that silos have which did not fetch their task in the last exchange.
-        failed: told of every silo that is left out, as soon as it is.
-        check: raises if the run cannot go on for a reason outside of it.
+        log: gets a line for each silo that is left out, and why.
+        absent_grace: seconds to wait for silos that did not fetch their task in the last exchange.
+        failed: called for every silo that is left out, as soon as it is.
+        check: raises if the run cannot go on for a reason outside of the exchange.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class FlareTransport:
         self._absent: set[str] = set()
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
-        """Send, wait, report who failed and why.
+        """Send a request to each silo, wait for the answers, and return the codes of silos that failed.
 
         Raises:
-            RunError: TF-504 if the run is aborted while waiting; what ``check`` raises.
+            RunError: TF-504 if the run is aborted while waiting; otherwise whatever ``check`` raises.
         """
         self._check()
         state = _Exchange(accept)
@@ -121,7 +121,7 @@ class FlareTransport:
             for site, waiting in state.waiting.items():
                 if not waiting.done:  # a result that arrives from now on is not accepted
                     self._leave_out(site, waiting, f"it did not fetch its task ({task}): is it connected?")
-            # Who was not asked (only survivors are asked for shares) stays what it was.
+            # Silos without a request in this exchange (only survivors reveal shares) keep their state.
             self._absent -= state.waiting.keys()
             self._absent |= {site for site, waiting in state.waiting.items() if waiting.fetched is None}
             return {site: waiting.code for site, waiting in state.waiting.items() if waiting.code is not None}
@@ -141,7 +141,7 @@ class FlareTransport:
         return Task(name=name, data=data, after_task_sent_cb=fetched, result_received_cb=received)
 
     def _receive(self, site: str, client_task: ClientTask, state: _Exchange) -> None:
-        result, client_task.result = client_task.result, None  # a term is added and forgotten
+        result, client_task.result = client_task.result, None  # free each term once it is added
         with state.lock:
             waiting = state.waiting[site]
             if waiting.done:
@@ -158,16 +158,16 @@ class FlareTransport:
                 self._log.exception("%s left out: its answer could not be read", site)
             waiting.finish(code)
             if code is not None:
-                told = result.get(REFUSALS) if code == BELOW_POLICY and result is not None else None
-                self._tell(site, code, in_words(told))
+                refusals = result.get(REFUSALS) if code == BELOW_POLICY and result is not None else None
+                self._report(site, code, in_words(refusals))
 
     def _leave_out(self, site: str, waiting: _Waiting, why: str) -> None:
-        """Finish one that is late."""
+        """Finish a silo's task as late."""
         waiting.finish(LATE)
         self._log.warning("%s left out: %s", site, why)
-        self._tell(site, LATE, ())
+        self._report(site, LATE, ())
 
-    def _tell(self, site: str, code: str, rules: Sequence[str]) -> None:
+    def _report(self, site: str, code: str, rules: Sequence[str]) -> None:
         if self._failed is not None:
             self._failed(site, code, rules)
 
@@ -175,27 +175,27 @@ class FlareTransport:
         answer = Shareable() if result is None else result
         code, message = answer.get(CODE), answer.get(MESSAGE)
         if answer.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR:
-            code = STOPPED  # the engine says so for the site's guard, which leaves no code of its own
+            code = STOPPED  # the site's guard adds no code of its own to the engine's filter error
         if code is not None or message is None or answer.get_return_code() != ReturnCode.OK:
-            # A silo that answers is not late, and what it says is one of the documented codes.
-            said = FAILED if code == LATE else outside_code(code)
-            told = "; ".join(in_words(answer.get(REFUSALS)))
+            # A silo that answers is not late, and may report documented codes only.
+            reported = FAILED if code == LATE else outside_code(code)
+            refusals = "; ".join(in_words(answer.get(REFUSALS)))
             raise RunError(
-                f"no result, because: {REASONS[said]}{f' ({told})' if told else ''}; the details are in the "
-                "silo's own log",
-                code=said,
+                f"no result, because: {REASONS[reported]}{f' ({refusals})' if refusals else ''}; the details "
+                "are in the silo's own log",
+                code=reported,
             )
         state.accept(site, message)
 
     def _wait(self, state: _Exchange) -> None:
-        """Return when nobody is left to wait for; those who were too slow are finished as late."""
+        """Wait until every silo has answered or is finished as late."""
         while True:
             if self._abort_signal.triggered:
                 awaited = [site for site, waiting in state.waiting.items() if not waiting.done]
                 raise RunError(
-                    f"the run was aborted before it was done, while {', '.join(awaited) or 'nobody'} had "
+                    f"the run was aborted before its end, while {', '.join(awaited) or 'no silo'} had "
                     "still to answer: by a person, or by the engine, which fails a job when a silo's process "
-                    "dies; the server's own log says which.",
+                    "dies; the server's log says which.",
                     code=ABORTED,
                 )
             self._check()
@@ -205,7 +205,7 @@ class FlareTransport:
             time.sleep(POLL_SECONDS)
 
     def _still_expected(self, state: _Exchange, now: float) -> bool:
-        """Finish who is overdue, and tell whether to go on waiting for anybody."""
+        """Finish the silos that are overdue; return whether to wait for any other."""
         working = False
         patience: float | None = None
         for site, waiting in state.waiting.items():
@@ -213,7 +213,7 @@ class FlareTransport:
                 continue
             if waiting.dead or (waiting.fetched and now - waiting.fetched > self._site_timeout):
                 self._leave_out(site, waiting, "gone" if waiting.dead else "late")
-                state.progress = now  # those who waited for its place have a clock of their own
+                state.progress = now  # silos that waited for its place get the full time again
             elif waiting.fetched:
                 working = True
             else:

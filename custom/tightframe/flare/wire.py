@@ -1,4 +1,4 @@
-"""Names of what travels in an engine's ``Shareable``; apart, so that light tasks import no torch."""
+"""Keys of our values in the engine's ``Shareable``; separate, so that light tasks import no torch."""
 
 MESSAGE = "tightframe.message"
 CODE = "tightframe.code"

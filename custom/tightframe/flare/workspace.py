@@ -1,9 +1,9 @@
-"""One simulation at a time in a workspace, and the results of the runs before it.
+"""Locking of a simulation's workspace, and the results of earlier runs.
 
 The engine wipes a simulator's workspace at start, before any code of ours runs. ``tightframe simulate``
-holds a lock beside the workspace meanwhile and keeps what an earlier run has left. Nobody can keep a plain
-``nvflare simulator`` from wiping; its server half takes the same lock from inside the run, and a run whose
-workspace was replaced under it says so (``Run``).
+holds a lock beside the workspace during a run and keeps the results of earlier runs. A plain ``nvflare
+simulator`` cannot be kept from wiping; its server half takes the same lock from inside the run, and a run
+whose workspace was replaced by another one stops (``Run``).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from datetime import datetime
 from pathlib import Path
 
 from tightframe.errors import REPLACED, RunError, WorkspaceError
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT, OUTCOME
 
 RESULTS = Path("server", "simulate_job")
-"""Where a workspace has the server's results of its last run."""
+"""Path, in a workspace, of the server's results of its last run."""
 HELD = "TIGHTFRAME_WORKSPACE_HELD"
-"""Environment variable: the workspace that whoever started this process holds the lock of."""
+"""Environment variable: the workspace whose lock the process that started this one holds."""
 RUN = "TIGHTFRAME_RUN"
-"""Environment variable of a simulation's processes: the file that marks its workspace, and what is in it."""
+"""Environment variable of a simulation's processes: its token, and the workspace's file that holds it."""
 AT_WORK = "TIGHTFRAME_AT_WORK"
-"""Environment variable: a folder in which the silos of a simulation say how far they are, for who watches."""
+"""Environment variable: a folder to which the silos of a simulation write their progress."""
 KEPT_RUNS = 5
 _TOLD_SECONDS = 0.5
 _MARK = ".tightframe_run"
 
 
 def lock_file(workspace: Path) -> Path:
-    """Where the lock lies: beside the workspace, of which the engine moves and removes everything."""
+    """Return the lock's path: beside the workspace, because the engine moves or removes all that is in it."""
     whole = workspace.absolute()
     return whole.with_name(f".{whole.name}.lock")
 
 
 class Lock:
-    """The lock of a workspace; the system gives it back when its process ends, however that happens.
+    """Lock of a workspace; the operating system releases it when its process ends, however that happens.
 
     Args:
         workspace: of a simulation.
-        job: of the run, for whoever is refused.
+        job: name of the job, shown to a run that is refused.
     """
 
     def __init__(self, workspace: Path, job: str) -> None:
@@ -54,7 +54,7 @@ class Lock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Take the lock if nobody else has it, or keep it."""
+        """Take the lock if it is free; return whether this process holds it now."""
         if self._descriptor is not None:
             return True
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ class Lock:
         return True
 
     def holder(self) -> str:
-        """Return who has the lock, in words."""
+        """Describe the run that holds the lock."""
         try:
             run = json.loads(self._path.read_bytes())
             return f"the job {run['job']!s}, started {run['started']!s}, process {int(run['pid'])}"
@@ -79,7 +79,7 @@ class Lock:
             return "another process"
 
     def give_back(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -87,10 +87,10 @@ class Lock:
 
 @contextlib.contextmanager
 def hold(workspace: Path, job: str) -> Iterator[None]:
-    """Hold a workspace for a run; whoever starts this process may hold it already.
+    """Hold a workspace's lock for a run, unless the process that started this one holds it already.
 
     Raises:
-        WorkspaceError: TF-103, saying who holds it.
+        WorkspaceError: TF-103, if another run holds it; the text describes that run.
     """
     if os.environ.get(HELD) == str(workspace.absolute()):
         yield
@@ -99,8 +99,8 @@ def hold(workspace: Path, job: str) -> Iterator[None]:
     if not lock.take():
         raise WorkspaceError(
             f"Expected the workspace {workspace} to be free, but a simulation runs in it: {lock.holder()}. "
-            "Two in one workspace would destroy each other's results: wait for its end, or choose another "
-            "folder with --workspace."
+            "Two runs in one workspace would destroy each other's results: wait for its end, or choose "
+            "another folder with --workspace."
         )
     os.environ[HELD] = str(workspace.absolute())
     try:
@@ -111,17 +111,17 @@ def hold(workspace: Path, job: str) -> Iterator[None]:
 
 
 def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None, list[Path]]:
-    """Move what an earlier run has left out of a workspace, of which the engine is about to wipe everything.
+    """Move an earlier run's results out of a workspace that the engine is about to wipe.
 
     Args:
         workspace: held by the caller.
-        most: runs that are kept; the oldest ones beyond that are removed.
+        most: number of runs to keep; older ones are removed.
 
     Returns:
-        The folder that has the earlier run now, None if there was nothing to keep; and the folders removed.
+        The folder that holds the earlier run now, None if there was nothing to keep; and the folders removed.
     """
     results = workspace / RESULTS
-    last = next((path for name in ("outcome.json", CHECKPOINT) if (path := results / name).is_file()), None)
+    last = next((path for name in (OUTCOME, CHECKPOINT) if (path := results / name).is_file()), None)
     kept = workspace.absolute().with_name(f"{workspace.absolute().name}.runs")
     if last is None or most < 1:
         return None, []
@@ -145,7 +145,7 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
 
 
 class Run:
-    """A simulation's server half: marks its workspace, and tells when another run has replaced it.
+    """Marks a simulation's workspace from its server half, and detects that another run has replaced it.
 
     Args:
         workspace: of the simulation.
@@ -158,29 +158,29 @@ class Run:
         self._lock = None if own else Lock(workspace, job)
         self._mark.parent.mkdir(parents=True, exist_ok=True)
         self._mark.write_text(self._token, encoding="ascii")
-        os.environ[RUN] = f"{self._token} {self._mark}"  # for the silos' processes, which this one starts
+        os.environ[RUN] = f"{self._token} {self._mark}"  # inherited by the silos' processes
         self.check()
 
     def check(self) -> None:
-        """Refuse to go on in a workspace that is another run's by now.
+        """Refuse to go on in a workspace that another run has replaced.
 
         Raises:
             RunError: TF-104.
         """
         check_run()
-        # Its holder may be the very run that this one has replaced, which ends now.
+        # The lock's holder may be the run that this one has replaced, which is about to end.
         if self._lock is not None:
             self._lock.take()
 
     def end(self) -> None:
-        """Let others have the workspace."""
+        """Release the workspace."""
         os.environ.pop(RUN, None)
         if self._lock is not None:
             self._lock.give_back()
 
 
 class AtWork:
-    """Says of one silo of a simulation how far it is with its task, where somebody watches.
+    """Writes one silo's progress with its task to the folder that ``AT_WORK`` names, if it is set.
 
     Args:
         silo: its name.
@@ -192,18 +192,18 @@ class AtWork:
         self._last = 0.0
 
     def __call__(self, what: str, done: int = 0, of: int = 0) -> None:
-        """Say that ``done`` of ``of`` batches are done; at most twice a second."""
+        """Write that ``done`` of ``of`` batches are done; at most twice a second."""
         now = time.monotonic()
         if self._path is None or now - self._last < _TOLD_SECONDS:
             return
         self._last = now
         partial = self._path.with_suffix(".partial")
-        with contextlib.suppress(OSError):  # who watched has gone
+        with contextlib.suppress(OSError):  # the folder is gone: nobody watches any more
             partial.write_text(json.dumps({"what": what, "done": done, "of": of}), encoding="utf-8")
             partial.replace(self._path)
 
     def end(self) -> None:
-        """The task is done."""
+        """Remove the progress at the end of a task."""
         self._last = 0.0
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -211,7 +211,7 @@ class AtWork:
 
 
 def check_run() -> None:
-    """Refuse to go on in a simulation whose workspace was replaced; nothing in production.
+    """Refuse to go on in a simulation whose workspace was replaced; do nothing in production.
 
     Raises:
         RunError: TF-104.
@@ -225,8 +225,8 @@ def check_run() -> None:
         same = False
     if not same:
         raise RunError(
-            f"another simulation replaced this run's workspace {Path(place).parents[1]}, and what it had "
-            "there is lost: give each simulation a folder of its own with -w. `tightframe simulate` refuses "
+            f"another simulation replaced this run's workspace {Path(place).parents[1]}, and its results "
+            "there are lost: give each simulation a folder of its own with -w. `tightframe simulate` refuses "
             "a workspace that is in use; `nvflare simulator` wipes it.",
             code=REPLACED,
         )

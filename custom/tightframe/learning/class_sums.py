@@ -24,7 +24,7 @@ COUNT_BOUND = 2.0**24
 
 @dataclass(frozen=True)
 class BatchClasses:
-    """Which records of a batch are of one class, as a (B, B) mask or as (B, K) membership.
+    """Classes of a batch's records, as a (B, B) mask or as (B, K) membership.
 
     The mask costs B^2 d and needs no number of classes; membership costs K d^2 a record and asks
     the device how many classes there are. The mask is cheaper unless B > K d, which cannot happen
@@ -40,7 +40,7 @@ class BatchClasses:
 
     @classmethod
     def of(cls, features: torch.Tensor, labels: torch.Tensor) -> BatchClasses:
-        """Of features (B, d) and labels (B,), in whichever form is cheaper."""
+        """Choose the cheaper form for features (B, d) and labels (B,)."""
         batch, width = features.shape
         if batch > width:
             classes, slots = torch.unique(labels, return_inverse=True)
@@ -49,14 +49,14 @@ class BatchClasses:
         return cls((labels[:, None] == labels[None, :]).to(features.dtype), None)
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """For each record, the sum of ``values`` (B, k) over the records of its class, (B, k)."""
+        """Return for each record the sum of ``values`` (B, k) over the records of its class, (B, k)."""
         if self.same is not None:
             return self.same @ values
         assert self.member is not None  # noqa: S101  (one of the two is given)
         return self.member @ (self.member.T @ values)
 
     def squared_products(self, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
+        """Return each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
 
         Args:
             values: Z, (B, d).
@@ -97,7 +97,7 @@ class ClassSums:
             self.add(model.features(inputs), labels)  # type: ignore[operator]
 
     def totals(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums (C, width) and numbers of records (C,); zero for classes with fewer than ``least``, or none.
+        """Return sums (C, width) and numbers of records (C,); zero for classes with fewer than ``least``.
 
         Raises:
             TrainingError: TF-301 if a feature is not finite.
@@ -108,7 +108,7 @@ class ClassSums:
         return torch.where(held[:, None], self.sums, 0), torch.where(held, self.counts, 0)
 
     def means(self, *, least: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Class means (C, width) and which classes are told of (C,), as ``totals``.
+        """Return class means (C, width) and which classes have one (C,), as ``totals``.
 
         Raises:
             TrainingError: TF-301 if a feature is not finite.
@@ -120,7 +120,7 @@ class ClassSums:
 def ratio_of_sums(
     previous: torch.Tensor, sums: torch.Tensor, shares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vectors of the classes as the ratio of two sums; a class that nobody has keeps its previous one.
+    """Return vectors of the classes as the ratio of two sums; a class that nobody has keeps its old one.
 
     Args:
         previous: (C, d).
@@ -130,8 +130,8 @@ def ratio_of_sums(
     Returns:
         (C, d) in the type of ``previous``, and which classes are in these sums, (C,) bool.
 
-    >>> found, seen = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
-    >>> found.tolist(), seen.tolist()
+    >>> means, seen = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
+    >>> means.tolist(), seen.tolist()
     ([[3.0], [1.0]], [True, False])
     """
     seen = shares >= 0.5
@@ -144,7 +144,7 @@ def ratio_of_sums(
 def class_feature_sums(
     model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per class the sum of features and the number of records, independent of their order.
+    """Return per class the sum of features and the number of records, independent of their order.
 
     Args:
         model: in evaluation mode.
@@ -170,12 +170,12 @@ def class_feature_sums(
         safe = features.nan_to_num(nan=0.0).clamp(-FEATURE_BOUND, FEATURE_BOUND)
         sums.index_add_(0, labels, (safe * GRID).round().to(torch.int64))
         counts.index_add_(0, labels, torch.ones_like(labels))
-    if not math.isfinite(found := float(largest)):
+    if not math.isfinite(most := float(largest)):
         raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
-    if found > FEATURE_BOUND:
+    if most > FEATURE_BOUND:
         raise ContributionError(
             f"Expected features of at most {FEATURE_BOUND:g} in absolute value after local training, but got "
-            f"{found:g}: lower the learning rate or the weights of the method's terms, or check the records.",
+            f"{most:g}: lower the learning rate or the weights of the method's terms, or check the records.",
             code="TF-402",
         )
     return sums.cpu().to(torch.float64) / GRID, counts.cpu().to(torch.float64)
@@ -184,7 +184,7 @@ def class_feature_sums(
 def class_sum_fields(
     sums: str, counts: str, classes: int, width: int, *, static: bool = True
 ) -> tuple[Field, Field]:
-    """The fields of ``class_feature_sums``, under these names.
+    """Return the fields of ``class_feature_sums``, under these names.
 
     Args:
         sums: name of the sums (C, d).
@@ -217,7 +217,7 @@ def class_sum_fields(
 
 
 def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``class_feature_sums`` of a silo's training fold; zeros where it submits no prototypes.
+    """Return ``class_feature_sums`` of a silo's training fold; zeros where it submits no prototypes.
 
     Args:
         silo: its view.

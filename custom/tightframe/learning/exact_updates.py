@@ -23,7 +23,7 @@ GRID = 2.0**24
 
 
 def exact_update_fields(setting: Setting) -> tuple[Field, ...]:
-    """The fields of the model's update and buffers, each silo counting once.
+    """Return the fields of the model's update and buffers, each silo counting once.
 
     Raises:
         ValueError: if the job's ``update_norm`` is below what rounding alone can amount to.
@@ -35,7 +35,7 @@ def exact_update_fields(setting: Setting) -> tuple[Field, ...]:
 
 
 def on_grid(values: torch.Tensor) -> torch.Tensor:
-    """The values as the 64-bit ring encodes them, float64.
+    """Round values as the 64-bit ring encodes them, float64.
 
     >>> float(on_grid(torch.tensor(2.0**-24 * 2.25))) * 2**24
     2.0
@@ -44,7 +44,7 @@ def on_grid(values: torch.Tensor) -> torch.Tensor:
 
 
 def as_summed(terms: Tensors, *, norm: float | None) -> dict[str, torch.Tensor]:
-    """A silo's terms with its update as the sum will hold it.
+    """Return a silo's terms with its update as the sum will hold it.
 
     Args:
         terms: ``learning.model_update.model_terms`` of the silo.
@@ -67,7 +67,7 @@ def as_summed(terms: Tensors, *, norm: float | None) -> dict[str, torch.Tensor]:
 
 
 def _longest(norm: float, size: int) -> float:
-    """To what an update of so many numbers is shortened, so that its rounded form is within the norm."""
+    """Return the norm to which an update of so many numbers is shortened, so that rounding keeps within."""
     rounding = math.sqrt(size) / (2 * GRID)
     limit = norm * (1 - 2.0**-30) - rounding
     if limit <= 0:
@@ -79,7 +79,7 @@ def _longest(norm: float, size: int) -> float:
 
 
 def silos_ever(known: torch.Tensor, cohort: Cohort) -> torch.Tensor:
-    """K, all silos enrolled up to now; one that is lost for good keeps its place, as what it added stays.
+    """Return K, all silos ever enrolled: one that is lost for good keeps its place, as its term stays.
 
     Args:
         known: K as the server kept it, int64.

@@ -1,8 +1,19 @@
-"""A training round put together of two halves: how a silo trains, and what the server makes of it.
+"""The two halves of a method: how a silo trains, and what the server does with the sums.
 
-Many methods change only one of them: FedProx and MOON what a silo minimises, FedNova and FedOpt what
-the server does with the updates; SCAFFOLD changes both. As values of ``LocalRule`` and ``ServerRule``
-they can be put together freely (``methods.combine``), while every method stays a file of its own.
+A method with one exchange a round is two values::
+
+    LocalRule    objective  what a silo minimises: terms of the loss, corrections of the gradient
+                 start      from which model; the one received unless the method says otherwise
+                 finish     what it sends beside its update (``fields``), and the state that it keeps
+    ServerRule   update     the next state from the opened sums; ``averaging()`` is FedAvg's mean
+                 initial, broadcast   what the server keeps and sends beside the model
+
+``composed_method`` makes a ``phases.Method`` of them: state before round 1, schema, broadcast, local
+training, and the silo's personal model. ``scheduled_method`` does where they change from round to round.
+FedProx and MOON change the silo's half only, FedNova and FedOpt the server's, SCAFFOLD both, and
+``methods.combine`` pairs them freely. A method writes ``init_server`` and ``plan`` itself only where it
+has no such form: without a global model (FedProto, local-only), or with gradients in two exchanges a round
+(FedILC).
 """
 
 from __future__ import annotations
@@ -43,13 +54,25 @@ from tightframe.phases import (
 
 @dataclass(frozen=True)
 class Objective:
-    """What a silo minimises in one round: parts of a ``Stage``, and the stages before that one."""
+    """A silo's objective in one round.
+
+    Attributes:
+        terms, parameter_terms, corrections, trainable: of the ``Stage``.
+        before: the stages before that one.
+        optimizer: its settings; None takes the job's.
+        beside: modules that train beside the model, by name. They are part of it meanwhile only, so that
+            nothing of them is sent.
+        gathered: what terms gather while they run, for ``finish``.
+    """
 
     terms: Sequence[Term]
     parameter_terms: Sequence[ParameterTerm] = ()
     corrections: Sequence[GradientCorrection] = ()
     trainable: Callable[[str], bool] = every_parameter
     before: Sequence[Stage] = ()
+    optimizer: OptimizerSettings | None = None
+    beside: Mapping[str, nn.Module] = field(default_factory=dict)
+    gathered: Any = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,7 @@ class Trained:
         broadcast: what it received.
         state: what it had kept, {} before its first term was summed.
         model: trained, in evaluation mode.
+        objective: by which it was trained.
         report: what the training did.
         terms: ``model_update.model_terms`` of it: ``update/<name>`` = w_k - w, and ``buffer/<name>``.
     """
@@ -69,6 +93,7 @@ class Trained:
     broadcast: Tensors
     state: Tensors
     model: nn.Module
+    objective: Objective
     report: FitReport
     terms: Tensors
 
@@ -129,15 +154,17 @@ class ServerRule:
 
 Parts = Callable[[Setting], tuple[LocalRule, ServerRule]]
 """The halves that a method's options choose; ValueError where the job's training does not suit them."""
+ScheduledParts = Callable[[Setting, int, int], tuple[LocalRule, ServerRule]]
+"""Those of one round: (setting, round from 1, number of rounds)."""
 
 
 def plain_training() -> LocalRule:
-    """The cross-entropy, nothing else."""
+    """Return the cross-entropy, nothing else."""
     return LocalRule(("cross_entropy",), lambda silo, broadcast, state: Objective((cross_entropy(),)))
 
 
 def averaging() -> ServerRule:
-    """FedAvg's weighted mean of the silos' models."""
+    """Return FedAvg's weighted mean of the silos' models."""
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
@@ -146,11 +173,11 @@ def averaging() -> ServerRule:
 
 
 KEPT = "server/"
-"""Where a server that makes steps of its own keeps what they need."""
+"""Start of the names under which a server that steps by itself keeps its state."""
 
 
 def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]) -> ServerRule:
-    """A server that makes a step of its own of the weighted mean update; running statistics are averaged.
+    """Return a server that steps by the weighted mean update; running statistics are averaged.
 
     Args:
         step: (parameters w that train, the mean of ``w_k - w`` by the same names in float64, what the
@@ -171,47 +198,51 @@ def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]
     return ServerRule(fields=model_update.model_fields, update=update)
 
 
-def composed_method(*, name: str, title: str, paper: str, config: Any, parts: Parts, **others: Any) -> Method:
-    """A method of one phase a round, made of the two halves that its options choose.
+def scheduled_method(*, parts: ScheduledParts, **attributes: Any) -> Method:
+    """Make a method of one phase a round from the two halves of each round.
+
+    A silo's personal model is the final one after one more round, in which it hears of the server what it
+    heard in the last.
+
+    Args:
+        parts: the halves, from the setting, the round and the number of rounds.
+        **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``, and whatever is
+            to stand in place of what is made here.
+    """
+
+    def init_server(setting: Setting, seed: int) -> ServerState:
+        _, server = parts(setting, 1, 1)
+        return ServerState(model_update.initial_model(setting, seed), server.initial(setting))
+
+    def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+        return (train_phase(setting, *parts(setting, round, rounds)),)
+
+    return Method(**{"init_server": init_server, "plan": plan, **attributes})
+
+
+def composed_method(*, parts: Parts, **attributes: Any) -> Method:
+    """Make a method of one phase a round from the two halves that its options choose.
 
     A silo's personal model is the final one after one more round of the silo's half, which then hears
     nothing of the server but the model.
 
     Args:
-        name: as in ``phases.Method``.
-        title: likewise.
-        paper: likewise.
-        config: likewise.
         parts: the halves, from the setting.
-        **others: further attributes of ``phases.Method``.
+        **attributes: as of ``scheduled_method``. ``personalise=None`` lets the personal model's round hear
+            what the server broadcasts, for an objective that needs it.
     """
-
-    def init_server(setting: Setting, seed: int) -> ServerState:
-        _, server = parts(setting)
-        return ServerState(model_update.initial_model(setting, seed), server.initial(setting))
-
-    def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-        return (train_phase(setting, *parts(setting)),)
 
     def personalise(silo: SiloView, tensors: Tensors, state: Tensors) -> nn.Module:
         local, _ = parts(silo.setting)
         return train(silo, model_update.broadcast_model(tensors), state, local).model
 
-    return Method(
-        name=name,
-        title=title,
-        paper=paper,
-        config=config,
-        init_server=init_server,
-        plan=plan,
-        predict=predict,
-        personalise=personalise,
-        **others,
+    return scheduled_method(
+        parts=lambda setting, round, rounds: parts(setting), **{"personalise": personalise, **attributes}
     )
 
 
 def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase:
-    """One round: broadcast the model, train by ``local``, sum what ``server`` wants, update by it."""
+    """Return one round: broadcast the model, train by ``local``, sum what ``server`` wants, update by it."""
     schema = Schema(
         (*server.fields(setting), *model_update.training_fields(local.names), *local.fields(setting))
     )
@@ -228,28 +259,40 @@ def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase
     return Phase("train", schema, broadcast, contribute, server.update)
 
 
-def train(silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule) -> Trained:
-    """E epochs of the rule's objective from the global model, by the job's optimiser."""
+def train(
+    silo: SiloView, broadcast: Tensors, state: Tensors, local: LocalRule, *, epochs: int | None = None
+) -> Trained:
+    """Train by the rule's objective from the global model, by the job's optimiser and for its epochs.
+
+    Args:
+        silo: whose records are used.
+        broadcast: what it received.
+        state: what it has kept.
+        local: the silo's half.
+        epochs: None takes the job's.
+    """
     received = model_update.received_model(broadcast)
     model = silo.load(local.start(received, state))
     objective = local.objective(silo, broadcast, state)
     settings = silo.setting.local
     stage = Stage(
         terms=objective.terms,
-        optimizer=OptimizerSettings.of(settings),
-        epochs=settings.epochs,
+        optimizer=objective.optimizer or OptimizerSettings.of(settings),
+        epochs=settings.epochs if epochs is None else epochs,
         trainable=objective.trainable,
         parameter_terms=objective.parameter_terms,
         corrections=objective.corrections,
     )
-    report = silo.fit(model, [*objective.before, stage])
-    return Trained(silo, broadcast, state, model, report, model_update.model_terms(received, model))
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
+    for name, module in objective.beside.items():
+        model.add_module(name, module)
+    try:
+        report = silo.fit(model, [*objective.before, stage])
+    finally:
+        for name in objective.beside:
+            delattr(model, name)
+    return Trained(
+        silo, broadcast, state, model, objective, report, model_update.model_terms(received, model)
+    )
 
 
 def require_sgd(setting: Setting, what: str) -> None:
@@ -279,7 +322,7 @@ def require_no_momentum(setting: Setting, what: str) -> None:
 
 
 def gradient_weight(steps: int, *, momentum: float = 0.0, proximal: float = 0.0) -> float:
-    """How many gradients are in a silo's update: FedNova's normaliser ``a``.
+    """Return the number of gradients in a silo's update: FedNova's normaliser ``a``.
 
     SGD moves by ``w - w_k = eta * sum_t a_t g_t``, where the weights ``a_t`` of the gradients depend
     on momentum and proximal term only; this is their sum, so that ``(w - w_k) / (eta * a)`` is a
@@ -319,17 +362,17 @@ def gradient_weight(steps: int, *, momentum: float = 0.0, proximal: float = 0.0)
 
 
 def update_fields(setting: Setting, *, weighted: bool) -> tuple[Field, ...]:
-    """The fields of the model's update, weighted by the silos' public weights or not at all."""
+    """Return the fields of the model's update, weighted by the silos' public weights or not at all."""
     return tuple(replace(item, weighted=weighted) for item in model_update.model_fields(setting))
 
 
 def trained_parameters(setting: Setting) -> dict[str, nn.Parameter]:
-    """The template's trainable parameters by name; for names and shapes only."""
+    """Return the template's trainable parameters by name; for names and shapes only."""
     return model_update.trained_parameters(model_update.shared_template(setting))
 
 
 def mean_updates(totals: Totals, divisor: float) -> dict[str, torch.Tensor]:
-    """The mean of the silos' ``w_k - w`` by parameter name, float64; FedOpt's pseudo-gradient."""
+    """Return the mean of the silos' ``w_k - w`` by parameter name, float64; FedOpt's pseudo-gradient."""
     return {
         name.removeprefix(UPDATE): torch.as_tensor(total, dtype=torch.float64) / divisor
         for name, total in totals.items()
@@ -338,14 +381,14 @@ def mean_updates(totals: Totals, divisor: float) -> dict[str, torch.Tensor]:
 
 
 def plus(model: Tensors, steps: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``w + step`` for each parameter that has a step, in float64."""
+    """Return ``w + step`` for each parameter that has a step, in float64."""
     return {name: model[name].detach().to("cpu", torch.float64) + step for name, step in steps.items()}
 
 
 def next_model(
     model: Tensors, parameters: Tensors, totals: Totals, divisor: float
 ) -> dict[str, torch.Tensor]:
-    """The next global model: new parameters, means of the buffers, and all the rest as it was.
+    """Return the next global model: new parameters, means of the buffers, and all the rest as it was.
 
     Whatever a server does with the parameters, running statistics are averaged: they are no gradients.
 

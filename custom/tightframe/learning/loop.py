@@ -17,36 +17,16 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe.errors import TrainingError
-from tightframe.learning.optimizers import Optimizer, OptimizerSettings
+from tightframe.learning.optimizers import Optimizer
 from tightframe.learning.stages import (
     Batch,
     Batches,
     BatchView,
     FitReport,
-    GradientCorrection,
-    ParameterTerm,
     Stage,
     Term,
     at_least_float32,
-    cross_entropy,
 )
-
-__all__ = [
-    "Batch",
-    "BatchView",
-    "Batches",
-    "FitReport",
-    "GradientCorrection",
-    "OptimizerSettings",
-    "ParameterTerm",
-    "Stage",
-    "Term",
-    "at_least_float32",
-    "cross_entropy",
-    "fit",
-    "is_out_of_memory",
-    "merge_single_tail",
-]
 
 Indices = TypeVar("Indices", bound=Any)
 
@@ -55,7 +35,7 @@ CHECK_EVERY_ON_GPU = 50
 
 
 def merge_single_tail(indices: Indices, batch_size: int) -> list[Indices]:
-    """Consecutive batches of ``indices``, a single last record joined to the batch before it.
+    """Cut ``indices`` into consecutive batches, a single last record joined to the batch before it.
 
     No record is dropped, and BatchNorm, which cannot train on one value, never meets a batch of
     one unless the silo has one record only (then ``fit`` uses its running statistics).
@@ -171,7 +151,7 @@ class _Loop:
         self._look(stage)
 
     def _stage_batches(self, stage: Stage, batches: Batches) -> Iterator[Batch]:
-        """The stage's batches: ``epochs`` passes, or as many passes as ``steps`` need."""
+        """Yield the stage's batches: ``epochs`` passes, or as many passes as ``steps`` need."""
         last_epoch = None if stage.epochs is None else self.epoch + stage.epochs
         end = None if stage.steps is None else self.steps + stage.steps
         while self.epoch != last_epoch and self.steps != end:
@@ -218,7 +198,7 @@ class _Loop:
     def _objective(
         self, stage: Stage, inputs: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """The weighted total, and each unweighted term, detached, in the order of ``stage.names``."""
+        """Return the weighted total, and each unweighted term, detached, in the order of ``stage.names``."""
         model: Any = self.model
         with (
             torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp),
@@ -263,7 +243,7 @@ class _Loop:
             self.last_progress = time.monotonic()
 
     def _largest_fitting(self, stage: Stage, inputs: torch.Tensor, labels: torch.Tensor) -> int | None:
-        """The largest halving of the batch that goes through once; None on a CPU, 0 if none does."""
+        """Return the largest halving of the batch that goes through once; None on a CPU, 0 if none does."""
         if self.device.type != "cuda":
             # A CPU's allocator fails for the whole machine; trying again could end other processes.
             return None
@@ -284,7 +264,7 @@ class _Loop:
         return True
 
     def check_parameters(self) -> None:
-        """The last step's result is seen by no loss, so the parameters themselves are looked at."""
+        """Check the parameters themselves: the last step's result is seen by no loss."""
         for name, parameter in self.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise TrainingError(
@@ -294,14 +274,14 @@ class _Loop:
                 )
 
     def report(self) -> FitReport:
-        """Means over the steps looked at, which are all."""
+        """Return means over the steps looked at, which are all."""
         means = {name: self.sums[name] / self.counts[name] for name in self.sums}
         return FitReport(self.steps, self.records, means)
 
 
 @contextmanager
 def _running_statistics(model: nn.Module, *, only_if: bool) -> Iterator[None]:
-    """BatchNorm layers use their running statistics: the variance of one record is undefined."""
+    """Let BatchNorm layers use their running statistics: the variance of one record is undefined."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
     layers = layers if only_if else []
     for layer in layers:
@@ -314,19 +294,19 @@ def _running_statistics(model: nn.Module, *, only_if: bool) -> Iterator[None]:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a GPU or the CPU's allocator has run out of memory."""
+    """Return whether an error is of a GPU or CPU allocator that ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _memory_advice(size: int, device: torch.device, fitting: int | None, reason: str) -> str:
-    found = (
+    problem = (
         f"Expected a batch of {size} records to fit into the memory of {device}, but it did not ({reason})."
     )
     if fitting:
-        return f"{found} Set `training.batch_size` to {fitting}, which went through, or less."
+        return f"{problem} Set `training.batch_size` to {fitting}, which went through, or less."
     if fitting is None and size > 1:
-        return f"{found} Try a `training.batch_size` of {size // 2}."
-    return f"{found} No smaller batch fits either: choose a smaller model or input."
+        return f"{problem} Try a `training.batch_size` of {size // 2}."
+    return f"{problem} No smaller batch fits either: choose a smaller model or input."
 
 
 def _divergence(names: Sequence[str], row: Sequence[float], step: int) -> str:

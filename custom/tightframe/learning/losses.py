@@ -24,7 +24,7 @@ def balanced_softmax_loss(
     zero_counts: ZeroCounts = "clamp",
     reduction: Reduction = "mean",
 ) -> torch.Tensor:
-    """The cross-entropy of logits raised by the logarithm of the class counts.
+    """Return the cross-entropy of logits raised by the logarithm of the class counts.
 
     ``l = -log(n_y^gamma exp(z_y) / sum_c n_c^gamma exp(z_c))``: training then fits what the logits
     say beyond the class frequencies, so that the bare logits are those of balanced classes.
@@ -70,7 +70,7 @@ def balanced_softmax_loss(
 
 
 def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
-    """``|v - w|^2 / 2`` over the parameters that have an anchor: a scalar attached to them.
+    """Return ``|v - w|^2 / 2`` over the parameters that have an anchor: a scalar attached to them.
 
     Args:
         model: v.

@@ -1,4 +1,4 @@
-"""How a model travels in sums: shared by all methods, which never import each other.
+"""A model as fields of a sum: shared by all methods, which never import each other.
 
 Fields: ``update/<parameter>`` for what trains (as a difference, so that clipping and noise have
 one scale), ``buffer/<name>`` for running statistics, ``training/<term>`` for what the silo saw.
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from tightframe.learning.loop import FitReport
+from tightframe.learning.stages import FitReport
 from tightframe.phases import Cohort, Field, Setting, Tensors, Totals
 
 BROADCAST = "model/"
@@ -29,13 +29,13 @@ TRAINING_BOUND = 1e9
 
 
 def build_template(setting: Setting) -> nn.Module:
-    """An untrained model, for names and shapes only; torch's random streams are left untouched."""
+    """Return an untrained model, for names and shapes only; torch's random streams are left untouched."""
     with torch.random.fork_rng(devices=[]):
         return setting.build_model()
 
 
 def shared_template(setting: Setting) -> nn.Module:
-    """An untrained model for names and shapes, built once and never to be trained or changed."""
+    """Return an untrained model for names and shapes, built once and never to be trained or changed."""
     return _shared_template(setting.build_model)
 
 
@@ -46,12 +46,12 @@ def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that train, by name, in order."""
+    """Return the parameters that train, by name, in order."""
     return {name: item for name, item in model.named_parameters() if item.requires_grad}
 
 
 def initial_model(setting: Setting, seed: int) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of the model that ``seed`` gives; other streams are left untouched."""
+    """Return parameters and buffers of the model that ``seed`` gives; other streams are left untouched."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = setting.build_model()
@@ -59,19 +59,19 @@ def initial_model(setting: Setting, seed: int) -> dict[str, torch.Tensor]:
 
 
 def broadcast_model(model: Tensors) -> dict[str, torch.Tensor]:
-    """The model's tensors as a broadcast names them: ``model/<name>``."""
+    """Return the model's tensors as a broadcast names them: ``model/<name>``."""
     return {BROADCAST + name: tensor for name, tensor in model.items()}
 
 
 def received_model(broadcast: Tensors) -> dict[str, torch.Tensor]:
-    """The model's tensors of a broadcast, by their own names."""
+    """Return the model's tensors of a broadcast, by their own names."""
     return {
         name.removeprefix(BROADCAST): item for name, item in broadcast.items() if name.startswith(BROADCAST)
     }
 
 
 def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[Field, ...]:
-    """The fields of a model's update: trainable parameters, then floating buffers.
+    """Return the fields of a model's update: trainable parameters, then floating buffers.
 
     Integer buffers (BatchNorm's step counter) stay at home, and so do parameters that do not
     train, because everybody has them already.
@@ -101,7 +101,7 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
 
 
 def training_fields(term_names: Iterable[str]) -> tuple[Field, ...]:
-    """Scalar fields for the loss and each named term: weighted means over silos."""
+    """Return scalar fields for the loss and each named term: weighted means over silos."""
     names = ["loss", *(name for name in term_names if name != "loss")]
     return tuple(
         Field(TRAINING + name, (), ring=64, bound=TRAINING_BOUND, weighted=True, static=True)
@@ -110,7 +110,7 @@ def training_fields(term_names: Iterable[str]) -> tuple[Field, ...]:
 
 
 def model_terms(received: Tensors, model: nn.Module) -> dict[str, torch.Tensor]:
-    """What a silo contributes to ``model_fields`` after training.
+    """Return a silo's tensors for ``model_fields`` after training.
 
     Args:
         received: the model as it was broadcast, by its own names.
@@ -134,7 +134,7 @@ def model_terms(received: Tensors, model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def training_terms(report: FitReport, term_names: Iterable[str] | None = None) -> dict[str, torch.Tensor]:
-    """What a silo contributes to ``training_fields(term_names)``: its mean per step, float64 scalars.
+    """Return a silo's tensors for ``training_fields(term_names)``: means over its steps, float64 scalars.
 
     Without ``term_names`` these are the terms of the report. A named term that no step computed
     (a stage without a batch) counts as zero.
@@ -149,7 +149,7 @@ def training_terms(report: FitReport, term_names: Iterable[str] | None = None) -
 
 
 def apply_mean(state_model: Tensors, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
-    """The next global model: FedAvg's weighted mean, from sums.
+    """Return the next global model: FedAvg's weighted mean, from sums.
 
     ``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort; buffers are the
     weighted mean of the silos' buffers; what no silo sends (integer buffers, frozen parameters) stays.
@@ -187,7 +187,7 @@ def _mean(total: NDArray[np.float64], weight: float) -> torch.Tensor:
 
 
 def _float_buffers(model: nn.Module) -> Mapping[str, torch.Tensor]:
-    """Floating buffers that are part of the model's state, in order."""
+    """Return floating buffers that are part of the model's state, in order."""
     state = model.state_dict()
     return {
         name: buffer for name, buffer in model.named_buffers() if name in state and buffer.is_floating_point()
@@ -195,7 +195,7 @@ def _float_buffers(model: nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def mean_losses(totals: Totals, cohort: Cohort) -> dict[str, float]:
-    """Mean of each loss term over the silos in a sum, by its name.
+    """Return the mean of each loss term over the silos in a sum, by its name.
 
     Args:
         totals: of a training phase; fields that are no losses are left alone.

@@ -21,7 +21,7 @@ ADAM_EPS = 1e-8
 
 
 class Optimizer(Protocol):
-    """What the local loop needs of an optimiser; every ``torch.optim.Optimizer`` is one, too."""
+    """The interface that the local loop needs; every ``torch.optim.Optimizer`` has it."""
 
     param_groups: Any
 
@@ -50,11 +50,11 @@ class OptimizerSettings:
 
     @classmethod
     def of(cls, local: Any) -> OptimizerSettings:
-        """From a job's ``training`` section (optimizer, learning_rate, momentum, weight_decay)."""
+        """Read a job's ``training`` section (optimizer, learning_rate, momentum, weight_decay)."""
         return cls(local.optimizer, local.learning_rate, local.momentum, local.weight_decay)
 
     def build(self, parameters: Sequence[nn.Parameter]) -> Optimizer:
-        """The optimiser over ``parameters``."""
+        """Build the optimiser over ``parameters``."""
         return _Sgd(parameters, self) if self.name == "sgd" else _Adam(parameters, self)
 
 
@@ -74,9 +74,9 @@ class _Functional:
                 parameter.grad.zero_()
 
     def _with_gradient(self) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
-        """Places, parameters and gradients of the parameters that have one."""
-        found = [(i, p, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
-        return [i for i, _, _ in found], [p for _, p, _ in found], [g for _, _, g in found]
+        """Return places, parameters and gradients of the parameters that have one."""
+        entries = [(i, p, p.grad) for i, p in enumerate(self.parameters) if p.grad is not None]
+        return [i for i, _, _ in entries], [p for _, p, _ in entries], [g for _, _, g in entries]
 
 
 class _Sgd(_Functional):

@@ -32,7 +32,7 @@ def adam_step(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> Stepped:
-    """One step of Adam with coupled weight decay, as ``torch.optim.Adam``.
+    """Make one step of Adam with coupled weight decay, as ``torch.optim.Adam``.
 
     Source: Kingma and Ba, Adam: A Method for Stochastic Optimization, ICLR 2015, algorithm 1. With
     ``g <- g + weight_decay * w`` and t counting from 1::
@@ -85,7 +85,7 @@ def sgd_step(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> Stepped:
-    """One step of SGD with momentum and coupled weight decay, as ``torch.optim.SGD``.
+    """Make one step of SGD with momentum and coupled weight decay, as ``torch.optim.SGD``.
 
     With ``g <- g + weight_decay * w``: ``u <- momentum * u + g`` and ``w <- w - learning_rate * u``, no
     dampening, not Nesterov's form. Without momentum there are no moments.
@@ -131,7 +131,7 @@ def fedopt_step(
     betas: tuple[float, float] = (0.9, 0.99),
     tau: float = 1e-3,
 ) -> Stepped:
-    """One step of FedAdam, FedYogi or FedAdagrad in the paper's form.
+    """Make one step of FedAdam, FedYogi or FedAdagrad in the paper's form.
 
     Source: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, Adaptive Federated
     Optimization, ICLR 2021, algorithm 2. With D the mean of the silos' updates::
@@ -180,7 +180,7 @@ def fedopt_step(
 
 
 def kept_moments(extra: Tensors, prefix: str) -> dict[str, torch.Tensor]:
-    """The moments that a server keeps in its state as ``<prefix><kind>/<name>``; empty before the first step.
+    """Return the moments in a server's state, ``<prefix><kind>/<name>``; empty before the first step.
 
     >>> sorted(kept_moments({"adam/first/w": torch.zeros(1), "adam/step": torch.tensor(1)}, "adam/"))
     ['first/w']
@@ -192,7 +192,7 @@ def kept_moments(extra: Tensors, prefix: str) -> dict[str, torch.Tensor]:
 def _prepared(
     parameters: Tensors, gradients: Tensors, moments: Tensors, start: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
-    """Gradients in their parameters' types, and moments, which begin at the values of ``start``."""
+    """Return gradients in their parameters' types, and moments, which begin at the values of ``start``."""
     if not moments:
         moments = {
             kind + name: torch.full_like(weight, value)
@@ -205,14 +205,14 @@ def _prepared(
     return {name: gradients[name].to(weight) for name, weight in parameters.items()}, moments
 
 
-def _same(what: str, expected: Mapping[str, torch.Size], found: Tensors) -> None:
-    if set(expected) != set(found):
-        missing, strange = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+def _same(what: str, expected: Mapping[str, torch.Size], given: Tensors) -> None:
+    if set(expected) != set(given):
+        missing, strange = sorted(set(expected) - set(given)), sorted(set(given) - set(expected))
         raise ValueError(
             f"Expected {what} for every parameter, but got none for {missing[:5]} and unknown {strange[:5]}."
         )
     for name, shape in expected.items():
-        if found[name].shape != shape:
+        if given[name].shape != shape:
             raise ValueError(
-                f"Expected {what} of {name} of shape {tuple(shape)}, but got {tuple(found[name].shape)}."
+                f"Expected {what} of {name} of shape {tuple(shape)}, but got {tuple(given[name].shape)}."
             )

@@ -1,4 +1,4 @@
-"""What local training is made of: terms, stages, and the report of what was done.
+"""Parts of local training: terms of the loss, stages, and the report.
 
 Types and small functions only; the loop that runs them is in ``learning.loop``.
 """
@@ -22,7 +22,7 @@ GradientCorrection: TypeAlias = Callable[[nn.Module], None]
 
 @dataclass(frozen=True)
 class BatchView:
-    """What a term sees of one step.
+    """One training step as a term sees it.
 
     Attributes:
         inputs: (B, ...).
@@ -67,7 +67,7 @@ class ParameterTerm:
 
 
 def every_parameter(_name: str) -> bool:
-    """A stage trains all of them, unless it says otherwise."""
+    """Return True: a stage trains all parameters unless it says otherwise."""
     return True
 
 
@@ -136,7 +136,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class FitReport:
-    """What local training did.
+    """Report of a local training.
 
     Attributes:
         steps: optimiser steps taken.
@@ -151,7 +151,7 @@ class FitReport:
 
 
 def cross_entropy(weight: float = 1.0) -> Term:
-    """The cross-entropy of the logits, a batch mean, as the term ``cross_entropy``."""
+    """Return the cross-entropy of the logits, a batch mean, as the term ``cross_entropy``."""
     return Term(
         "cross_entropy",
         weight,
@@ -161,5 +161,5 @@ def cross_entropy(weight: float = 1.0) -> Term:
 
 
 def at_least_float32(values: torch.Tensor) -> torch.Tensor:
-    """The values in float32 if they are narrower: statistics of half precision lose all their digits."""
+    """Convert values to float32 if they are narrower: statistics of half precision lose all their digits."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values

@@ -74,7 +74,7 @@ METHODS: list[Method] = [
 
 
 def get(name: str) -> Method:
-    """The method that a job calls ``name``.
+    """Return the method that a job calls ``name``.
 
     Raises:
         JobError: if there is none, listing the known names, or if an entry point is no method.

@@ -21,7 +21,6 @@ covariance over n with a formula for n - 1; neither is the paper's.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import torch
 from pydantic import Field
@@ -70,7 +69,7 @@ class CcvrConfig(StrictModel):
 def class_moments(
     features: Iterable[tuple[torch.Tensor, torch.Tensor]], num_classes: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Per class the number of records, the sum of z and the upper triangle of the sum of z z^T.
+    """Return per class the number of records, the sum of z and the upper triangle of the sum of z z^T.
 
     Args:
         features: batches of z (B, d) and labels (B,).
@@ -102,7 +101,7 @@ def class_moments(
 def pooled_moments(
     counts: torch.Tensor, sums: torch.Tensor, products: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means (C, d) and covariances (C, d, d) of each class, from sums over all silos, eq. (3) and (4).
+    """Return means (C, d) and covariances (C, d, d) of each class, from sums over all silos, eq. (3) and (4).
 
     Args:
         counts: n, (C,); a class below 1/2 has zeros, one below 3/2 no covariance.
@@ -130,14 +129,14 @@ def pooled_moments(
 def draw_features(
     mean: torch.Tensor, covariance: torch.Tensor, number: int, stream: torch.Generator
 ) -> torch.Tensor:
-    """Draws of N(mean, covariance), (number, d) float64; eigenvalues that rounding made negative are zero."""
+    """Draw from N(mean, covariance), (number, d) float64; eigenvalues that rounding made negative are 0."""
     values, vectors = torch.linalg.eigh(covariance)
     noise = torch.randn(number, len(mean), generator=stream, dtype=torch.float64)
     return mean + noise * values.clamp_min(0).sqrt() @ vectors.T
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, and the seed of the draws."""
+    """Return the model that ``seed`` gives, and the seed of the draws."""
     return ServerState(
         model_update.initial_model(setting, seed),
         {SEED: torch.tensor(stream_seed(seed, "ccvr"), dtype=torch.int64)},
@@ -145,13 +144,13 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def after(setting: Setting) -> tuple[Phase, ...]:
-    """Who holds what; then the class sums of the final model's features, and the calibration."""
+    """Return two phases: who holds each class, then class sums of the final features and the calibration."""
     classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     counts = phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, static=True, per_class=True, sensitivity=1.0)
     sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)
     triangle = (classes, width * (width + 1) // 2)
     products = phases.Field(PRODUCTS, triangle, bound=PRODUCT_BOUND, static=True, per_class=True)
-    tell = Phase("holders", phases.Schema((counts,)), _broadcast, _tell_counts, _keep)
+    holders = Phase("holders", phases.Schema((counts,)), _broadcast, _tell_counts, _keep)
     calibration = Phase(
         "moments",
         phases.Schema((counts, sums, products)),
@@ -159,7 +158,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         tell_moments,
         lambda state, totals, cohort: update(setting, state, totals),
     )
-    return (tell, calibration)
+    return (holders, calibration)
 
 
 def _broadcast(state: ServerState) -> Tensors:
@@ -176,7 +175,7 @@ def _tell_counts(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribu
 
 
 def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """The three class sums of this silo's training records in the model received."""
+    """Return the three class sums of this silo's training records in the model received."""
     model = silo.load(model_update.received_model(broadcast)).eval()
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
@@ -186,7 +185,7 @@ def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribu
 
 
 def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
-    """The final model with a head trained on draws of every class that has moments."""
+    """Train the head on draws of every class that has moments."""
     config: CcvrConfig = setting.config
     counts = torch.as_tensor(totals[COUNTS], dtype=torch.float64)
     means, covariances = pooled_moments(
@@ -216,21 +215,19 @@ def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedAvg's training and mean."""
+    """Return FedAvg's training and mean."""
     return plain_training(), averaging()
 
 
-METHOD = replace(
-    composed_method(
-        name="ccvr",
-        title="CCVR",
-        paper=(
-            "Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
-            "Non-IID Data, NeurIPS 2021"
-        ),
-        config=CcvrConfig,
-        parts=parts,
-        after=after,
+METHOD = composed_method(
+    name="ccvr",
+    title="CCVR",
+    paper=(
+        "Luo et al., No Fear of Heterogeneity: Classifier Calibration for Federated Learning with "
+        "Non-IID Data, NeurIPS 2021"
     ),
+    config=CcvrConfig,
+    parts=parts,
+    after=after,
     init_server=init_server,
 )

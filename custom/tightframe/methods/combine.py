@@ -16,8 +16,6 @@ from pydantic import BaseModel, Field, create_model, model_validator
 from torch import nn
 
 from tightframe import phases
-from tightframe.learning import model_update
-from tightframe.learning.class_sums import class_sum_fields, silo_class_sums
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -30,7 +28,6 @@ from tightframe.learning.halves import (
 from tightframe.learning.losses import ZeroCounts, balanced_softmax_loss
 from tightframe.learning.stages import Term
 from tightframe.methods import feddc, feddyn, fedmr, fednova, fedopt, fedprox, fedrs, moon, scaffold
-from tightframe.models import feature_width
 from tightframe.models.geometry_heads import (
     LOWEST_TEMPERATURE,
     EtfHead,
@@ -87,13 +84,13 @@ REPLACED = "cross_entropy"
 """The term that ``loss`` stands for."""
 
 PAIRED = ("scaffold", "feddyn", "feddc")
-"""Whose silos keep, and correct their steps by, what their server sums: both halves or neither."""
+"""Methods whose silos correct their steps by what the server sums: both halves are taken, or neither."""
 
 ADAPTIVE: dict[str, fedopt.Variant] = {"fedadam": "adam", "fedyogi": "yogi", "fedadagrad": "adagrad"}
 
 
 class Choices(StrictModel):
-    """What is combined.
+    """The parts to combine.
 
     Attributes:
         head: ``linear`` is the backbone's own, ``etf`` a frozen frame, ``normalised`` cosines with frozen
@@ -146,7 +143,7 @@ class Choices(StrictModel):
 
 
 def _owner(option: str) -> str | None:
-    """The part whose option this is; None for the choices themselves."""
+    """Return the part that an option belongs to; None for the choices themselves."""
     return next((part for part in OPTIONS if option.startswith(f"{part}_")), None)
 
 
@@ -164,7 +161,7 @@ CombineConfig: type[Choices] = create_model(
 
 
 def options_of(config: Choices, part: str) -> Any:
-    """The options of one part as its own file knows them.
+    """Return the options of one part as its own file knows them.
 
     >>> options_of(CombineConfig(local="moon", moon_mu=5.0), "moon")
     MoonConfig(mu=5.0, tau=0.5)
@@ -174,7 +171,7 @@ def options_of(config: Choices, part: str) -> Any:
 
 
 def head(config: Choices, feature_width: int, num_classes: int) -> nn.Module | None:
-    """The module in place of the backbone's head; None keeps that.
+    """Return the module in place of the backbone's head; None keeps that.
 
     Raises:
         ValueError: if there is no such frame for this width and number of classes.
@@ -188,7 +185,7 @@ def head(config: Choices, feature_width: int, num_classes: int) -> nn.Module | N
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """The two halves that the options choose.
+    """Return the two halves that the options choose.
 
     Raises:
         ValueError: if the job's training does not suit them (see each method).
@@ -202,7 +199,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 def with_prototypes(
     local: LocalRule, server: ServerRule, options: fedmr.InterOptions
 ) -> tuple[LocalRule, ServerRule]:
-    """Both halves with FedMR's inter-class term, and with the class sums that its prototypes are made of.
+    """Add FedMR's inter-class term, and the class sums that its prototypes are made of, to both halves.
 
     The term is none of a personal model's training, which is told of the model alone.
     """
@@ -214,26 +211,21 @@ def with_prototypes(
         return replace(made, terms=(*made.terms, fedmr.inter_term(silo, broadcast, options)))
 
     def fields(setting: Setting) -> tuple[phases.Field, ...]:
-        sums = class_sum_fields(fedmr.SUMS, fedmr.COUNTS, setting.num_classes, _feature_width(setting))
-        return (*local.fields(setting), *sums)
+        return (*local.fields(setting), *fedmr.sum_fields(setting, static=True))
 
     def finish(trained: Trained) -> Contribution:
         made = local.finish(trained)
-        width = trained.broadcast[fedmr.PROTOTYPES].shape[1]
-        sums, counts = silo_class_sums(trained.silo, trained.model, width)
-        return replace(made, tensors={**made.tensors, fedmr.SUMS: sums, fedmr.COUNTS: counts})
+        return replace(made, tensors={**made.tensors, **fedmr.finish(trained).tensors})
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         changed = server.update(state, totals, cohort)
         return changed.evolve(extra=fedmr.with_new_prototypes(changed.extra, totals))
 
     def initial(setting: Setting) -> Tensors:
-        none_yet = fedmr.no_prototypes(setting.num_classes, _feature_width(setting))
-        return {**server.initial(setting), **none_yet}
+        return {**server.initial(setting), **fedmr.initial(setting)}
 
     def broadcast(state: ServerState) -> Tensors:
-        sent = {name: state.extra[name] for name in (fedmr.PROTOTYPES, fedmr.VALID)}
-        return {**server.broadcast(state), **sent}
+        return {**server.broadcast(state), **fedmr.received(state)}
 
     return (
         replace(local, names=(*local.names, "inter"), objective=objective, fields=fields, finish=finish),
@@ -241,12 +233,8 @@ def with_prototypes(
     )
 
 
-def _feature_width(setting: Setting) -> int:
-    return feature_width(model_update.shared_template(setting))
-
-
 def local_rule(setting: Setting) -> LocalRule:
-    """What a silo minimises."""
+    """Return the silo's half that the options choose."""
     rule = _local_rule(setting)
     if setting.config.loss == "fedrs":
         return with_loss(rule, fedrs.local_rule(options_of(setting.config, "fedrs")))
@@ -254,7 +242,7 @@ def local_rule(setting: Setting) -> LocalRule:
 
 
 def with_loss(rule: LocalRule, loss: LocalRule) -> LocalRule:
-    """The same rule with another loss in the place of its cross-entropy.
+    """Put another loss in the place of a rule's cross-entropy.
 
     Args:
         rule: one of whose terms is named ``cross_entropy``.
@@ -290,7 +278,7 @@ def _local_rule(setting: Setting) -> LocalRule:
 
 
 def server_rule(setting: Setting) -> ServerRule:
-    """What the server does with the updates."""
+    """Return the server's half that the options choose."""
     config: Choices = setting.config
     if config.server == "fednova":
         mu = options_of(config, "fedprox").mu if config.local == "fedprox" else 0.0
@@ -307,7 +295,7 @@ def server_rule(setting: Setting) -> ServerRule:
 
 
 def balanced_training(options: BalancedSoftmaxOptions) -> LocalRule:
-    """The balanced softmax with the silo's own class counts, which stay there."""
+    """Return the balanced softmax with the silo's own class counts, which stay there."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         counts = silo.class_counts("train").to(silo.device)

@@ -25,6 +25,8 @@ Published settings are 100 steps at 0.1 (in a configuration file) or 0.01 (in sc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +36,14 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
-from tightframe.learning.halves import predict
+from tightframe.learning.halves import (
+    LocalRule,
+    ServerRule,
+    Trained,
+    averaging,
+    plain_training,
+    scheduled_method,
+)
 from tightframe.learning.losses import fit_head
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
@@ -43,8 +52,6 @@ from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
     Contribution,
-    Method,
-    Phase,
     ServerState,
     Setting,
     SiloView,
@@ -53,7 +60,6 @@ from tightframe.phases import (
     stream_seed,
 )
 
-TERMS = ("cross_entropy",)
 GRADIENTS, HOLDERS = "creff/gradients", "creff/holders"
 FEATURES, KNOWN, SEED = "creff_features", "creff_known", "creff_seed"
 GRADIENT_BOUND = 2.0**20
@@ -94,7 +100,7 @@ class TwoHeads(nn.Module):
         self.retrained.load_state_dict(self.generic.state_dict())
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return logits (B, C) of features (B, d)."""
         logits: torch.Tensor = (self.generic if self.training else self.retrained)(features)
         return logits
 
@@ -102,7 +108,7 @@ class TwoHeads(nn.Module):
 def head_gradients(
     features: torch.Tensor, label: int, weight: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """The sum over records of the cross-entropy's gradient in a linear head, eq. (3).
+    """Return the sum over records of the cross-entropy's gradient in a linear head, eq. (3).
 
     Args:
         features: z of records of one class, (B, d).
@@ -123,7 +129,7 @@ def head_gradients(
 
 
 def dissimilarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """``mean over rows of 1 - cos``, eq. (6), of two gradients (C, d + 1); a row of zeros has cosine 0."""
+    """Return ``mean over rows of 1 - cos``, eq. (6), of gradients (C, d + 1); a row of zeros has cosine 0."""
     return 1 - nn.functional.cosine_similarity(first, second, dim=1, eps=SHORTEST).mean()
 
 
@@ -131,7 +137,7 @@ def dissimilarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 def class_gradients(
     records: Iterable[tuple[torch.Tensor, torch.Tensor]], weight: torch.Tensor, bias: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A silo's mean gradient of each class, and which classes it has.
+    """Return a silo's mean gradient of each class, and which classes it has.
 
     Args:
         records: batches of features (B, d) and labels (B,).
@@ -170,7 +176,7 @@ def match_features(
     steps: int,
     learning_rate: float,
 ) -> torch.Tensor:
-    """One class's federated features after gradient descent on the dissimilarity, eq. (5) to (7).
+    """Return one class's federated features after gradient descent on the dissimilarity, eq. (5) to (7).
 
     Args:
         features: (M, d).
@@ -194,12 +200,12 @@ def match_features(
 
 
 def head(config: CreffConfig, width: int, classes: int) -> nn.Module:
-    """Both heads."""
+    """Return both heads."""
     return TwoHeads(width, classes)
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, and federated features drawn from a standard normal distribution."""
+    """Return the model that ``seed`` gives, and federated features from a standard normal distribution."""
     width = feature_width(model_update.shared_template(setting))
     stream = torch.Generator().manual_seed(stream_seed(seed, "creff", "features"))
     shape = (setting.num_classes, setting.config.features, width)
@@ -211,52 +217,35 @@ def init_server(setting: Setting, seed: int) -> ServerState:
     return ServerState(model_update.initial_model(setting, seed), extra)
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: class gradients at the model received, then FedAvg's training."""
-    classes = setting.num_classes
-    size = classes * (feature_width(model_update.shared_template(setting)) + 1)
-    shared = {"static": True, "per_class": True}
-    schema = phases.Schema(
-        (
-            *model_update.model_fields(setting),
-            *model_update.training_fields(TERMS),
-            phases.Field(GRADIENTS, (classes, size), bound=GRADIENT_BOUND, **shared),  # type: ignore[arg-type]
-            phases.Field(HOLDERS, (classes,), bound=1.0, **shared),  # type: ignore[arg-type]
-        )
-    )
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """Return FedAvg's training beside class gradients; the mean, and the head's re-training."""
+    local = replace(plain_training(), fields=gradient_fields, finish=finish)
+    return local, replace(averaging(), update=partial(update, setting, round))
+
+
+def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
+    """Return mean gradients of each class, flattened, and holders."""
+    shared = partial(phases.Field, static=True, per_class=True)
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     return (
-        Phase(
-            "train",
-            schema,
-            broadcast,
-            contribute,
-            lambda state, totals, cohort: update(setting, round, state, totals, cohort),
-        ),
+        shared(GRADIENTS, (classes, classes * (width + 1)), bound=GRADIENT_BOUND),
+        shared(HOLDERS, (classes,), bound=1.0),
     )
 
 
-def broadcast(state: ServerState) -> Tensors:
-    """The model with both heads, as ``model/<name>``; the federated features stay at the server."""
-    return model_update.broadcast_model(state.model)
-
-
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """Gradients of each class's records at the model received, then E epochs; nothing is kept."""
-    received = model_update.received_model(broadcast)
-    model = silo.load(received).eval()
+@torch.no_grad()
+def finish(trained: Trained) -> Contribution:
+    """Return gradients of each class's records at the model received; nothing is kept."""
+    silo, received = trained.silo, model_update.received_model(trained.broadcast)
+    model: Any = silo.load(received).eval()
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    with torch.no_grad():
-        made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
-        gradients, held = class_gradients(made, received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"])
-    local = silo.setting.local
-    stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
-    report = silo.fit(model, [stage])
-    terms = {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)}
-    return Contribution({**terms, GRADIENTS: gradients, HOLDERS: held})
+    features = ((model.features(inputs), labels) for inputs, labels in records)
+    gradients, held = class_gradients(features, received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"])
+    return Contribution({GRADIENTS: gradients, HOLDERS: held})
 
 
 def update(setting: Setting, round: int, state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """FedAvg's mean; then the federated features, and the head that is re-trained on them."""
+    """Take FedAvg's mean; then change the federated features, and re-train the head on them."""
     config: CreffConfig = setting.config
     model = model_update.apply_mean(state.model, totals, cohort)
     weight, bias = (state.model[RETRAINED + name] for name in ("weight", "bias"))
@@ -297,7 +286,7 @@ def update(setting: Setting, round: int, state: ServerState, totals: Totals, coh
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final model after one more round of training, with the generic head, which that trains."""
+    """Return the final model after one more round of training, with the generic head, which that trains."""
     own: Any = silo.load(model)
     local = silo.setting.local
     silo.fit(own, [Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)])
@@ -306,7 +295,7 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return module
 
 
-METHOD = Method(
+METHOD = scheduled_method(
     name="creff",
     title="CReFF",
     paper=(
@@ -314,9 +303,8 @@ METHOD = Method(
         "with Federated Features, IJCAI 2022"
     ),
     config=CreffConfig,
+    parts=parts,
     init_server=init_server,
-    plan=plan,
-    predict=predict,
     head=head,
     personalise=personalise,
 )

@@ -54,7 +54,7 @@ class DittoConfig(StrictModel):
 
 
 def train_personal(silo: SiloView, received: Tensors, state: Tensors) -> nn.Module:
-    """S epochs of the personal objective: from what the silo kept, near the model received.
+    """Train s epochs of the personal objective: from what the silo kept, near the model received.
 
     Args:
         silo: whose records are used.
@@ -83,28 +83,26 @@ def train_personal(silo: SiloView, received: Tensors, state: Tensors) -> nn.Modu
 
 
 def finish(trained: Trained) -> Contribution:
-    """Nothing more to send; the silo's state is its personal model."""
+    """Keep the personal model as the silo's state; send nothing more."""
     model = train_personal(trained.silo, received_model(trained.broadcast), trained.state)
     kept = {PERSONAL + name: item.detach().cpu().clone() for name, item in model.state_dict().items()}
     return Contribution({}, kept)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedAvg's training and mean, and what a silo does beside it."""
+    """Return FedAvg's training and mean, with the personal model trained beside it."""
     rule = LocalRule(
         ("cross_entropy",), lambda silo, broadcast, state: Objective((cross_entropy(),)), finish=finish
     )
     return rule, averaging()
 
 
-METHOD = replace(
-    composed_method(
-        name="ditto",
-        title="Ditto",
-        paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
-        config=DittoConfig,
-        parts=parts,
-    ),
+METHOD = composed_method(
+    name="ditto",
+    title="Ditto",
+    paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+    config=DittoConfig,
+    parts=parts,
     # One more round of the personal half: near the final model, from what the silo kept.
     personalise=train_personal,
 )

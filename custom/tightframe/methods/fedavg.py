@@ -1,43 +1,26 @@
 """FedAvg: the weighted mean of locally trained models.
 
 Source: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, Communication-Efficient Learning of
-Deep Networks from Decentralized Data, AISTATS 2017, algorithm 1.
+Deep Networks from Decentralized Data, AISTATS 2017, algorithm 1::
+
+    w_k <- E epochs of the silo's loss from w
+    w <- w + sum_k p_k (w_k - w),   p_k = n_k / sum_j n_j over the cohort
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.learning.loop import OptimizerSettings, Stage, Term, cross_entropy
-from tightframe.learning.model_update import (
-    apply_mean,
-    broadcast_model,
-    initial_model,
-    model_fields,
-    model_terms,
-    received_model,
-    training_fields,
-    training_terms,
-)
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, averaging, composed_method
+from tightframe.learning.stages import Term, cross_entropy
 from tightframe.options import StrictModel
-from tightframe.phases import (
-    CLASS_COUNTS,
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    Schema,
-    ServerState,
-    Setting,
-    SiloView,
-    Statistic,
-    Tensors,
-    Totals,
-)
+from tightframe.phases import CLASS_COUNTS, ServerState, Setting, SiloView, Statistic, Tensors
 
 Loss = Literal["cross_entropy", "focal"]
 
@@ -56,7 +39,7 @@ class FedAvgConfig(StrictModel):
 
 
 def class_weights(counts: torch.Tensor) -> torch.Tensor:
-    """FLamby's weight of each class: all records over the class's own, ``N / N_c``, float32 (C,).
+    """Return FLamby's weight of each class: all records over the class's own, ``N / N_c``, float32 (C,).
 
     A class whose count is not known (fewer than three silos hold it, or none) gets the largest
     weight of the known ones, because it is rare; with no class known all weights are one.
@@ -71,7 +54,7 @@ def class_weights(counts: torch.Tensor) -> torch.Tensor:
 def focal_loss(
     logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *, gamma: float = 2.0
 ) -> torch.Tensor:
-    """The weighted focal loss: mean over records of ``-a_y (1 - p_y)^gamma log p_y``.
+    """Return the weighted focal loss: mean over records of ``-a_y (1 - p_y)^gamma log p_y``.
 
     Source: Lin, Goyal, Girshick, He and Dollar, Focal Loss for Dense Object Detection, ICCV 2017,
     eq. (5).
@@ -92,64 +75,41 @@ def focal_loss(
 
 
 def statistics(setting: Setting) -> tuple[Statistic, ...]:
-    """The focal loss needs all silos' class counts."""
+    """Ask for pooled class counts where the focal loss is chosen."""
     return ("class_counts",) if setting.config.loss == "focal" else ()
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives."""
-    return ServerState(model=initial_model(setting, seed))
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """Return training by the chosen loss, and the mean of a server that sends the class counts it has."""
+    config: FedAvgConfig = setting.config
+    return LocalRule((config.loss,), partial(objective, config)), replace(averaging(), broadcast=counts_of)
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train, and sum the weighted differences."""
-    schema = Schema((*model_fields(setting), *training_fields((setting.config.loss,))))
-    return (Phase("train", schema, broadcast, contribute, update),)
+def counts_of(state: ServerState) -> Tensors:
+    """Return pooled class counts, if the loss needs them."""
+    return {name: state.extra[name] for name in (CLASS_COUNTS,) if name in state.extra}
 
 
-def broadcast(state: ServerState) -> Tensors:
-    """The global model, as ``model/<name>``, and the class counts if the loss needs them."""
-    counts = {name: state.extra[name] for name in (CLASS_COUNTS,) if name in state.extra}
-    return {**broadcast_model(state.model), **counts}
-
-
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs of the loss from the global model; the silo keeps nothing."""
-    received = received_model(broadcast)
-    model = silo.load(received)
-    local, config = silo.setting.local, silo.setting.config
-    if config.loss == "focal":
-        weights = class_weights(broadcast[CLASS_COUNTS]).to(silo.device)
-        term = Term(
-            "focal",
-            1.0,
-            lambda view: focal_loss(view.logits, view.labels, weights, gamma=config.focal_gamma),
-            per_record=True,
-        )
-    else:
-        term = cross_entropy()
-    stage = Stage(terms=(term,), optimizer=OptimizerSettings.of(local), epochs=local.epochs)
-    report = silo.fit(model, [stage])
-    return Contribution({**model_terms(received, model), **training_terms(report, (config.loss,))})
-
-
-def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort."""
-    return state.evolve(model=apply_mean(state.model, totals, cohort))
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
+def objective(config: FedAvgConfig, silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+    """Return the chosen loss; the silo keeps nothing."""
+    if config.loss == "cross_entropy":
+        return Objective((cross_entropy(),))
+    weights = class_weights(broadcast[CLASS_COUNTS]).to(silo.device)
+    term = Term(
+        "focal",
+        1.0,
+        lambda view: focal_loss(view.logits, view.labels, weights, gamma=config.focal_gamma),
+        per_record=True,
+    )
+    return Objective((term,))
 
 
 def private(config: FedAvgConfig) -> str | None:
-    """The focal loss needs pooled class counts, which are opened exactly."""
+    """Refuse the focal loss: it needs pooled class counts, which are opened exactly."""
     return "loss 'focal' sums exact class counts; take 'cross_entropy'" if config.loss == "focal" else None
 
 
-METHOD = Method(
+METHOD = composed_method(
     name="fedavg",
     title="FedAvg",
     paper=(
@@ -157,9 +117,9 @@ METHOD = Method(
         "AISTATS 2017"
     ),
     config=FedAvgConfig,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
+    # The focal loss needs the class counts that the server sends.
+    personalise=None,
     statistics=statistics,
     private=private,
 )

@@ -16,7 +16,6 @@ rows exist, never mu. Inference has no offsets: ``logits = f V``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -27,12 +26,19 @@ from torch import nn
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
-from tightframe.learning.halves import update_fields
-from tightframe.learning.loop import BatchView, OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.halves import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    scheduled_method,
+    update_fields,
+)
+from tightframe.learning.stages import BatchView, Term, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.options import StrictModel
-from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
 Divisor = Literal["over_holders", "over_selected", "count_weighted"]
 Measure = Literal["eval_pass", "last_epoch"]
@@ -78,12 +84,12 @@ class FedAvgETFConfig(StrictModel):
     average: Average = "uniform"
 
     def first_round(self, rounds: int) -> int:
-        """R_warm of a run of so many rounds."""
+        """Return R_warm of a run of so many rounds."""
         return rounds // 2 + 1 if self.warm_up is None else self.warm_up
 
 
 def update_memory(previous: torch.Tensor, summed_means: torch.Tensor, holders: torch.Tensor) -> torch.Tensor:
-    """The memory vectors: the ratio of two sums, ``mu_c = sum_k m_kc / sum_k has_kc``.
+    """Return the memory vectors: the ratio of two sums, ``mu_c = sum_k m_kc / sum_k has_kc``.
 
     A class that no silo has keeps its previous vector.
 
@@ -110,7 +116,7 @@ def memory_logits(
     *,
     alpha: float,
 ) -> torch.Tensor:
-    """The paper's form: logits ``(f + alpha mu_y) V`` of training records.
+    """Return the paper's form: logits ``(f + alpha mu_y) V`` of training records.
 
     Silos compute ``f V + memory_offsets(...)[y]`` instead, which is the same; this is the reference.
 
@@ -132,7 +138,7 @@ def memory_logits(
 def memory_offsets(
     memory: torch.Tensor, valid: torch.Tensor, etf: torch.Tensor, *, alpha: float
 ) -> torch.Tensor:
-    """What silos receive in place of the memory: ``A = alpha mu V``, (C, C), rows by label.
+    """Return the logit offsets that silos receive instead of the memory: ``A = alpha mu V``, rows by label.
 
     Args:
         memory: mu, (C, d).
@@ -151,7 +157,7 @@ def memory_offsets(
 
 
 def offset_margins(offsets: torch.Tensor) -> torch.Tensor:
-    """How far the offsets alone put each label ahead: ``A[y, y] - max over j != y of A[y, j]``, (C,).
+    """Return each label's margin by the offsets alone: ``A[y, y] - max over j != y of A[y, j]``, (C,).
 
     Where this is large, the loss of records near their memory vector vanishes, and so do their
     gradients; so its mean over the records is reported.
@@ -161,48 +167,52 @@ def offset_margins(offsets: torch.Tensor) -> torch.Tensor:
 
 
 def head(config: FedAvgETFConfig, width: int, classes: int) -> nn.Module:
-    """The frozen frame: ``logits = f V``."""
+    """Return the frozen frame: ``logits = f V``."""
     return EtfHead(width, classes, scale=config.beta_etf)
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, frame included, and no memory yet."""
-    width = feature_width(model_update.shared_template(setting))
-    return ServerState(
-        model=model_update.initial_model(setting, seed),
-        extra={
-            MEMORY: torch.zeros(setting.num_classes, width),
-            MEMORY_VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
-        },
-    )
-
-
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train, with offsets from R_warm on, and collect class means from the round before on."""
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """Return training with offsets from R_warm on, and class means from the round before on; the means."""
     config: FedAvgETFConfig = setting.config
     uses, collect = _schedule(config, round, rounds)
-    template = model_update.shared_template(setting)
-    terms = TERMS if uses else TERMS[:1]
-    schema = phases.Schema(
-        (
-            *update_fields(setting, weighted=config.average == "weighted"),
-            *model_update.training_fields(terms),
-            *_memory_fields(config, setting.num_classes, feature_width(template), collect),
-        )
+    local = LocalRule(
+        TERMS if uses else TERMS[:1],
+        partial(objective, collect=collect),
+        partial(_memory_fields, collect=collect),
+        partial(finish, collect=collect),
     )
-    return (
-        Phase(
-            "train",
-            schema,
-            partial(broadcast, alpha=config.alpha if uses else None),
-            partial(contribute, collect=collect, terms=terms),
-            partial(update, config=config),
-        ),
+    server = ServerRule(
+        partial(update_fields, weighted=config.average == "weighted"),
+        partial(update, config=config),
+        initial=initial,
+        broadcast=partial(offsets_of, alpha=config.alpha) if uses else nothing,
     )
+    return local, server
+
+
+def initial(setting: Setting) -> dict[str, torch.Tensor]:
+    """Return no memory yet."""
+    width = feature_width(model_update.shared_template(setting))
+    return {
+        MEMORY: torch.zeros(setting.num_classes, width),
+        MEMORY_VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
+    }
+
+
+def nothing(state: ServerState) -> Tensors:
+    """Return no offsets."""
+    return {}
+
+
+def offsets_of(state: ServerState, *, alpha: float) -> Tensors:
+    """Return the offsets, never the memory."""
+    valid = state.extra[MEMORY_VALID]
+    offsets = memory_offsets(state.extra[MEMORY], valid, state.model[ETF], alpha=alpha)
+    return {OFFSETS: offsets, VALID: valid}
 
 
 def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, Collected]:
-    """Whether a round uses the memory, and what it collects for it.
+    """Return whether a round uses the memory, and what it collects for it.
 
     The memory of round R_warm must exist by then, so class means are collected from R_warm - 1 on.
     Under the class rules a class sum is open only once an earlier sum has told who holds the class;
@@ -214,9 +224,9 @@ def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, C
     return round >= first, "flags" if round == first - 2 else "means"
 
 
-def _memory_fields(
-    config: FedAvgETFConfig, classes: int, width: int, collect: Collected
-) -> tuple[phases.Field, ...]:
+def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Field, ...]:
+    config: FedAvgETFConfig = setting.config
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     by_records = config.mu_divisor == "count_weighted"
     shared = partial(phases.Field, static=True, per_class=True)
     shares = shared(
@@ -229,54 +239,35 @@ def _memory_fields(
     return {"nothing": (), "flags": (shares,), "means": (sums, shares)}[collect]
 
 
-def broadcast(state: ServerState, *, alpha: float | None) -> phases.Tensors:
-    """The global model as ``model/<name>``; with an ``alpha`` also the offsets, never the memory."""
-    model = model_update.broadcast_model(state.model)
-    if alpha is None:
-        return model
-    valid = state.extra[MEMORY_VALID]
-    offsets = memory_offsets(state.extra[MEMORY], valid, state.model[ETF], alpha=alpha)
-    return {**model, OFFSETS: offsets, VALID: valid}
-
-
-def contribute(
-    silo: SiloView,
-    broadcast: phases.Tensors,
-    state: phases.Tensors,
-    *,
-    collect: Collected,
-    terms: Sequence[str],
-) -> Contribution:
-    """Local training of the backbone, with the offsets that were broadcast, if any; nothing is kept."""
+def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Collected) -> Objective:
+    """Train the backbone, with the offsets that were broadcast, if any; nothing is kept."""
     setting = silo.setting
-    config: FedAvgETFConfig = setting.config
-    received = model_update.received_model(broadcast)
-    model = silo.load(received)
-    width, classes = received[ETF].shape
+    width, classes = broadcast[model_update.BROADCAST + ETF].shape
     seen = ClassSums(classes, width)
-    parts: tuple[Term, ...] = (cross_entropy(),)
+    terms: tuple[Term, ...] = (cross_entropy(),)
     if OFFSETS in broadcast:
         rows = broadcast[VALID].to(torch.bool)[:, None]
-        parts = offset_terms(torch.where(rows, broadcast[OFFSETS], 0).to(silo.device))
-    measured = collect == "means" and silo.offers_prototypes
-    if measured and config.measure == "last_epoch":
+        terms = offset_terms(torch.where(rows, broadcast[OFFSETS], 0).to(silo.device))
+    if collect == "means" and silo.offers_prototypes and setting.config.measure == "last_epoch":
         before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
-        parts = (*parts, _watch(seen, after=before))
-    stage = Stage(terms=parts, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
-    report = silo.fit(model, [stage])
-    if measured and config.measure == "eval_pass":
-        seen.add_pass(model.eval(), silo.batches("train", augment=False, shuffle=False))
-    tensors = model_update.model_terms(received, model) | model_update.training_terms(report, terms)
+        terms = (*terms, _watch(seen, after=before))
+    return Objective(terms, gathered=seen)
+
+
+def finish(trained: Trained, *, collect: Collected) -> Contribution:
+    """Return the class means in rounds that collect them; the round before sends a field without content."""
+    silo, seen = trained.silo, trained.objective.gathered
+    config: FedAvgETFConfig = silo.setting.config
+    if collect == "means" and silo.offers_prototypes and config.measure == "eval_pass":
+        seen.add_pass(trained.model, silo.batches("train", augment=False, shuffle=False))
     numerator, denominator = memory_terms(seen, config)
-    if collect != "nothing":
-        tensors[DENOMINATOR] = denominator
-    if collect == "means":
-        tensors[NUMERATOR] = numerator
-    return Contribution(tensors)
+    tensors = {DENOMINATOR: denominator, NUMERATOR: numerator}
+    sent = {"nothing": (), "flags": (DENOMINATOR,), "means": (DENOMINATOR, NUMERATOR)}[collect]
+    return Contribution({name: tensors[name] for name in sent})
 
 
 def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
-    """The cross-entropy of the logits with each record's offsets, and the mean margin, which is only told.
+    """Return the cross-entropy with each record's offsets, and the mean margin, which is only reported.
 
     Args:
         offsets: A, (C, C); constant.
@@ -293,19 +284,19 @@ def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
 
 
 def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """A silo's terms of the memory's numerator (C, d) and denominator (C,).
+    """Return a silo's terms of the memory's numerator (C, d) and denominator (C,).
 
     Classes without records are zero in both; of which classes a silo speaks, its site's own rule says.
 
     Raises:
         TrainingError: TF-301 if a feature is not finite.
     """
-    told = seen.totals if config.mu_divisor == "count_weighted" else seen.means
-    return told(least=1)
+    terms = seen.totals if config.mu_divisor == "count_weighted" else seen.means
+    return terms(least=1)
 
 
 def _watch(seen: ClassSums, *, after: int) -> Term:
-    """A term without weight that counts the features of all records after the first ``after``."""
+    """Return a term without weight that counts the features of all records after the first ``after``."""
     passed = 0
 
     def watch(view: BatchView) -> torch.Tensor:
@@ -319,7 +310,7 @@ def _watch(seen: ClassSums, *, after: int) -> Term:
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvgETFConfig) -> ServerState:
-    """The mean of the models, and the memory where class means were collected and opened.
+    """Average the models, and update the memory where class means were collected and opened.
 
     Where they were not opened (a silo dropped out), the memory keeps its values.
     """
@@ -336,19 +327,11 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvg
     return state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C), without offsets, because the label is not known."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
-METHOD = Method(
+METHOD = scheduled_method(
     name="fedavg_etf",
     title="FedAvg_ETF",
     paper="Huang et al., Neural Collapse Inspired Federated Learning with Non-iid Data (2023)",
     config=FedAvgETFConfig,
     head=head,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
 )

@@ -46,7 +46,7 @@ class FedAwSConfig(StrictModel):
 
 
 def spreadout(vectors: torch.Tensor, *, margin: float = 0.5) -> torch.Tensor:
-    """R(W), a scalar.
+    """Return R(W), a scalar.
 
     Vectors shorter than 1e-6 have cosines of about zero and no gradient.
 
@@ -64,7 +64,7 @@ def spreadout(vectors: torch.Tensor, *, margin: float = 0.5) -> torch.Tensor:
 
 
 def spread(vectors: torch.Tensor, config: FedAwSConfig) -> torch.Tensor:
-    """The class vectors (C, d) after the server's steps, in float64."""
+    """Take the server's steps on the class vectors (C, d), in float64."""
     moved: dict[str, torch.Tensor] = {VECTORS: vectors.detach().to("cpu", torch.float64)}
     moments: Tensors = {}
     for _ in range(config.steps):
@@ -81,7 +81,7 @@ def spread(vectors: torch.Tensor, config: FedAwSConfig) -> torch.Tensor:
 
 
 def server_rule(config: FedAwSConfig, setting: Setting) -> ServerRule:
-    """FedAvg's mean, then the steps.
+    """Return FedAvg's mean, followed by the steps.
 
     Raises:
         ValueError: if the classifier has no vector for each class.
@@ -103,7 +103,7 @@ def server_rule(config: FedAwSConfig, setting: Setting) -> ServerRule:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Plain training, a server that spreads class vectors."""
+    """Return plain training, a server that spreads class vectors."""
     return plain_training(), server_rule(setting.config, setting)
 
 

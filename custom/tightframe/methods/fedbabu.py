@@ -14,7 +14,6 @@ one and the same classifier. With BatchNorm its running statistics are averaged,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -28,7 +27,7 @@ from tightframe.learning.halves import (
     plain_training,
 )
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_models import in_body, in_head
+from tightframe.learning.own_heads import in_body, in_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
@@ -50,17 +49,17 @@ class FedBabuConfig(StrictModel):
 
 
 def head(config: FedBabuConfig, feature_width: int, num_classes: int) -> nn.Module:
-    """A linear head that does not train, drawn as the backbone's own would be."""
+    """Return a linear head that does not train, drawn as the backbone's own would be."""
     return nn.Linear(feature_width, num_classes).requires_grad_(False)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedAvg's training and mean: of what trains."""
+    """Return FedAvg's training and mean, of the parameters that train."""
     return plain_training(), averaging()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final model, fine-tuned on this silo's training records.
+    """Fine-tune the final model on this silo's training records.
 
     Args:
         silo: whose they are.
@@ -83,17 +82,15 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return own.eval()
 
 
-METHOD = replace(
-    composed_method(
-        name="fedbabu",
-        title="FedBABU",
-        paper=(
-            "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
-        ),
-        config=FedBabuConfig,
-        parts=parts,
-        head=head,
-        private=lambda config: None,
+METHOD = composed_method(
+    name="fedbabu",
+    title="FedBABU",
+    paper=(
+        "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     ),
+    config=FedBabuConfig,
+    parts=parts,
+    head=head,
+    private=lambda config: None,
     personalise=personalise,
 )

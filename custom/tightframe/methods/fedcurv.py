@@ -64,7 +64,7 @@ class FedCurvConfig(StrictModel):
 
 
 def curvature_penalty(model: nn.Module, anchors: Tensors, bends: Tensors, slopes: Tensors) -> torch.Tensor:
-    """``v^T diag(U) v - 2 v^T V`` less its value at w: a scalar attached to the parameters.
+    """Return ``v^T diag(U) v - 2 v^T V`` less its value at w: a scalar attached to the parameters.
 
     ``= a^T diag(U) a + 2 a^T (U w - V)`` with ``a = v - w``, in which nothing large cancels.
 
@@ -83,7 +83,7 @@ def curvature_penalty(model: nn.Module, anchors: Tensors, bends: Tensors, slopes
 
 
 def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]:
-    """F of the silo's training records by parameter name, float64 on the CPU.
+    """Return F of the silo's training records by parameter name, float64 on the CPU.
 
     Args:
         silo: whose records.
@@ -103,31 +103,31 @@ def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]
             for total, slope in zip(sums.values(), slopes, strict=True):
                 total.add_(slope.double().square())
         records += len(labels)
-    found = {name: total.cpu() / max(records, 1) for name, total in sums.items()}
-    if bad := [name for name, item in found.items() if not bool(item.isfinite().all())]:
+    fisher = {name: total.cpu() / max(records, 1) for name, total in sums.items()}
+    if bad := [name for name, item in fisher.items() if not bool(item.isfinite().all())]:
         raise TrainingError(
             f"Expected finite gradients of single records, but those of {', '.join(bad[:5])} have NaN or "
             "infinite entries. Lower the learning rate or the method's `weight`.",
             code="TF-301",
         )
-    return found
+    return fisher
 
 
 def others_curvature(
     broadcast: Tensors, state: Tensors
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """U and V by parameter name, float64: the last sums less the silo's own part, if that is in them."""
+    """Return U and V by parameter name, float64: the last sums less the silo's own part if it is in them."""
     mine = SUMS in state and int(state[SUMS]) == int(broadcast[SUMS])
-    found: dict[str, dict[str, torch.Tensor]] = {FISHER: {}, PRODUCT: {}}
-    for kind, items in found.items():
+    others: dict[str, dict[str, torch.Tensor]] = {FISHER: {}, PRODUCT: {}}
+    for kind, items in others.items():
         for name, total in broadcast.items():
             if name.startswith(kind):
                 items[name.removeprefix(kind)] = (total - state[name] if mine else total) / SCALE
-    return found[FISHER], found[PRODUCT]
+    return others[FISHER], others[PRODUCT]
 
 
 def local_rule(config: FedCurvConfig) -> LocalRule:
-    """Cross-entropy and the others' curvature; sends the silo's own, and keeps it."""
+    """Return the cross-entropy with the others' curvature; the silo sends its own, and keeps it."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         # None before the first sum, and none for a personal model.
@@ -159,7 +159,7 @@ def local_rule(config: FedCurvConfig) -> LocalRule:
 
 
 def curvature_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """F and F w of each parameter, times 2**16, not weighted."""
+    """Return F and F w of each parameter, times 2**16, not weighted."""
     return tuple(
         phases.Field(kind + name, tuple(item.shape), ring=64, bound=BOUND)
         for kind in (FISHER, PRODUCT)
@@ -168,7 +168,7 @@ def curvature_fields(setting: Setting) -> tuple[phases.Field, ...]:
 
 
 def server_rule() -> ServerRule:
-    """FedAvg's mean. In its state: the last opened sums of F and F w, and how many there were."""
+    """Return FedAvg's mean. In its state: the last opened sums of F and F w, and how many there were."""
     mean = averaging()
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
@@ -189,14 +189,14 @@ def server_rule() -> ServerRule:
 
 
 def _curvature(state: ServerState) -> dict[str, torch.Tensor]:
-    """What silos receive of the server's state, which may hold pooled statistics too."""
+    """Select the curvature sums from the server's state, which may hold pooled statistics too."""
     return {
         name: item for name, item in state.extra.items() if name == SUMS or name.startswith((FISHER, PRODUCT))
     }
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedCurv's training, and FedAvg's mean with the sums that it needs."""
+    """Return FedCurv's training, and FedAvg's mean with the sums that it needs."""
     return local_rule(setting.config), server_rule()
 
 

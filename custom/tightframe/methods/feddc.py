@@ -69,31 +69,31 @@ class FedDCConfig(StrictModel):
 
 
 def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
-    """``|v - (w - h_k)|^2 / 2``: a scalar attached to the parameters.
+    """Return ``|v - (w - h_k)|^2 / 2``: a scalar attached to the parameters.
 
     Args:
         model: v.
         anchors: w - h_k by parameter name, on the model's device, constant.
     """
-    found = [
+    distances = [
         (item - anchors[name]).square().sum() for name, item in model.named_parameters() if name in anchors
     ]
-    return 0.5 * torch.stack(found).sum()
+    return 0.5 * torch.stack(distances).sum()
 
 
 def inner_product(model: nn.Module, directions: Tensors) -> torch.Tensor:
-    """``<v, g - g_k>``: a scalar attached to the parameters.
+    """Return ``<v, g - g_k>``: a scalar attached to the parameters.
 
     Args:
         model: v.
         directions: g - g_k by parameter name, on the model's device, constant.
     """
-    found = [(item * directions[name]).sum() for name, item in model.named_parameters() if name in directions]
-    return torch.stack(found).sum()
+    terms = [(item * directions[name]).sum() for name, item in model.named_parameters() if name in directions]
+    return torch.stack(terms).sum()
 
 
 def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
-    """Cross-entropy and both of the paper's terms; sends the change of g_k, and keeps h_k and g_k.
+    """Return the cross-entropy with both of the paper's terms; sends the change of g_k, keeps h_k and g_k.
 
     Raises:
         ValueError: if the job's optimiser is not SGD, or has momentum that the options refuse.
@@ -133,12 +133,12 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
 
 
 def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
-    """The silo's update and buffers, the update as the sum will hold it."""
+    """Return the silo's update and buffers, the update as the sum will hold it."""
     return as_summed(trained.terms, norm=trained.silo.setting.update_norm)
 
 
 def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """``gradient/<parameter>``: the change of g_k, not weighted."""
+    """Return ``gradient/<parameter>``: the change of g_k, not weighted."""
     return tuple(
         phases.Field(GRADIENT + name, tuple(item.shape), ring=64, bound=GRADIENT_BOUND)
         for name, item in trained_parameters(setting).items()
@@ -146,7 +146,7 @@ def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
 
 
 def server_rule() -> ServerRule:
-    """The server's formulas. In its state: the sums over all silos of h_k and of g_k, and their number K."""
+    """Return the server's formulas. In its state: sums over all silos of h_k and g_k, and their number K."""
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         size = float(cohort.size)
@@ -171,7 +171,7 @@ def server_rule() -> ServerRule:
 
 
 def mean_gradient(state: ServerState) -> dict[str, torch.Tensor]:
-    """g, the mean over all silos of g_k, as ``gradient/<parameter>`` in float32."""
+    """Return g, the mean over all silos of g_k, as ``gradient/<parameter>`` in float32."""
     silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
     return {GRADIENT + name: (item / silos).float() for name, item in _named(state.extra, GRADIENT).items()}
 
@@ -186,12 +186,12 @@ def _nothing_yet(setting: Setting) -> dict[str, torch.Tensor]:
 
 
 def _named(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
-    """Those with this prefix, by parameter name."""
+    """Select the tensors with a prefix, by parameter name."""
     return {name.removeprefix(prefix): item for name, item in tensors.items() if name.startswith(prefix)}
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedDC's training and FedDC's server: neither makes sense without the other."""
+    """Return FedDC's training and FedDC's server: neither makes sense without the other."""
     return local_rule(setting.config, setting), server_rule()
 
 

@@ -57,7 +57,7 @@ class FedDynConfig(StrictModel):
 
 
 def regulariser(model: nn.Module, anchors: Tensors, drifts: Tensors) -> torch.Tensor:
-    """``(-<h_k, v - w> + (a / 2) |v - w|^2) / a``: a scalar attached to the parameters.
+    """Return ``(-<h_k, v - w> + (a / 2) |v - w|^2) / a``: a scalar attached to the parameters.
 
     The gradient is that of the paper's term, from which it differs by the constant ``<h_k, w>``.
 
@@ -77,7 +77,7 @@ def regulariser(model: nn.Module, anchors: Tensors, drifts: Tensors) -> torch.Te
 
 
 def local_rule(config: FedDynConfig) -> LocalRule:
-    """Cross-entropy and the dynamic regulariser; keeps the sum of the silo's updates."""
+    """Return the cross-entropy with the dynamic regulariser; keeps the sum of the silo's updates."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         names = trained_parameters(silo.setting)
@@ -101,12 +101,12 @@ def local_rule(config: FedDynConfig) -> LocalRule:
 
 
 def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
-    """The silo's update and buffers, the update as the sum will hold it."""
+    """Return the silo's update and buffers, the update as the sum will hold it."""
     return as_summed(trained.terms, norm=trained.silo.setting.update_norm)
 
 
 def server_rule() -> ServerRule:
-    """Both of the server's formulas. In its state: the sum of all silos' updates ever, and K."""
+    """Return the server's formulas. In its state: the sum of all silos' updates ever, and K."""
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         size = float(cohort.size)
@@ -132,7 +132,7 @@ def _no_drift(setting: Setting) -> dict[str, torch.Tensor]:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedDyn's training and FedDyn's server: neither makes sense without the other."""
+    """Return FedDyn's training and FedDyn's server: neither makes sense without the other."""
     return local_rule(setting.config), server_rule()
 
 

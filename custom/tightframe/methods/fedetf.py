@@ -29,25 +29,20 @@ from pydantic import Field
 from torch import nn
 
 from tightframe.learning import loop, model_update
-from tightframe.learning.loop import Batch, OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, composed_method
 from tightframe.learning.losses import ZeroCounts, balanced_softmax_loss
-from tightframe.models.geometry_heads import EtfHead, TemperatureForm, etf_logits
-from tightframe.options import StrictModel
-from tightframe.phases import (
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    Schema,
-    ServerState,
-    Setting,
-    SiloView,
-    Tensors,
-    Totals,
-    stream_seed,
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import (
+    Batch,
+    GradientCorrection,
+    Stage,
+    Term,
+    at_least_float32,
+    cross_entropy,
 )
-
-__all__ = ["METHOD", "FedETFConfig", "balanced_softmax_loss", "etf_logits"]
+from tightframe.models.geometry_heads import EtfHead, TemperatureForm
+from tightframe.options import StrictModel
+from tightframe.phases import Cohort, ServerState, Setting, SiloView, Tensors, Totals, stream_seed
 
 TERMS = ("balanced_softmax",)
 FRAME, TEMPERATURE, PROJECTION = "head.etf", "head.beta", "head.projection."
@@ -99,7 +94,7 @@ class FedETFConfig(StrictModel):
 
 
 def head(config: FedETFConfig, feature_width: int, num_classes: int) -> EtfHead:
-    """Projection, unit length, frame and temperature: ``z = beta * mu V``.
+    """Return the head of projection, unit length, frame and temperature: ``z = beta * mu V``.
 
     Raises:
         ValueError: if there is no frame of this width for so many classes.
@@ -115,45 +110,24 @@ def head(config: FedETFConfig, feature_width: int, num_classes: int) -> EtfHead:
     )
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, the frame with it."""
-    return ServerState(model=model_update.initial_model(setting, seed))
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """Return training of backbone, projection and temperature by the balanced loss, and their mean."""
+    return LocalRule(TERMS, objective), ServerRule(model_update.model_fields, update)
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train, and sum the weighted differences of backbone, projection and temperature."""
-    schema = Schema((*model_update.model_fields(setting), *model_update.training_fields(TERMS)))
-    return (Phase("train", schema, broadcast, contribute, update),)
-
-
-def broadcast(state: ServerState) -> Tensors:
-    """The global model, as ``model/<name>``; the frame is part of it."""
-    return model_update.broadcast_model(state.model)
-
-
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs of the balanced loss from the global model; the silo keeps nothing."""
-    received = model_update.received_model(broadcast)
-    model = silo.load(received)
-    report = silo.fit(model, [_balanced_stage(silo, silo.setting.local.epochs)])
-    return Contribution(
-        {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)}
-    )
+def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+    """Return the balanced loss; the silo keeps nothing."""
+    stage = _balanced_stage(silo, silo.setting.local.epochs)
+    return Objective(stage.terms, corrections=stage.corrections)
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j``; the frame stays as it is."""
+    """Set ``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j``; the frame stays as it is."""
     return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C), without the class counts: those of balanced classes."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
-    """The balanced loss on everything that trains, with this silo's class counts as the prior."""
+    """Return the balanced loss on everything that trains, with this silo's class counts as the prior."""
     config, local = silo.setting.config, silo.setting.local
     counts = silo.class_counts("train").to(silo.device)
     term = Term(
@@ -175,12 +149,12 @@ def _balanced_stage(silo: SiloView, epochs: int) -> Stage:
 
 
 def uses_prior(config: FedETFConfig) -> bool:
-    """Whether the loss depends on the silo's class counts."""
+    """Return whether the loss depends on the silo's class counts."""
     return config.gamma != 0 or config.zero_counts != "clamp"
 
 
 def private(config: FedETFConfig) -> str | None:
-    """Noisy counts cannot tell a class that the silo lacks from one that it has."""
+    """Refuse ``exclude``: noisy counts cannot tell a class that the silo lacks from one that it has."""
     return (
         "zero_counts 'exclude' needs exact class counts; take 'clamp'"
         if config.zero_counts == "exclude"
@@ -188,8 +162,8 @@ def private(config: FedETFConfig) -> str | None:
     )
 
 
-def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[loop.GradientCorrection, ...]:
-    """Takes the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
+def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[GradientCorrection, ...]:
+    """Take the weight decay of beta, which the optimiser will add to its gradient, off in advance."""
     if config.temperature_decay or not weight_decay:
         return ()
 
@@ -202,7 +176,7 @@ def _corrections(config: FedETFConfig, weight_decay: float) -> tuple[loop.Gradie
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """This silo's own model from the final global one: features, then frame and projection in turn.
+    """Make a personal model from the final global one: features, then frame and projection in turn.
 
     The backbone is fixed in the later steps, so its features are computed once, as evaluation sees
     them; the batches of these steps are drawn anew in each epoch.
@@ -248,7 +222,7 @@ def _feature_stage(silo: SiloView, epochs: int) -> Stage:
 
 
 def _tuning_stages(config: FedETFConfig) -> list[Stage]:
-    """Steps 2 and 3 in turn: {V, beta}, then {p, beta}, each with an optimiser of its own."""
+    """Return steps 2 and 3 in turn: {V, beta}, then {p, beta}, each with an optimiser of its own."""
     beta = {TEMPERATURE} if config.personal_temperature == "trained" else set()
     weight_decay = config.projection_weight_decay
     frame = Stage(
@@ -280,28 +254,28 @@ class _OnFeatures(nn.Module):
         self.head.etf.requires_grad_(True)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The inputs."""
+        """Return the inputs."""
         return x
 
 
 @torch.no_grad()
 def _features(silo: SiloView, model: Any) -> Batch:
-    """Features (n, h) and labels (n,) of the training fold, without augmentation."""
+    """Return features (n, h) and labels (n,) of the training fold, without augmentation."""
     pairs = [
-        (loop.at_least_float32(model.features(inputs)), labels)
+        (at_least_float32(model.features(inputs)), labels)
         for inputs, labels in silo.batches("train", augment=False, shuffle=False)
     ]
     return torch.cat([features for features, _ in pairs]), torch.cat([labels for _, labels in pairs])
 
 
 def _shuffled(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Mini-batches in the order that the seed gives."""
+    """Yield mini-batches in the order that the seed gives."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     for chosen in loop.merge_single_tail(order.to(labels.device), batch_size):
         yield features[chosen], labels[chosen]
 
 
-METHOD = Method(
+METHOD = composed_method(
     name="fedetf",
     title="FedETF",
     paper=(
@@ -310,9 +284,7 @@ METHOD = Method(
     ),
     config=FedETFConfig,
     head=head,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
     personalise=personalise,
     private=private,
     private_prior=uses_prior,

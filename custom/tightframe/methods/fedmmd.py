@@ -41,7 +41,7 @@ class FedMMDConfig(StrictModel):
 
 
 def squared_discrepancy(features: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """MMD^2 of two sets of features with five bandwidths, a scalar of at least about zero.
+    """Return MMD^2 of two sets of features with five bandwidths, a scalar of at least about zero.
 
     Args:
         features: Z, (B, d).
@@ -64,7 +64,7 @@ def squared_discrepancy(features: torch.Tensor, others: torch.Tensor) -> torch.T
 
 
 def local_rule(config: FedMMDConfig) -> LocalRule:
-    """Cross-entropy and the discrepancy of the features from the received model's."""
+    """Return the cross-entropy and the discrepancy of the features from the received model's."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         frozen = silo.load(received_model(broadcast)).eval().requires_grad_(False)
@@ -81,7 +81,7 @@ def local_rule(config: FedMMDConfig) -> LocalRule:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedMMD's training, FedAvg's mean."""
+    """Return FedMMD's training, FedAvg's mean."""
     return local_rule(setting.config), averaging()
 
 

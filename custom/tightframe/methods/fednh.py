@@ -18,8 +18,8 @@ pooled count.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -30,18 +30,20 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
-from tightframe.learning.halves import update_fields
-from tightframe.learning.loop import (
-    GradientCorrection,
-    OptimizerSettings,
-    Stage,
-    at_least_float32,
-    cross_entropy,
+from tightframe.learning.halves import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    composed_method,
+    update_fields,
 )
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import GradientCorrection, at_least_float32, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import NormalisedPrototypeHead, PrototypeInit
 from tightframe.options import StrictModel
-from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
 Release = Literal["official", "sum"]
 Average = Literal["uniform", "weighted"]
@@ -106,7 +108,7 @@ class FedNHConfig(StrictModel):
 def class_directions(
     features: torch.Tensor, labels: torch.Tensor, num_classes: int, weights: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Per class the weighted sum of unit features, ``sum_i w_i f_i / max(|f_i|, 1e-12)``.
+    """Return per class the weighted sum of unit features, ``sum_i w_i f_i / max(|f_i|, 1e-12)``.
 
     Args:
         features: (B, d).
@@ -126,7 +128,7 @@ def class_directions(
 
 
 def unit_means(sums: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """``mu_c = normalise(sum_c / weight_c)``, (C, d); zero where a class is absent.
+    """Return ``mu_c = normalise(sum_c / weight_c)``, (C, d); zero where a class is absent.
 
     Args:
         sums: of ``class_directions``, (C, d).
@@ -137,7 +139,7 @@ def unit_means(sums: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def local_prototypes(features: torch.Tensor, labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """What a silo sends in the official form: per class its count times its unit mean direction.
+    """Return a silo's terms in the official form: per class its count times its unit mean direction.
 
     ``Q_c = n_c mu_c`` with ``mu_c = normalise(mean of the unit features of class c)``.
 
@@ -157,7 +159,7 @@ def local_prototypes(features: torch.Tensor, labels: torch.Tensor, num_classes: 
 
 
 def update_prototypes(previous: torch.Tensor, summed: torch.Tensor, *, rho: float = 0.9) -> torch.Tensor:
-    """The next prototypes from the silos' summed terms: ``normalise(rho W + (1 - rho) normalise(sum))``.
+    """Return the next prototypes: ``normalise(rho W + (1 - rho) normalise(sum))``.
 
     A class without a direction (absent everywhere, withheld, or silos that point opposite ways) keeps
     its prototype; so does one whose new prototype would have no length.
@@ -182,69 +184,58 @@ def update_prototypes(previous: torch.Tensor, summed: torch.Tensor, *, rho: floa
 
 
 def head(config: FedNHConfig, width: int, classes: int) -> nn.Module:
-    """The cosine classifier with its first prototypes."""
+    """Return the cosine classifier with its first prototypes."""
     return NormalisedPrototypeHead(
         width, classes, init=config.init, scale=config.scale, learn_scale=config.learn_scale
     )
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, prototypes included."""
-    return ServerState(model=model_update.initial_model(setting, seed))
-
-
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train backbone and scale, then sum updates and prototype terms."""
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """Return training of backbone and scale under fixed prototypes; the mean, and the prototypes' turn."""
     config: FedNHConfig = setting.config
-    template = model_update.shared_template(setting)
-    schema = phases.Schema(
-        (
-            *update_fields(setting, weighted=config.average == "weighted"),
-            *model_update.training_fields(TERMS),
-            phases.Field(
-                SUMS,
-                (setting.num_classes, feature_width(template)),
-                bound=SUM_BOUND,
-                static=True,
-                per_class=True,
-                sensitivity=1.0 if config.proto_release == "sum" else None,
-            ),
-        )
+    server = ServerRule(
+        fields=partial(update_fields, weighted=config.average == "weighted"),
+        update=partial(update, config=config),
     )
-    return (Phase("train", schema, broadcast, contribute, partial(update, config=config)),)
+    return LocalRule(TERMS, objective, prototype_fields, finish), server
 
 
-def broadcast(state: ServerState) -> phases.Tensors:
-    """The global model as ``model/<name>``; the prototypes are part of its head."""
-    return model_update.broadcast_model(state.model)
+def prototype_fields(setting: Setting) -> tuple[phases.Field, ...]:
+    """Return one vector for each class."""
+    width = feature_width(model_update.shared_template(setting))
+    by_one = setting.config.proto_release == "sum"
+    return (
+        phases.Field(
+            SUMS,
+            (setting.num_classes, width),
+            bound=SUM_BOUND,
+            static=True,
+            per_class=True,
+            sensitivity=1.0 if by_one else None,
+        ),
+    )
 
 
-def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors) -> Contribution:
-    """Local training with fixed prototypes, then one pass for the class directions; nothing is kept."""
+def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+    """Return the cross-entropy, with the round's learning rate and gradients of limited length."""
     config: FedNHConfig = silo.setting.config
-    local = silo.setting.local
-    received = model_update.received_model(broadcast)
-    model = silo.load(received)
-    settings = OptimizerSettings.of(local)
+    settings = OptimizerSettings.of(silo.setting.local)
     decay = config.lr_decay ** max(silo.round - 1, 0)
-    stage = Stage(
-        terms=(cross_entropy(),),
-        optimizer=dataclasses.replace(settings, learning_rate=settings.learning_rate * decay),
-        epochs=local.epochs,
+    return Objective(
+        (cross_entropy(),),
         corrections=() if config.clip_norm is None else (clip_gradients(config.clip_norm),),
+        optimizer=replace(settings, learning_rate=settings.learning_rate * decay),
     )
-    report = silo.fit(model, [stage])
-    return Contribution(
-        {
-            **model_update.model_terms(received, model),
-            **model_update.training_terms(report, TERMS),
-            SUMS: prototype_terms(silo, model.eval(), received[HEAD_PROTOTYPES]),
-        }
-    )
+
+
+def finish(trained: Trained) -> Contribution:
+    """Pass once with the trained model for the class directions; nothing is kept."""
+    prototypes = trained.broadcast[model_update.BROADCAST + HEAD_PROTOTYPES]
+    return Contribution({SUMS: prototype_terms(trained.silo, trained.model, prototypes)})
 
 
 def clip_gradients(largest: float) -> GradientCorrection:
-    """A correction that shortens the gradient of all parameters together to L2 norm ``largest``."""
+    """Return a correction that shortens the gradient of all parameters together to L2 norm ``largest``."""
 
     def correct(model: nn.Module) -> None:
         nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], largest)
@@ -254,7 +245,7 @@ def clip_gradients(largest: float) -> GradientCorrection:
 
 @torch.no_grad()
 def prototype_terms(silo: SiloView, model: nn.Module, prototypes: torch.Tensor) -> torch.Tensor:
-    """The silo's term of the prototypes' sum, (C, d) float64 on the CPU, by the method's options.
+    """Return the silo's term of the prototypes' sum, (C, d) float64 on the CPU, by the method's options.
 
     Args:
         silo: whose training fold is looked at; zeros without a look if it offers no prototypes.
@@ -290,7 +281,7 @@ def _passed(
     *,
     by_probability: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sums (C, d), weights (C,) and counts (C,) of all records, float64 on the CPU."""
+    """Return sums (C, d), weights (C,) and counts (C,) of all records, float64 on the CPU."""
     sums = torch.zeros(classes, width, dtype=torch.float64)
     weights, counts = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
     for inputs, labels in batches:
@@ -309,7 +300,7 @@ def _passed(
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedNHConfig) -> ServerState:
-    """The mean of the models, and prototypes turned by ``update_prototypes``.
+    """Average the models, and turn the prototypes by ``update_prototypes``.
 
     Where the prototypes' sum was not opened (a silo dropped out), all of them keep their values.
     """
@@ -323,19 +314,12 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedNHC
     return state.evolve(model=model)
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
-METHOD = Method(
+METHOD = composed_method(
     name="fednh",
     title="FedNH",
     paper=("Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023"),
     config=FedNHConfig,
     head=head,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
+    personalise=None,
 )

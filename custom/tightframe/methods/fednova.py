@@ -50,7 +50,7 @@ class FedNovaConfig(StrictModel):
 
 
 def normaliser(setting: Setting, steps: int, mu: float) -> float:
-    """a_k of a silo that took so many steps of the job's SGD, with ``(mu / 2) |v - w|^2`` in its loss.
+    """Return a_k of a silo that took so many steps of SGD, with ``(mu / 2) |v - w|^2`` in its loss.
 
     Raises:
         ValueError: if the learning rate times ``mu`` is 1 or more: each step would then overshoot w.
@@ -65,7 +65,7 @@ def normaliser(setting: Setting, steps: int, mu: float) -> float:
 
 
 def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
-    """FedNova's half of the server.
+    """Return FedNova's half of the server.
 
     Args:
         setting: of the job.
@@ -111,14 +111,14 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
 
 
 def _direction(item: Field) -> Field:
-    """The field of a parameter's direction in place of its update; others as they are."""
+    """Return the field of a parameter's direction in place of its update; others as they are."""
     if not item.name.startswith(UPDATE):
         return item
     return replace(item, name=item.name.replace(UPDATE, DIRECTION, 1), ring=64, bound=DIRECTION_BOUND)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Plain training, FedNova's server."""
+    """Return plain training, FedNova's server."""
     return plain_training(), server_rule(setting)
 
 

@@ -69,7 +69,7 @@ class FedOptConfig(AdaptiveServer):
 
 
 def server_rule(config: AdaptiveServer, variant: Variant) -> ServerRule:
-    """FedAdam's, FedYogi's or FedAdagrad's step on the mean update."""
+    """Return FedAdam's, FedYogi's or FedAdagrad's step on the mean update."""
     weighted = config.weighting == "size"
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
@@ -91,7 +91,7 @@ def server_rule(config: AdaptiveServer, variant: Variant) -> ServerRule:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Plain training, an adaptive server."""
+    """Return plain training, an adaptive server."""
     return plain_training(), server_rule(setting.config, setting.config.variant)
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from tightframe.learning.halves import LocalRule, ServerRule, composed_method, plain_training
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_models import averaging_body, keep_head, own_model
+from tightframe.learning.own_heads import averaging_body, keep_head, with_own_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
@@ -38,12 +38,12 @@ class FedPerConfig(StrictModel):
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Training of both under the silo's own head; the mean of the body."""
-    return replace(plain_training(), start=own_model, finish=keep_head), averaging_body()
+    """Return training of both under the silo's own head; the mean of the body."""
+    return replace(plain_training(), start=with_own_head, finish=keep_head), averaging_body()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final body under this silo's head, after ``personal_epochs`` of both.
+    """Put the final body under this silo's head, and train both for ``personal_epochs``.
 
     Args:
         silo: whose training records are used.
@@ -53,7 +53,7 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     Returns:
         The personal model in evaluation mode.
     """
-    own = silo.load(own_model(model, state))
+    own = silo.load(with_own_head(model, state))
     config, local = silo.setting.config, silo.setting.local
     epochs = local.epochs if config.personal_epochs is None else config.personal_epochs
     if epochs:
@@ -61,13 +61,11 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return own.eval()
 
 
-METHOD = replace(
-    composed_method(
-        name="fedper",
-        title="FedPer",
-        paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818",
-        config=FedPerConfig,
-        parts=parts,
-    ),
+METHOD = composed_method(
+    name="fedper",
+    title="FedPer",
+    paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818",
+    config=FedPerConfig,
+    parts=parts,
     personalise=personalise,
 )

@@ -26,22 +26,12 @@ from torch import nn
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
-from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, predict, train_phase
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, scheduled_method
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models import feature_width
 from tightframe.models.geometry_heads import unit_features
 from tightframe.options import StrictModel
-from tightframe.phases import (
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    ServerState,
-    Setting,
-    SiloView,
-    Tensors,
-    Totals,
-)
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
 TERMS = ("cross_entropy", "prototypical")
 MEANS, HOLDERS = "prototypes/means", "prototypes/holders"
@@ -81,24 +71,24 @@ class ProjectedHead(nn.Module):
         self.output = nn.Linear(width, num_classes)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return logits (B, C) of features (B, d)."""
         logits: torch.Tensor = self.output(self.projection(features))
         return logits
 
 
 def head(config: FedProcConfig, width: int, classes: int) -> nn.Module | None:
-    """The projection and the classifier; None keeps the backbone's head."""
+    """Return the projection and the classifier; None keeps the backbone's head."""
     if config.projection_width is None:
         return None
     return ProjectedHead(width, config.projection_width, classes)
 
 
 def projected(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
-    """Z of features (B, d): what the prototypes are means of."""
+    """Return z of features (B, d), of which the prototypes are means."""
     if not isinstance(model.head, ProjectedHead):
         return features
-    found: torch.Tensor = model.head.projection(features)
-    return at_least_float32(found)
+    vectors: torch.Tensor = model.head.projection(features)
+    return at_least_float32(vectors)
 
 
 def prototypical_losses(
@@ -109,7 +99,7 @@ def prototypical_losses(
     *,
     tau: float = 0.5,
 ) -> torch.Tensor:
-    """L_gpc of each record, (B,); zero for records of a class without a prototype.
+    """Return L_gpc of each record, (B,); zero for records of a class without a prototype.
 
     Vectors shorter than 1e-6 count as cosines of zero and have no gradient.
 
@@ -135,7 +125,7 @@ def prototypical_losses(
 
 
 def local_rule(config: FedProcConfig, *, alpha: float) -> LocalRule:
-    """Both losses, and the class means of the trained model.
+    """Return both losses, and the class means of the trained model.
 
     Args:
         config: the method's options.
@@ -176,7 +166,7 @@ def local_rule(config: FedProcConfig, *, alpha: float) -> LocalRule:
 
 @torch.no_grad()
 def class_means(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]:
-    """A silo's class means of z and which classes it tells of, float64; zero where it does not.
+    """Return a silo's class means of z and the classes that it reports, float64; zero for the others.
 
     Args:
         silo: whose training records are passed through the model once, without augmentation.
@@ -194,7 +184,7 @@ def class_means(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def server_rule() -> ServerRule:
-    """FedAvg's mean, and the prototypes where class means were opened; else they stay as they are."""
+    """Return FedAvg's mean, and the prototypes where class means were opened; else they stay as they are."""
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         state = state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
@@ -225,24 +215,16 @@ def _no_prototypes(setting: Setting) -> dict[str, torch.Tensor]:
     }
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, and no prototypes yet."""
-    return ServerState(model_update.initial_model(setting, seed), _no_prototypes(setting))
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """Return FedProc's training with alpha_t = 1 - t / T, and its server."""
+    return local_rule(setting.config, alpha=1 - round / rounds), server_rule()
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase, with the round's alpha_t."""
-    local = local_rule(setting.config, alpha=1 - round / rounds)
-    return (train_phase(setting, local, server_rule()),)
-
-
-METHOD = Method(
+METHOD = scheduled_method(
     name="fedproc",
     title="FedProc",
     paper="Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023",
     config=FedProcConfig,
     head=head,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
 )

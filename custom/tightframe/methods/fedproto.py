@@ -29,7 +29,6 @@ from pydantic import Field
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
-from tightframe.learning.halves import predict
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.learning.stages import BatchView, Stage, Term, cross_entropy
@@ -71,7 +70,7 @@ class FedProtoConfig(StrictModel):
 def prototype_loss(
     features: torch.Tensor, labels: torch.Tensor, prototypes: torch.Tensor, valid: torch.Tensor
 ) -> torch.Tensor:
-    """The mean over records whose class has a prototype of ``|z - G_y|^2 / d``; zero if none has.
+    """Return the mean of ``|z - G_y|^2 / d`` over records whose class has a prototype; zero if none has.
 
     Args:
         features: z, (B, d).
@@ -89,7 +88,7 @@ def prototype_loss(
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """No model, and no prototype yet."""
+    """Return no model, and no prototype yet."""
     width = feature_width(model_update.shared_template(setting))
     extra = {
         PROTOTYPES: torch.zeros(setting.num_classes, width),
@@ -99,7 +98,7 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train near the prototypes received, then tell the class sums."""
+    """Return one phase: train near the prototypes received, then report the class sums."""
     classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     by_records = setting.config.weighting == "records"
     sums = phases.Field(
@@ -117,12 +116,12 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
 
 
 def broadcast(state: ServerState) -> Tensors:
-    """The prototypes, and which of them exist."""
+    """Return the prototypes, and which of them exist."""
     return {name: state.extra[name] for name in (PROTOTYPES, VALID)}
 
 
 def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs of this silo's own model, and its class sums; the model stays."""
+    """Train e epochs of this silo's own model, and report its class sums; the model stays."""
     config: FedProtoConfig = silo.setting.config
     model = silo.load(own_tensors(silo, state))
     prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device).bool()
@@ -142,12 +141,12 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
     if silo.offers_prototypes:
         seen.add_pass(model, silo.batches("train", augment=False, shuffle=False))
     sums, shares = (seen.means if config.weighting == "holders" else seen.totals)(least=1)
-    told = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
-    return Contribution({**trained(), **told}, kept_model(model))
+    reported = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
+    return Contribution({**trained(), **reported}, kept_model(model))
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """The prototypes of the classes in these sums; after a drop-out, without class sums, all stay."""
+    """Update prototypes of the classes in these sums; after a drop-out, without class sums, all stay."""
     if SHARES not in totals:
         return state
     prototypes, seen = ratio_of_sums(
@@ -164,7 +163,6 @@ METHOD = Method(
     config=FedProtoConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     own_model=own_tensors,
     personalise=own_trained,
 )

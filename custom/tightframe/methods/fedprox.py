@@ -39,7 +39,7 @@ class FedProxConfig(StrictModel):
 
 
 def local_rule(config: FedProxConfig) -> LocalRule:
-    """Cross-entropy and the proximal term."""
+    """Return the cross-entropy and the proximal term."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         anchors = {
@@ -52,7 +52,7 @@ def local_rule(config: FedProxConfig) -> LocalRule:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedProx's training, FedAvg's mean."""
+    """Return FedProx's training, FedAvg's mean."""
     return local_rule(setting.config), averaging()
 
 

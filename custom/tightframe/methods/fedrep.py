@@ -15,14 +15,12 @@ run's seed gave, has a head that nobody has trained; what the method is for are 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pydantic import Field
 from torch import nn
 
 from tightframe.learning.halves import LocalRule, Objective, ServerRule, composed_method
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_models import averaging_body, in_body, in_head, keep_head, own_model
+from tightframe.learning.own_heads import averaging_body, in_body, in_head, keep_head, with_own_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
@@ -40,22 +38,22 @@ class FedRepConfig(StrictModel):
 
 
 def head_stage(setting: Setting) -> Stage:
-    """E_h epochs that leave the body's parameters as they are."""
+    """Return the stage of E_h epochs that leave the body's parameters as they are."""
     optimizer = OptimizerSettings.of(setting.local)
     return Stage((cross_entropy(),), optimizer, epochs=setting.config.head_epochs, trainable=in_head)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """The head's epochs under the silo's own head, then the body's; the mean of the body."""
+    """Return the head's epochs under the silo's own head, then the body's; the mean of the body."""
     objective = Objective((cross_entropy(),), trainable=in_body, before=(head_stage(setting),))
     local = LocalRule(
-        ("cross_entropy",), lambda silo, broadcast, state: objective, start=own_model, finish=keep_head
+        ("cross_entropy",), lambda silo, broadcast, state: objective, start=with_own_head, finish=keep_head
     )
     return local, averaging_body()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final body under this silo's head, which is fitted to it by ``head_epochs`` more.
+    """Put the final body under this silo's head, and fit that to it by ``head_epochs`` more.
 
     Args:
         silo: whose training records are used.
@@ -65,20 +63,18 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     Returns:
         The personal model in evaluation mode.
     """
-    own = silo.load(own_model(model, state))
+    own = silo.load(with_own_head(model, state))
     silo.fit(own, [head_stage(silo.setting)])
     return own.eval()
 
 
-METHOD = replace(
-    composed_method(
-        name="fedrep",
-        title="FedRep",
-        paper=(
-            "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
-        ),
-        config=FedRepConfig,
-        parts=parts,
+METHOD = composed_method(
+    name="fedrep",
+    title="FedRep",
+    paper=(
+        "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
     ),
+    config=FedRepConfig,
+    parts=parts,
     personalise=personalise,
 )

@@ -24,23 +24,21 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.learning import model_update
-from tightframe.learning.loop import BatchView, FitReport, OptimizerSettings, Stage, Term
+from tightframe.learning.halves import (
+    LocalRule,
+    Objective,
+    ServerRule,
+    Trained,
+    averaging,
+    composed_method,
+    train,
+)
 from tightframe.learning.losses import balanced_softmax_loss
+from tightframe.learning.model_update import broadcast_model, shared_template
+from tightframe.learning.stages import BatchView, Term
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
-from tightframe.phases import (
-    Cohort,
-    Contribution,
-    Method,
-    Phase,
-    Schema,
-    ServerState,
-    Setting,
-    SiloView,
-    Tensors,
-    Totals,
-)
+from tightframe.phases import Contribution, Setting, SiloView, Tensors
 
 TERMS = ("balanced_softmax", "personal")
 PERSONAL = "personal_head"
@@ -78,89 +76,19 @@ class SummedHead(nn.Module):
         self.personal = personal
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return logits (B, C) of features (B, d)."""
         logits: torch.Tensor = self.generic(features) + self.personal(features)
         return logits
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives: backbone and generic head."""
-    return ServerState(model=model_update.initial_model(setting, seed))
+def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
+    """Return training of both heads; the mean of backbone and generic head."""
+    return LocalRule(TERMS, objective, finish=keep_personal_head), averaging()
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train both heads, and sum the weighted differences of backbone and generic head."""
-    schema = Schema((*model_update.model_fields(setting), *model_update.training_fields(TERMS)))
-    return (Phase("train", schema, broadcast, contribute, update),)
-
-
-def broadcast(state: ServerState) -> Tensors:
-    """The global model, as ``model/<name>``."""
-    return model_update.broadcast_model(state.model)
-
-
-def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs of both losses; the personal head is this silo's state and goes nowhere else."""
-    received = model_update.received_model(broadcast)
-    model = silo.load(received)
-    personal = _personal_head(silo, model, state)
-    report = _train(silo, model, personal, silo.setting.local.epochs)
-    return Contribution(
-        {**model_update.model_terms(received, model), **model_update.training_terms(report, TERMS)},
-        proposed_state={
-            f"{PERSONAL}.{name}": tensor.detach().cpu().clone()
-            for name, tensor in personal.state_dict().items()
-        },
-    )
-
-
-def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort."""
-    return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
-
-
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C): the generic head's, or the sum of both heads' for a personal model."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
-def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """This silo's own model: one more round of local training, then the sum of both heads.
-
-    Args:
-        silo: whose training records are used.
-        model: the final global model, by its own names.
-        state: the personal head as of the last round that this silo was part of; a silo that was
-            part of none starts from zeros, as every silo does in its first round.
-
-    Returns:
-        The personal model in evaluation mode.
-    """
-    own: Any = silo.load(model)
-    personal = _personal_head(silo, own, state)
-    config, local = silo.setting.config, silo.setting.local
-    epochs = local.epochs if config.personal_epochs is None else config.personal_epochs
-    if epochs:
-        _train(silo, own, personal, epochs)
-    own.head = SummedHead(own.head, personal)
-    own.eval()
-    return own
-
-
-def _personal_head(silo: SiloView, model: nn.Module, state: Tensors) -> nn.Module:
-    """The kept personal head; zeros, which change no logit, where none is kept yet."""
-    head = nn.utils.skip_init(nn.Linear, feature_width(model), silo.setting.num_classes)
-    if state:
-        head.load_state_dict({name.removeprefix(f"{PERSONAL}."): item for name, item in state.items()})
-    else:
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
-    return head.to(silo.device)
-
-
-def _train(silo: SiloView, model: nn.Module, personal: nn.Module, epochs: int) -> FitReport:
-    """Train backbone and generic head on the one loss, the personal head on the other, in place."""
+def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+    """Train backbone and generic head on the one loss, the personal head on the other."""
+    personal = _personal_head(silo, state)
     absent = silo.setting.config.absent_classes
     counts = silo.class_counts("train").to(silo.device)
     if absent == "tiny":  # no count is zero then, so that nothing is excluded
@@ -174,24 +102,62 @@ def _train(silo: SiloView, model: nn.Module, personal: nn.Module, epochs: int) -
         logits = view.logits.detach() + personal(view.features.detach())
         return nn.functional.cross_entropy(logits, view.labels)
 
-    stage = Stage(
-        terms=(
+    return Objective(
+        (
             # One record more changes the counts, and with them the loss of every other record.
             Term(TERMS[0], 1.0, generic_loss, per_record=False),
             Term(TERMS[1], 1.0, personal_loss, per_record=True),
         ),
-        optimizer=OptimizerSettings.of(silo.setting.local),
-        epochs=epochs,
+        beside={PERSONAL: personal},
     )
-    # A part of the model while it trains only, so that it is no part of what leaves the silo.
-    model.add_module(PERSONAL, personal)
-    try:
-        return silo.fit(model, [stage])
-    finally:
-        delattr(model, PERSONAL)
 
 
-METHOD = Method(
+def keep_personal_head(trained: Trained) -> Contribution:
+    """Keep the personal head as the silo's state; it goes nowhere else."""
+    head = trained.objective.beside[PERSONAL].state_dict()
+    return Contribution(
+        {}, {f"{PERSONAL}.{name}": item.detach().cpu().clone() for name, item in head.items()}
+    )
+
+
+def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
+    """Make a personal model: one more round of local training, then the sum of both heads.
+
+    Args:
+        silo: whose training records are used.
+        model: the final global model, by its own names.
+        state: the personal head as of the last round that this silo was part of; a silo that was
+            part of none starts from zeros, as every silo does in its first round.
+
+    Returns:
+        The personal model in evaluation mode.
+    """
+    config, local = silo.setting.config, silo.setting.local
+    epochs = local.epochs if config.personal_epochs is None else config.personal_epochs
+    own: Any
+    if epochs:
+        trained = train(silo, broadcast_model(model), state, parts(silo.setting)[0], epochs=epochs)
+        own, personal = trained.model, trained.objective.beside[PERSONAL]
+    else:
+        own, personal = silo.load(model), _personal_head(silo, state)
+    own.head = SummedHead(own.head, personal)
+    own.eval()
+    return own
+
+
+def _personal_head(silo: SiloView, state: Tensors) -> nn.Module:
+    """Return the kept personal head; zeros, which change no logit, where none is kept yet."""
+    width = feature_width(shared_template(silo.setting))
+    head = nn.utils.skip_init(nn.Linear, width, silo.setting.num_classes)
+    if state:
+        head.load_state_dict({name.removeprefix(f"{PERSONAL}."): item for name, item in state.items()})
+    else:
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+    return head.to(silo.device)
+
+
+METHOD = composed_method(
     name="fedrod",
     title="FedROD",
     paper=(
@@ -199,8 +165,6 @@ METHOD = Method(
         "ICLR 2022"
     ),
     config=FedRODConfig,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
     personalise=personalise,
 )

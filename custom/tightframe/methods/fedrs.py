@@ -50,7 +50,7 @@ class FedRSConfig(StrictModel):
 
 
 def class_scales(counts: torch.Tensor, *, alpha: float, form: Form = "binary") -> torch.Tensor:
-    """s, by which each class's logits are multiplied, float32 (C,).
+    """Return s, by which each class's logits are multiplied, float32 (C,).
 
     Args:
         counts: the silo's records of each class, (C,), not negative.
@@ -67,7 +67,7 @@ def class_scales(counts: torch.Tensor, *, alpha: float, form: Form = "binary") -
 
 
 def restricted_loss(logits: torch.Tensor, labels: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The cross-entropy of scaled logits, a mean over records.
+    """Return the cross-entropy of scaled logits, a mean over records.
 
     Args:
         logits: z, (B, C).
@@ -82,7 +82,7 @@ def restricted_loss(logits: torch.Tensor, labels: torch.Tensor, scales: torch.Te
 
 
 def local_rule(config: FedRSConfig) -> LocalRule:
-    """The restricted softmax with the silo's own class counts, which stay there."""
+    """Return the restricted softmax with the silo's own class counts, which stay there."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         counts = silo.class_counts("train")
@@ -98,14 +98,14 @@ def local_rule(config: FedRSConfig) -> LocalRule:
 
 
 def private(config: FedRSConfig) -> str | None:
-    """Noisy class counts do not say whether a silo has a class, so only the soft form has a private one."""
+    """Refuse the binary form: noisy class counts do not say whether a silo has a class."""
     if config.form == "binary":
         return "form 'binary' tells which classes a silo has any record of; take 'soft'"
     return None
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """FedRS's training, FedAvg's mean."""
+    """Return FedRS's training, FedAvg's mean."""
     return local_rule(setting.config), averaging()
 
 

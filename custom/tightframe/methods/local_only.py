@@ -8,7 +8,6 @@ what is summed are a one, the means of the losses, and the evaluation. There is 
 from __future__ import annotations
 
 from tightframe.learning import model_update
-from tightframe.learning.halves import predict
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.own_models import TRAINED, kept_model, own_tensors, own_trained, trained
 from tightframe.learning.stages import Stage, cross_entropy
@@ -34,33 +33,33 @@ class LocalOnlyConfig(StrictModel):
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """Nothing: the server has no model."""
+    """Return an empty state: the server has no model."""
     return ServerState(model={})
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase, in which only the losses are told, and that the silo has trained."""
+    """Return one phase, which sums the losses only, and that the silo has trained."""
     schema = Schema((TRAINED, *model_update.training_fields(TERMS)))
     return (Phase("train", schema, broadcast, contribute, update),)
 
 
 def broadcast(state: ServerState) -> Tensors:
-    """Nothing."""
+    """Return nothing."""
     return {}
 
 
 def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """E epochs more of this silo's own model."""
+    """Train E epochs more of this silo's own model."""
     model = silo.load(own_tensors(silo, state))
     local = silo.setting.local
     stage = Stage((cross_entropy(),), OptimizerSettings.of(local), epochs=local.epochs)
     report = silo.fit(model, [stage])
-    told = {**trained(), **model_update.training_terms(report, TERMS)}
-    return Contribution(told, kept_model(model))
+    reported = {**trained(), **model_update.training_terms(report, TERMS)}
+    return Contribution(reported, kept_model(model))
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """Nothing changes at the server."""
+    """Return the state as it is."""
     return state
 
 
@@ -71,7 +70,6 @@ METHOD = Method(
     config=LocalOnlyConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     own_model=own_tensors,
     personalise=own_trained,
 )

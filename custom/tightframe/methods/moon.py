@@ -6,8 +6,8 @@ Source: Li, He and Song, Model-Contrastive Federated Learning, CVPR 2021, eq. (3
     L_con = -log( e^{cos(z, z_g) / tau} / (e^{cos(z, z_g) / tau} + e^{cos(z, z_p) / tau}) )
 
 z are a record's features in the network in training, z_g in the global model just received and z_p
-in the silo's own model of the last round in which its term was summed; both of these are frozen and
-in evaluation mode. A silo that takes part for the first time has no such model and trains by L_ce
+in the model that the silo trained in the last round in which its term was summed; both of these are
+frozen and in evaluation mode. A silo that takes part for the first time has no such model and trains by L_ce
 alone. The paper compares the outputs of a projection head that it adds to the network; here they
 are the features that the classifier sees, so that the network is the same for all methods.
 
@@ -59,7 +59,7 @@ def contrastive_loss(
     *,
     tau: float = 0.5,
 ) -> torch.Tensor:
-    """The model-contrastive term, eq. (3): a mean over records.
+    """Return the model-contrastive term, eq. (3): a mean over records.
 
     Cosines of rows shorter than 1e-6 are taken as zero and have no gradient.
 
@@ -80,7 +80,7 @@ def contrastive_loss(
 
 
 def local_rule(config: MoonConfig) -> LocalRule:
-    """Cross-entropy and, from a silo's second participation on, the contrastive term."""
+    """Return the cross-entropy and, from a silo's second participation on, the contrastive term."""
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         if not state:
@@ -109,7 +109,7 @@ def _frozen(silo: SiloView, tensors: Tensors) -> nn.Module:
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """MOON's training, FedAvg's mean."""
+    """Return MOON's training, FedAvg's mean."""
     return local_rule(setting.config), averaging()
 
 

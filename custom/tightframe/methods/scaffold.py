@@ -72,7 +72,7 @@ class ScaffoldConfig(StrictModel):
 
 
 def gradient_correction(own: Tensors, common: Tensors) -> GradientCorrection:
-    """``g <- g - c_k + c`` on the parameters that have a control variate.
+    """Correct ``g <- g - c_k + c`` on the parameters that have a control variate.
 
     Args:
         own: c_k by parameter name.
@@ -91,7 +91,7 @@ def gradient_correction(own: Tensors, common: Tensors) -> GradientCorrection:
 def control_change(
     update: torch.Tensor, common: torch.Tensor, *, learning_rate: float, weight: float
 ) -> torch.Tensor:
-    """``c_k' - c_k = (w - w_k) / (eta a) - c`` on the grid of the sum, float64.
+    """Return ``c_k' - c_k = (w - w_k) / (eta a) - c`` on the grid of the sum, float64.
 
     Args:
         update: w_k - w.
@@ -107,7 +107,7 @@ def control_change(
 
 
 def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
-    """Corrected steps of the cross-entropy; sends the change of c_k and keeps c_k'.
+    """Return corrected steps of the cross-entropy; sends the change of c_k and keeps c_k'.
 
     Raises:
         ValueError: if the job's optimiser is not SGD, or has momentum that the options refuse.
@@ -140,7 +140,7 @@ def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
 
 
 def control_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """``control/<parameter>``: the change of c_k, not weighted."""
+    """Return ``control/<parameter>``: the change of c_k, not weighted."""
     return tuple(
         phases.Field(CONTROL + name, tuple(item.shape), ring=64, bound=CONTROL_BOUND)
         for name, item in trained_parameters(setting).items()
@@ -148,7 +148,7 @@ def control_fields(setting: Setting) -> tuple[phases.Field, ...]:
 
 
 def server_rule(config: ScaffoldConfig) -> ServerRule:
-    """Both of the server's formulas. In its state: the sum over all silos of c_k, and their number K."""
+    """Return the server's formulas. In its state: the sum over all silos of c_k, and their number K."""
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         size = float(cohort.size)
@@ -173,7 +173,7 @@ def server_rule(config: ScaffoldConfig) -> ServerRule:
 
 
 def mean_control(state: ServerState) -> dict[str, torch.Tensor]:
-    """c, the mean over all silos of c_k, as ``control/<parameter>`` in float32."""
+    """Return c, the mean over all silos of c_k, as ``control/<parameter>`` in float32."""
     silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
     return {CONTROL + name: (item / silos).float() for name, item in _controls(state.extra).items()}
 
@@ -187,12 +187,12 @@ def _no_controls(setting: Setting) -> dict[str, torch.Tensor]:
 
 
 def _controls(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The control variates among them, by parameter name."""
+    """Select the control variates, by parameter name."""
     return {name.removeprefix(CONTROL): item for name, item in tensors.items() if name.startswith(CONTROL)}
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """SCAFFOLD's training and SCAFFOLD's server: neither makes sense without the other."""
+    """Return SCAFFOLD's training and SCAFFOLD's server: neither makes sense without the other."""
     return local_rule(setting.config, setting), server_rule(setting.config)
 
 

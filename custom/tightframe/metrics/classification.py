@@ -90,7 +90,7 @@ def score_histogram(scores: NDArray[Any], labels: NDArray[Any], bins: int) -> ND
 
 
 def accuracy(confusion: Counts) -> float:
-    """Share of records on the diagonal; NaN without records.
+    """Return the share of records on the diagonal; NaN without records.
 
     >>> accuracy(np.array([[3, 1], [0, 4]]))
     0.875
@@ -100,7 +100,7 @@ def accuracy(confusion: Counts) -> float:
 
 
 def per_class_recall(confusion: Counts) -> NDArray[np.float64]:
-    """Share of each true class that is predicted as it, (C,); NaN where a class has no records.
+    """Return the share of each true class that is predicted as it, (C,); NaN for classes without records.
 
     >>> per_class_recall(np.array([[3, 1], [0, 0]])).tolist()
     [0.75, nan]
@@ -110,7 +110,7 @@ def per_class_recall(confusion: Counts) -> NDArray[np.float64]:
 
 
 def balanced_accuracy(confusion: Counts) -> float:
-    """Mean recall over the classes that have records; NaN without records.
+    """Return the mean recall over the classes that have records; NaN without records.
 
     >>> balanced_accuracy(np.array([[3, 1, 0], [0, 1, 0], [0, 0, 0]]))
     0.875
@@ -119,7 +119,7 @@ def balanced_accuracy(confusion: Counts) -> float:
 
 
 def macro_mean(values: NDArray[np.float64]) -> float:
-    """Mean of the values that are not NaN; NaN if there are none.
+    """Return the mean of the values that are not NaN; NaN if there are none.
 
     >>> macro_mean(np.array([0.5, np.nan, 1.0]))
     0.75
@@ -129,7 +129,7 @@ def macro_mean(values: NDArray[np.float64]) -> float:
 
 
 def one_answer(confusion: Counts) -> tuple[int, float] | None:
-    """The class that a model answers for nearly all records of any class, if there is one.
+    """Return the class that a model answers for nearly all records of any class, if there is one.
 
     Judged by the records of all *other* classes: where most records are of one class, a good model often
     answers it. A model whose records are of one class only is not judged.
@@ -154,7 +154,7 @@ def one_answer(confusion: Counts) -> tuple[int, float] | None:
 
 
 def auroc(histogram: Counts) -> NDArray[np.float64]:
-    """Area under the one-vs-rest ROC curve of each class, (C,).
+    """Return the area under the one-vs-rest ROC curve of each class, (C,).
 
     The share of (positive, negative) pairs in which the positive scores higher, pairs within a bin
     counting one half: the trapezoid rule on the binned scores. NaN for a class without positives
@@ -170,7 +170,7 @@ def auroc(histogram: Counts) -> NDArray[np.float64]:
 
 
 def auroc_error_bound(histogram: Counts) -> NDArray[np.float64]:
-    """Largest distance of ``auroc`` from the area on the raw scores, (C,).
+    """Return the largest distance of ``auroc`` from the area on the raw scores, (C,).
 
     Bins keep the order of scores that lie in different bins. A pair within one bin counts 1/2
     where the raw scores would count 0, 1/2 or 1, so the error is at most half the share of (positive,
@@ -201,7 +201,7 @@ def average_precision(histogram: Counts) -> NDArray[np.float64]:
 
 
 def average_precision_error_bound(histogram: Counts) -> NDArray[np.float64]:
-    """Largest distance of ``average_precision`` from the value on the raw scores, (C,).
+    """Return the largest distance of ``average_precision`` from the value on the raw scores, (C,).
 
     Consider a bin of p positives and n negatives with T positives and F negatives above it. On raw
     scores each of the p positives takes the precision at its own threshold, where T + i positives
@@ -214,10 +214,10 @@ def average_precision_error_bound(histogram: Counts) -> NDArray[np.float64]:
     [0.0]
     """
     positives, negatives = _split(histogram)
-    found, false = _from_top(positives), _from_top(negatives)
-    binned = _share(found, found + false)
-    highest = _share(found, found + false - negatives)
-    first = found - positives + 1
+    hits, false = _from_top(positives), _from_top(negatives)
+    binned = _share(hits, hits + false)
+    highest = _share(hits, hits + false - negatives)
+    first = hits - positives + 1
     lowest = _share(first, first + false)
     present = positives > 0
     above = np.where(present, positives * (highest - binned), 0.0).sum(axis=1)
@@ -226,7 +226,7 @@ def average_precision_error_bound(histogram: Counts) -> NDArray[np.float64]:
 
 
 def _split(histogram: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(positives (C, bins), negatives (C, bins)) in float64, whose products cannot overflow."""
+    """Return positives and negatives (C, bins) in float64, whose products cannot overflow."""
     if histogram.ndim != 3 or histogram.shape[1] != 2:
         raise ValueError(f"Expected argument `histogram` of shape (C, 2, bins), but got {histogram.shape}.")
     values = histogram.astype(np.float64)
@@ -234,12 +234,12 @@ def _split(histogram: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _from_top(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Counts in each bin and all bins above it."""
+    """Count each bin and all bins above it."""
     return np.cumsum(counts[:, ::-1], axis=1)[:, ::-1]
 
 
 def _share(part: Any, whole: Any) -> NDArray[np.float64]:
-    """``part / whole``, NaN where the whole is 0."""
+    """Return ``part / whole``, NaN where the whole is 0."""
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
     shares = np.full(whole.shape, np.nan)
     np.divide(part, whole, out=shares, where=whole != 0)

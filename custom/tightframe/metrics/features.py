@@ -1,4 +1,4 @@
-"""How evenly features use their space: the eigenvalues of their correlation matrix."""
+"""Eigenvalues of the features' correlation matrix: they are equal where features use their space evenly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def correlation_eigenvalues(features: NDArray[np.floating], k: int = 50) -> NDArray[np.float64]:
-    """The largest eigenvalues of the features' correlation matrix.
+    """Return the largest eigenvalues of the features' correlation matrix.
 
     Features are standardised by their mean and unbiased standard deviation over all records; a
     constant feature stays zero, and so does its row.
@@ -32,7 +32,7 @@ def correlation_eigenvalues(features: NDArray[np.floating], k: int = 50) -> NDAr
 
 
 def eigenvalue_spread(features: NDArray[np.floating], k: int = 50, divisor: float | None = 128) -> float:
-    """How unevenly the k largest eigenvalues are spread: their squared deviations over ``divisor``.
+    """Return the spread of the k largest eigenvalues: their squared deviations over ``divisor``.
 
     Source: Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold
     Reshaping, TMLR 2023, table 7. The printed divisor is 128, which is their batch size.

@@ -1,7 +1,7 @@
-"""Backbones: a plain list, and an entry point for those of other packages.
+"""Backbones: the list of our own, and the entry point for those of other packages.
 
-A third-party package offers a backbone by an entry point of the group ``tightframe.backbones``
-whose object is a ``BackboneSpec``; only the one that a job names is imported.
+Another package adds a backbone by an entry point of the group ``tightframe.backbones``, whose object is
+a ``BackboneSpec``; it is imported only if a job names it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BACKBONES: list[BackboneSpec] = [
 
 
 def get(name: str) -> BackboneSpec:
-    """The backbone that a job calls ``name``.
+    """Return the backbone of a name.
 
     Raises:
-        JobError: if there is none, listing the known names, or if an entry point is no backbone.
+        JobError: if there is none, listing the known names, or if an entry point is not a backbone.
     """
     return find(BACKBONES, name, group=ENTRY_POINTS, kind=BackboneSpec, what="a backbone")
 

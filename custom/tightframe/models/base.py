@@ -1,4 +1,4 @@
-"""What a backbone is to the rest of Tightframe."""
+"""The interface between backbones and the rest of Tightframe."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class BackboneSpec:
     """A registry entry.
 
     Attributes:
-        name: what a job calls it.
-        title: how people call it.
-        options: frozen pydantic model of what a job may choose.
+        name: its name in jobs.
+        title: its name in reports.
+        options: pydantic model (frozen) of a job's options.
         build: (options, input_shape, num_classes) -> an untrained model with
             ``features(x) -> (B, d)``, ``head`` and ``forward = head(features)``.
     """
@@ -35,10 +35,10 @@ class BackboneSpec:
 
 
 def image_channels(name: str, input_shape: tuple[int, ...], smallest: int) -> int:
-    """The channels of an image shape (channels, height, width).
+    """Return the channels of an image shape (channels, height, width).
 
     Raises:
-        ValueError: if the shape is no image, or an image smaller than ``smallest`` pixels.
+        ValueError: if the shape is not that of an image, or a side is below ``smallest`` pixels.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         raise ValueError(

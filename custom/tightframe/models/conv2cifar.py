@@ -15,7 +15,7 @@ from tightframe.models.heads import Classifier, DropoutLinear
 
 CHANNELS = 64
 HIDDEN, FEATURE_WIDTH = 384, 192
-SMALLEST = 16  # smaller images have no pixel left after both convolutions and poolings
+SMALLEST = 16  # a smaller image has no pixel left after both convolutions and poolings
 
 
 class Conv2CifarOptions(Options):
@@ -31,10 +31,10 @@ class Conv2CifarOptions(Options):
 
 
 def build(options: Conv2CifarOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained Conv2Cifar; features come after a ReLU.
+    """Build an untrained Conv2Cifar; features come after a ReLU.
 
     Raises:
-        ValueError: if the input is no image of at least 16 x 16 pixels.
+        ValueError: if the input is not an image of at least 16 x 16 pixels.
     """
     channels = image_channels("conv2cifar", input_shape, SMALLEST)
     height, width = (_after(_after(size)) for size in input_shape[1:])
@@ -56,7 +56,7 @@ def build(options: Conv2CifarOptions, input_shape: tuple[int, ...], num_classes:
 
 
 def _after(pixels: int) -> int:
-    """Pixels of one axis after a 5 x 5 convolution without padding, and pooling by two."""
+    """Return the pixels of one axis after a 5 x 5 convolution without padding, and pooling by two."""
     return (pixels - 4) // 2
 
 

@@ -1,8 +1,8 @@
 """MONAI's EfficientNet-b0, the network of FLamby's Fed-ISIC2019 benchmark.
 
 Source: Tan and Le, EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks,
-ICML 2019. MONAI is imported when a network is built, not before: it takes seconds, and jobs with
-other backbones never need it.
+ICML 2019. MONAI is imported only when a network is built: the import takes seconds, and jobs with
+other backbones do not need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class EfficientNetOptions(Options):
 
     Attributes:
         bn_momentum: weight of the newest batch in BatchNorm's running statistics (torch's
-            convention). MONAI's own 0.01 lags for hundreds of steps, more than a round has.
+            convention). With MONAI's 0.01 they lag for hundreds of steps, more than a round has.
         dropout: of the head's input.
     """
 
@@ -30,12 +30,12 @@ class EfficientNetOptions(Options):
 
 
 def build(options: EfficientNetOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained EfficientNet-b0; features are the 1280 pooled activations.
+    """Build an untrained EfficientNet-b0; features are the 1280 pooled activations.
 
-    No weights are downloaded; see ``models.pretrained`` for starting from a file.
+    No weights are downloaded; ``models.pretrained`` loads them from a file.
 
     Raises:
-        ValueError: if the input is no image of at least 32 x 32 pixels.
+        ValueError: if the input is not an image of at least 32 x 32 pixels.
     """
     from monai.networks.nets.efficientnet import EfficientNetBN
 
@@ -48,7 +48,7 @@ def build(options: EfficientNetOptions, input_shape: tuple[int, ...], num_classe
         num_classes=num_classes,
         norm=("batch", {"eps": 1e-3, "momentum": options.bn_momentum}),
     )
-    # The classifier and its dropout are the head's; what is left ends in the pooled features.
+    # The classifier and its dropout belong to the head; the rest ends in the pooled features.
     backbone.add_module("_dropout", nn.Identity())
     backbone.add_module("_fc", nn.Identity())
     return Classifier(backbone, FEATURE_WIDTH, num_classes, options.dropout)

@@ -2,9 +2,9 @@
 
 Source: Zhu et al., FedILC: Weighted Geometric Mean and Invariant Gradient Covariance for Federated
 Learning on Non-IID Data, 2022: convolutions 3-64-128-128 with GroupNorm(8) after each ReLU, a linear
-layer 128-128 and the classifier. Kernels of 3 x 3, pooling by two after each block, the mean over what is
-left and a ReLU after the linear layer are ours: the paper's text does not say. Feature width 128;
-241,674 parameters with ten classes.
+layer 128-128 and the classifier. Kernels of 3 x 3, pooling by two after each block, the mean over the
+remaining pixels and a ReLU after the linear layer are our choice, because the paper's text does not
+specify them. Feature width 128; 241,674 parameters with ten classes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class FedIlcCnnOptions(Options):
 
 
 def build(options: FedIlcCnnOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained CNN; features come after a ReLU.
+    """Build an untrained CNN; features come after a ReLU.
 
     Raises:
-        ValueError: if the input is no image of at least 8 x 8 pixels.
+        ValueError: if the input is not an image of at least 8 x 8 pixels.
     """
     channels = image_channels("fedilc_cnn", input_shape, 2 ** len(WIDTHS))
     layers: list[nn.Module] = []

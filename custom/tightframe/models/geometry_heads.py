@@ -1,9 +1,9 @@
-"""Heads whose class vectors follow a geometry instead of a gradient: frames and unit prototypes.
+"""Heads whose class vectors are set by geometry and not by gradients: frames and unit prototypes.
 
-What is fixed for everybody (the frame, the prototypes) is a frozen parameter: part of the model, so
-that it is broadcast and saved with it, but never trained and never sent up. It is drawn from torch's
-global stream, which the server seeds; the silos get it by broadcast. Both heads compute in float32
-also where the rest of the network runs in less.
+The frame and the prototypes, which are the same at all silos, are frozen parameters: part of the model,
+so that they are broadcast and saved with it, but never trained and never sent to the server. They are
+drawn from torch's global stream, which the server seeds; the silos get them by broadcast. Both heads
+compute in float32, even if the rest of the network uses a lower precision.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LOWEST_TEMPERATURE = 1e-3
 
 
 def unit_features(features: torch.Tensor) -> torch.Tensor:
-    """Rows ``x / sqrt(|x|^2 + 1e-12)`` of (B, d).
+    """Normalise the rows of (B, d): ``x / sqrt(|x|^2 + 1e-12)``.
 
-    A row of a length up to 1e-6 has no direction to learn from, and its gradient would be up to a
-    million times larger than that of others: it gets none.
+    A row of length up to 1e-6 gets no gradient: its direction means nothing, and its gradient would be up
+    to a million times larger than that of others.
     """
     square = features.detach().square().sum(1, keepdim=True)
     features = torch.where(square > NORM_GUARD, features, features.detach())
@@ -40,7 +40,7 @@ def etf_logits(
     etf: torch.Tensor,
     temperature: torch.Tensor | float,
 ) -> torch.Tensor:
-    """Logits of projected unit features against a fixed frame: ``beta * mu V``.
+    """Compute the logits of projected unit features for a fixed frame: ``beta * mu V``.
 
     ``mu = m / sqrt(|m|^2 + 1e-12)`` with ``m = P h + b``. Source: Li et al., No Fear of Classifier
     Biases (FedETF), ICCV 2023.
@@ -70,21 +70,21 @@ class EtfHead(nn.Module):
         num_classes: number of classes C, at least 2.
         dim: width d of the frame, at least C - 1. By default the feature width without a projection,
             and the number of classes with one.
-        temperature: first value of the learnable ``beta``; None for none.
-        projection: a linear layer with a bias from h to d before the frame.
-        normalise: unit length before the frame.
+        temperature: initial value of the learnable ``beta``; None for none.
+        projection: whether a linear layer with bias maps h to d before the frame.
+        normalise: whether features are normalised before the frame.
         scale: length of the class vectors.
-        temperature_form: ``plain`` uses the parameter as it is, so that it may become negative, which
-            turns the classifier around; ``softplus`` uses ``log(1 + exp(beta))``, where the
-            parameter starts at the value for which this is ``temperature``; ``clamp`` uses at
-            least 0.001, where the parameter has no gradient.
+        temperature_form: ``plain`` uses the parameter itself, which may become negative and then inverts
+            the classifier; ``softplus`` uses ``log(1 + exp(beta))``, and the parameter starts at the
+            value for which this is ``temperature``; ``clamp`` uses at least 0.001, below which the
+            parameter has no gradient.
 
     Attributes:
         etf: V, (d, C), frozen.
 
     Raises:
         ValueError: if no such frame exists, if ``dim`` differs from the feature width without a
-            projection, or if a temperature that is to stay positive starts otherwise.
+            projection, or if the initial temperature is too small for its form.
     """
 
     def __init__(
@@ -104,8 +104,7 @@ class EtfHead(nn.Module):
             dim = num_classes if projection else feature_width
         if not projection and dim != feature_width:
             raise ValueError(
-                f"Expected `dim` to be the feature width {feature_width} where there is no projection, "
-                f"but got {dim}."
+                f"Expected `dim` to be the feature width {feature_width} without a projection, but got {dim}."
             )
         frame = simplex_etf(num_classes, dim, seed=_drawn_seed(), scale=scale)
         self.feature_width, self.num_classes, self.dim = feature_width, num_classes, dim
@@ -118,7 +117,7 @@ class EtfHead(nn.Module):
         self.etf = nn.Parameter(frame.float(), requires_grad=False)
 
     def temperature(self) -> torch.Tensor | float:
-        """The factor of the logits: a scalar tensor, or 1.0 where there is no ``beta``."""
+        """Return the factor of the logits: a scalar tensor, or 1.0 if there is no ``beta``."""
         if self.beta is None:
             return 1.0
         if self.temperature_form == "softplus":
@@ -126,7 +125,7 @@ class EtfHead(nn.Module):
         return self.beta.clamp_min(LOWEST_TEMPERATURE) if self.temperature_form == "clamp" else self.beta
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, h)."""
+        """Return the logits (B, C) of features (B, h)."""
         with torch.autocast(features.device.type, enabled=False):
             features = _wide(features)
             if self.projection is not None:
@@ -138,17 +137,17 @@ class EtfHead(nn.Module):
 
 
 class NormalisedPrototypeHead(nn.Module):
-    """A classifier by cosine: ``logits = s * (f / max(|f|, 1e-12)) W^T``, W with unit rows (FedNH).
+    """A cosine classifier: ``logits = s * (f / max(|f|, 1e-12)) W^T``, W with unit rows (FedNH).
 
-    A feature row of a length up to 1e-12 has logits near zero and gets no gradient, which would be
-    about 1e12 times larger than that of others.
+    A feature row of length up to 1e-12 has logits near zero and gets no gradient, which would be about
+    1e12 times larger than that of others.
 
     Args:
         feature_width: feature width d.
         num_classes: number of classes C.
         init: ``orthonormal`` or ``etf``, see ``initial_prototypes``.
-        scale: first value of s.
-        learn_scale: whether s is trained; otherwise it is fixed, and is not sent up.
+        scale: initial value of s.
+        learn_scale: whether s is trained; otherwise it is fixed and not sent to the server.
 
     Attributes:
         prototypes: W, (C, d), frozen; the server may replace them.
@@ -171,7 +170,7 @@ class NormalisedPrototypeHead(nn.Module):
         self.scale = nn.Parameter(torch.tensor(float(scale)), requires_grad=learn_scale)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return the logits (B, C) of features (B, d)."""
         with torch.autocast(features.device.type, enabled=False):
             features = _wide(features)
             norm = torch.linalg.vector_norm(features.detach(), dim=1, keepdim=True)
@@ -181,7 +180,7 @@ class NormalisedPrototypeHead(nn.Module):
 
 
 def initial_prototypes(num_classes: int, dim: int, *, init: PrototypeInit, seed: int) -> torch.Tensor:
-    """Unit class vectors in rows, as far apart as they can be or nearly so.
+    """Return unit class vectors in rows, at or near the largest possible distances.
 
     ``orthonormal``: a uniformly random orthonormal set (pairwise squared distance 2), which exists up
     to ``num_classes = dim``; for more classes independent random unit rows. ``etf``: a simplex
@@ -191,7 +190,7 @@ def initial_prototypes(num_classes: int, dim: int, *, init: PrototypeInit, seed:
     Args:
         num_classes: number of classes C.
         dim: feature width d.
-        init: see above.
+        init: ``orthonormal`` or ``etf``.
         seed: of the random rotation.
 
     Returns:
@@ -213,18 +212,18 @@ def initial_prototypes(num_classes: int, dim: int, *, init: PrototypeInit, seed:
     if num_classes > dim:
         return nn.functional.normalize(gaussian.T, dim=1)
     rotation, triangle = torch.linalg.qr(gaussian)
-    # QR fixes columns only up to sign, and LAPACK's choice is not uniform.
+    # QR determines columns only up to sign, and LAPACK's choice is not uniform.
     signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(torch.float64)
     return (rotation * signs).T.contiguous()
 
 
 def _drawn_seed() -> int:
-    """A seed from torch's global stream, so that the server's seed fixes the geometry, too."""
+    """Draw a seed from torch's global stream, so that the server's seed determines the geometry as well."""
     return int(torch.randint(2**31, ()))
 
 
 def _raw_temperature(value: float, form: TemperatureForm) -> torch.Tensor:
-    """The parameter for which the temperature is ``value``."""
+    """Return the parameter for which the temperature is ``value``."""
     if form not in ("plain", "softplus", "clamp"):
         raise ValueError(
             f"Expected `temperature_form` to be 'plain', 'softplus' or 'clamp', but got {form!r}."
@@ -241,5 +240,5 @@ def _raw_temperature(value: float, form: TemperatureForm) -> torch.Tensor:
 
 
 def _wide(features: torch.Tensor) -> torch.Tensor:
-    """In float32 if they are narrower: the terms and statistics of the methods never see less."""
+    """Convert half precision to float32, the least precision of the methods' terms and statistics."""
     return features.float() if features.dtype in (torch.float16, torch.bfloat16) else features

@@ -1,4 +1,4 @@
-"""A classifier is ``features(x) -> (B, d)`` and a linear ``head``: what every method builds on."""
+"""The classifier that every method builds on: ``features(x) -> (B, d)`` and a linear ``head``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from torch import nn
 class DropoutLinear(nn.Linear):
     """A linear layer that drops entries of its input while training.
 
-    The dropout belongs to the head, so that the features that methods look at (prototypes,
-    correlations) are those of the whole network, and the parameters keep the names of a plain
-    ``nn.Linear``.
+    Dropout is part of the head, so that methods that use the features (prototypes, correlations) get them
+    without dropout, and the parameters have the names of a plain ``nn.Linear``.
 
     Args:
         in_features: feature width d.
@@ -27,18 +26,18 @@ class DropoutLinear(nn.Linear):
         self.dropout = dropout
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of features (B, d)."""
+        """Return the logits (B, C) of features (B, d)."""
         if self.dropout > 0:
             input = nn.functional.dropout(input, self.dropout, self.training)
         return super().forward(input)
 
 
 class SingleLogit(DropoutLinear):
-    """Two classes by one number: z = w . x + b, as the logits ``[0, z]``.
+    """A head for two classes with one output: z = w . x + b, returned as the logits ``[0, z]``.
 
-    Their softmax cross-entropy is the binary cross-entropy of z, ``log(1 + e^z) - y z``, so losses
-    and metrics for (B, C) logits serve a network with one output unchanged. The parameters are those of
-    ``nn.Linear(d, 1)``: a weight (1, d) and a bias (1,).
+    Their softmax cross-entropy is the binary cross-entropy of z, ``log(1 + e^z) - y z``, so losses and
+    metrics for (B, C) logits work unchanged. The parameters are those of ``nn.Linear(d, 1)``: a weight
+    (1, d) and a bias (1,).
 
     Args:
         in_features: feature width d.
@@ -54,7 +53,7 @@ class SingleLogit(DropoutLinear):
         super().__init__(in_features, 1, dropout)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Logits (B, 2) of features (B, d)."""
+        """Return the logits (B, 2) of features (B, d)."""
         single = super().forward(input)
         return torch.cat([torch.zeros_like(single), single], dim=1)
 
@@ -67,7 +66,7 @@ class Classifier(nn.Module):
         feature_width: the feature width d.
         num_classes: number of classes C.
         dropout: of the head's input, while training.
-        head: another head than ``DropoutLinear(feature_width, num_classes, dropout)``.
+        head: maps features to logits; ``DropoutLinear(feature_width, num_classes, dropout)`` by default.
     """
 
     def __init__(
@@ -85,28 +84,28 @@ class Classifier(nn.Module):
         self.head = DropoutLinear(feature_width, num_classes, dropout) if head is None else head
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Penultimate features (B, d) of inputs (B, ...)."""
+        """Return the penultimate features (B, d) of inputs (B, ...)."""
         features: torch.Tensor = self.backbone(x)
         return features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits (B, C) of inputs (B, ...)."""
+        """Return the logits (B, C) of inputs (B, ...)."""
         logits: torch.Tensor = self.head(self.features(x))
         return logits
 
 
 def feature_width(model: nn.Module) -> int:
-    """The feature width d of a model with ``features`` and ``head``.
+    """Return the feature width d of a model with ``features`` and ``head``.
 
     Raises:
-        TypeError: if the model tells it neither as ``feature_width`` nor by a linear head.
+        TypeError: if the model has neither ``feature_width`` nor a linear head.
     """
     width = getattr(model, "feature_width", None)
     if width is None:
         width = getattr(getattr(model, "head", None), "in_features", None)
     if not isinstance(width, int):
         raise TypeError(
-            f"Expected {type(model).__name__} to tell its feature width as `feature_width` or by a linear "
+            f"Expected {type(model).__name__} to have its feature width as `feature_width` or in a linear "
             f"`head`, but it has neither."
         )
     return width

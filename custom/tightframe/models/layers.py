@@ -1,4 +1,4 @@
-"""Layers that several backbones share: normalisation, parts of a basic block, He's initialisation."""
+"""Layers shared by several backbones: normalisation, parts of a basic block, He's initialisation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 Norm: TypeAlias = Literal["batch", "group"]
-"""``batch`` as in the papers; ``group`` where records must not mix (DP-SGD) or batches are tiny."""
+"""``batch`` as in the papers; ``group`` if records must not mix (DP-SGD) or batches are tiny."""
 
 GROUPS = 8
 
 
 def normalisation(kind: Norm, width: int, momentum: float) -> nn.Module:
-    """BatchNorm, or GroupNorm of eight groups, over ``width`` channels.
+    """Build BatchNorm, or GroupNorm of eight groups, over ``width`` channels.
 
     Args:
-        kind: which.
+        kind: ``batch`` or ``group``.
         width: channels, for ``group`` a multiple of eight.
         momentum: weight of the newest batch in BatchNorm's running statistics.
 
@@ -33,7 +33,7 @@ def normalisation(kind: Norm, width: int, momentum: float) -> nn.Module:
 
 
 def residual_branch(channels: int, width: int, stride: int, norm: Norm, momentum: float) -> nn.Sequential:
-    """A basic block's two 3 x 3 convolutions, normalised, without the last ReLU (He et al., CVPR 2016)."""
+    """Build a basic block's two normalised 3 x 3 convolutions, without its last ReLU (He et al., 2016)."""
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
         normalisation(norm, width, momentum),
@@ -44,14 +44,14 @@ def residual_branch(channels: int, width: int, stride: int, norm: Norm, momentum
 
 
 def projection_shortcut(channels: int, width: int, stride: int, norm: Norm, momentum: float) -> nn.Sequential:
-    """A basic block's shortcut where its shape changes: a normalised 1 x 1 convolution."""
+    """Build the shortcut of a basic block that changes the shape: a normalised 1 x 1 convolution."""
     return nn.Sequential(
         nn.Conv2d(channels, width, 1, stride, bias=False), normalisation(norm, width, momentum)
     )
 
 
 def initialise_convolutions(model: nn.Module) -> None:
-    """He's normal initialisation by fan-out of every convolution, zero biases.
+    """Initialise every convolution with He's normal distribution by fan-out, and biases with zero.
 
     Source: He et al., Delving Deep into Rectifiers, ICCV 2015.
     """

@@ -19,8 +19,8 @@ from torch import nn
 from tightframe.models.base import BackboneSpec, Options
 from tightframe.models.heads import Classifier, DropoutLinear, SingleLogit
 
-# A column whose pooled deviation is below this share of its size (at least of 1) is constant: what is
-# left is the rounding of its sums.
+# A column is constant if its pooled standard deviation is at most this share of its absolute mean, or of 1
+# if that is larger: a smaller deviation is the rounding error of its sums.
 CONSTANT = 1e-5
 
 Width = Annotated[int, Field(ge=1, le=65536)]
@@ -30,8 +30,8 @@ class MlpOptions(Options):
     """Options of ``mlp``.
 
     Attributes:
-        widths: of the hidden layers; the last one is the feature width. With none the features are
-            the inputs, and the network is a logistic regression.
+        widths: of the hidden layers; the last one is the feature width. Without hidden layers the features
+            are the inputs, and the network is a logistic regression.
         last_activation: whether a ReLU follows the last hidden layer too.
         single_logit: for two classes, a head with one output (see ``SingleLogit``).
         standardise: whether the inputs are standardised by pooled moments of the training folds.
@@ -48,9 +48,9 @@ class MlpOptions(Options):
 class Standardise(nn.Module):
     """``(x - mean) / std`` along the first axis of a record, by frozen parameters.
 
-    They are part of the model, broadcast and saved with it, and set once from moments over all silos.
-    A column that is constant over the training records of all silos is centred only: the first record
-    to differ there would otherwise be infinitely far off.
+    The parameters are part of the model, broadcast and saved with it, and set once from moments over all
+    silos. A column that is constant over the training records of all silos is only centred: otherwise the
+    first record with another value would become infinite.
 
     Args:
         width: size D of the first axis: a table's columns, an image's channels.
@@ -67,7 +67,7 @@ class Standardise(nn.Module):
         self.std = nn.Parameter(torch.ones(width), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Standardised inputs (B, D, ...)."""
+        """Standardise inputs (B, D, ...)."""
         constant = self.std <= CONSTANT * self.mean.abs().clamp_min(1)
         scale = torch.where(constant, torch.ones_like(self.std), self.std)
         shape = (-1, *[1] * (x.dim() - 2))
@@ -92,21 +92,21 @@ class StandardisedClassifier(Classifier):
         self.standardise = Standardise(width)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Penultimate features (B, d) of inputs (B, D, ...)."""
+        """Return the penultimate features (B, d) of inputs (B, D, ...)."""
         return super().features(self.standardise(x))
 
 
 def build(options: MlpOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained network on flattened inputs of any shape: Xavier's uniform weights, zero biases.
+    """Build an untrained network on flattened inputs of any shape: Xavier's uniform weights, zero biases.
 
     Raises:
-        ValueError: if a record has no values, or one logit is asked for other than two classes.
+        ValueError: if a record has no values, or ``single_logit`` is set for other than two classes.
     """
     width = math.prod(input_shape)
     if not input_shape or width < 1:
         raise ValueError(f"Expected mlp to get records with at least one value, but got shape {input_shape}.")
     if options.single_logit and num_classes != 2:
-        raise ValueError(f"Expected two classes for one logit, but got {num_classes}.")
+        raise ValueError(f"Expected two classes with `single_logit`, but got {num_classes}.")
     layers: list[nn.Module] = [nn.Flatten(1)]
     for place, hidden in enumerate(options.widths, start=1):
         layers.append(nn.Linear(width, hidden))

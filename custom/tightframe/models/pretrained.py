@@ -1,6 +1,6 @@
 """Initial weights from a file: safetensors only, checked tensor by tensor.
 
-No pickle is ever read: a file of weights cannot run code.
+Pickle is never read, so that a file of weights cannot run code.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ HEAD = "head."
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """What was loaded.
+    """The result of loading initial weights.
 
     Attributes:
-        sha256: of the file, hex; goes into the model card.
+        sha256: of the file, hex; part of the model card.
         loaded: names of the tensors taken from the file, sorted.
-        fresh: names that kept the model's own values, because the file's head has other classes.
+        fresh: names of tensors that kept the model's own values, because the file's head has another number
+            of classes.
     """
 
     sha256: str
@@ -37,20 +38,20 @@ class InitialWeights:
 def load_initial(model: nn.Module, path: str | Path) -> InitialWeights:
     """Load a safetensors file into ``model``, strictly.
 
-    Every tensor of the model must be in the file and the reverse, with equal shapes and kinds of
-    type. The one exception is a head made for another number of classes (every differing tensor
-    starts with ``head.`` and differs in its first axis only): the whole head then keeps its fresh
-    values, which the summary reports. Nothing is loaded if anything is wrong.
+    The model and the file must have the same tensors, with equal shapes, and both floating point or
+    neither. The one exception is a head for another number of classes (every tensor with the prefix
+    ``head.`` differs in its first axis only): then the whole head keeps its own initial values, and the
+    result lists it. If there is any other difference, nothing is loaded.
 
     Args:
         model: changed in place.
         path: of the file.
 
     Returns:
-        The file's SHA-256, what was loaded and what stayed fresh.
+        The file's SHA-256, and the names of loaded and fresh tensors.
 
     Raises:
-        SiteConfigError: TF-202 if the file cannot be read, or is no safetensors file.
+        SiteConfigError: TF-202 if the file cannot be read, or is not a safetensors file.
         JobError: TF-101 if it does not fit the model, listing every difference.
     """
     try:
@@ -74,7 +75,7 @@ def load_initial(model: nn.Module, path: str | Path) -> InitialWeights:
 
 
 def _fresh_head(state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> frozenset[str]:
-    """Names of the head if the file's head differs from the model's in the number of classes only."""
+    """Return the names of the head if it differs from the file's in the number of classes only, else none."""
     head = frozenset(name for name in state if name.startswith(HEAD))
     given = frozenset(name for name in tensors if name.startswith(HEAD))
     if head != given or any(state[name].ndim == 0 or tensors[name].ndim == 0 for name in head):
@@ -82,8 +83,8 @@ def _fresh_head(state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]
     same_widths = all(state[name].shape[1:] == tensors[name].shape[1:] for name in head)
     file_classes = {tensors[name].shape[0] for name in head}
     model_classes = {state[name].shape[0] for name in head}
-    one_number_each = len(file_classes) == 1 and len(model_classes) == 1
-    return head if same_widths and one_number_each and file_classes != model_classes else frozenset()
+    consistent = len(file_classes) == 1 and len(model_classes) == 1
+    return head if same_widths and consistent and file_classes != model_classes else frozenset()
 
 
 def _problems(

@@ -49,15 +49,15 @@ class BasicBlock(nn.Module):
             self.shortcut = projection_shortcut(channels, width, stride, options.norm, options.bn_momentum)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
+        """Return activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
         return torch.relu(self.shortcut(x) + self.residual(x))
 
 
 def build(options: ResNet18Options, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained ResNet18; features are the 512 pooled activations.
+    """Build an untrained ResNet18; features are the 512 pooled activations.
 
     Raises:
-        ValueError: if the input is no image of at least 8 x 8 pixels.
+        ValueError: if the input is not an image of at least 8 x 8 pixels.
     """
     channels = image_channels("resnet18", input_shape, 8)
     layers: list[nn.Module] = [

@@ -33,9 +33,9 @@ class ResNet20Options(Options):
     """Options of ``resnet20``.
 
     Attributes:
-        shortcut: where a block changes the shape: ``projection`` is a 1 x 1 convolution with
-            normalisation (the paper's option B), ``identity`` every second pixel and zeros for the new
-            channels (its option A, without parameters).
+        shortcut: of blocks that change the shape: ``projection`` is a 1 x 1 convolution with
+            normalisation (the paper's option B), ``identity`` takes every second pixel and zeros for the
+            new channels (option A, without parameters).
         norm: ``batch``, or ``group`` of eight groups.
         bn_momentum: weight of the newest batch in BatchNorm's running statistics.
         dropout: of the head's input.
@@ -48,14 +48,14 @@ class ResNet20Options(Options):
 
 
 class PaddedIdentity(nn.Module):
-    """The paper's option A: every second pixel, zeros for the channels that are new."""
+    """The paper's option A: every second pixel, and zeros for the new channels."""
 
     def __init__(self, new_channels: int) -> None:
         super().__init__()
         self.new_channels = new_channels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations (B, channels + new_channels, H / 2, W / 2) of (B, channels, H, W)."""
+        """Return activations (B, channels + new_channels, H / 2, W / 2) of (B, channels, H, W)."""
         return nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
 
 
@@ -73,15 +73,15 @@ class Block(nn.Module):
             self.shortcut = projection_shortcut(channels, width, stride, options.norm, options.bn_momentum)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
+        """Return activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
         return torch.relu(self.shortcut(x) + self.residual(x))
 
 
 def build(options: ResNet20Options, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained ResNet20; features are the 64 pooled activations, not negative.
+    """Build an untrained ResNet20; features are the 64 pooled activations, which are not negative.
 
     Raises:
-        ValueError: if the input is no image of at least 8 x 8 pixels.
+        ValueError: if the input is not an image of at least 8 x 8 pixels.
     """
     channels = image_channels("resnet20", input_shape, 8)
     layers: list[nn.Module] = [

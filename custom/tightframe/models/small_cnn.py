@@ -1,8 +1,8 @@
 """The small CNN of the papers' benchmarks, with group normalisation.
 
 Three blocks of convolution, normalisation, ReLU and pooling, then global average pooling.
-GroupNorm in place of BatchNorm: it keeps no running statistics that silos would have to average,
-does not mix the records of a batch, and is usable under DP-SGD.
+GroupNorm replaces BatchNorm: it has no running statistics that silos would have to average, does not
+mix the records of a batch, and can be used with DP-SGD.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import nn
 
 from tightframe.models.base import BackboneSpec, Options, image_channels
 from tightframe.models.heads import Classifier
-
-GROUPS = 8
+from tightframe.models.layers import GROUPS
 
 
 class SmallCnnOptions(Options):
@@ -47,10 +46,10 @@ def _block(channels: int, width: int) -> list[nn.Module]:
 
 
 def build(options: SmallCnnOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained small CNN; features are non-negative (they come after a ReLU).
+    """Build an untrained small CNN; features come after a ReLU.
 
     Raises:
-        ValueError: if the input is no image large enough to be halved by every block.
+        ValueError: if the input is not an image large enough to be halved by every block.
     """
     channels = image_channels("small_cnn", input_shape, 2 ** len(options.widths))
     layers: list[nn.Module] = []

@@ -1,7 +1,7 @@
 """VGG11 without normalisation for 32 x 32 images, the network of FedRS's and FedAvg_ETF's experiments.
 
 Source: Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image Recognition, ICLR
-2015, configuration A; its fully connected layers have 512 units here, as FedRepo's for 32 x 32 images.
+2015, configuration A; here the fully connected layers have 512 units, as in FedRepo for 32 x 32 images.
 Feature width 512; 9,750,922 parameters with ten classes.
 """
 
@@ -26,8 +26,8 @@ class Vgg11Options(Options):
 
     Attributes:
         hidden: widths of the fully connected layers before the head; the last one is the feature
-            width. With none the features are the 512 of the last convolution.
-        hidden_dropout: between fully connected layers; part of the backbone, whatever head it gets.
+            width. Without these layers the features are the 512 of the last convolution.
+        hidden_dropout: between fully connected layers; part of the backbone, whatever the head.
         dropout: of the head's input.
     """
 
@@ -37,10 +37,12 @@ class Vgg11Options(Options):
 
 
 def build(options: Vgg11Options, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained VGG11; features come after a ReLU. Larger images are averaged after the last pooling.
+    """Build an untrained VGG11; features come after a ReLU.
+
+    The activations of larger images are averaged after the last pooling.
 
     Raises:
-        ValueError: if the input is no image of at least 32 x 32 pixels.
+        ValueError: if the input is not an image of at least 32 x 32 pixels.
     """
     channels = image_channels("vgg11", input_shape, 32)
     layers: list[nn.Module] = []
@@ -58,7 +60,7 @@ def build(options: Vgg11Options, input_shape: tuple[int, ...], num_classes: int)
     backbone = nn.Sequential(*layers)
     initialise_convolutions(backbone)
     for module in backbone:
-        # With torch's own, smaller weights, nothing moves for hundreds of steps: no layer normalises.
+        # Without normalisation, torch's smaller default weights stall training for hundreds of steps.
         if isinstance(module, nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
             nn.init.zeros_(module.bias)

@@ -1,9 +1,9 @@
 """WideResNet-28-10 for 32 x 32 images, the network of FedMR's CIFAR-100 experiments.
 
 Source: Zagoruyko and Komodakis, Wide Residual Networks, BMVC 2016. Feature width 640. With 100 classes
-it has 36,536,884 parameters as published (36.5 million). FedMR prints 36.565 million: that is the size of
-the state (parameters, and BatchNorm's statistics and step counters) of the network with biases in all
-convolutions, 36,564,957; so biases are the default here, and ``conv_bias=false`` is the original.
+it has 36,536,884 parameters as published (36.5 million). FedMR reports 36.565 million, which is the size of
+the state (parameters, BatchNorm's statistics and step counters) of the network with biases in all
+convolutions, 36,564,957. So biases are the default here, and ``conv_bias=false`` is the original.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tightframe.models.layers import Norm, initialise_convolutions, normalisatio
 
 BASE_WIDTH = 16
 STAGES = 3
-BLOCKS = 4  # of two convolutions each: 3 * 4 * 2, the stem, and by convention 3 more make depth 28
+BLOCKS = 4  # depth 28: 3 stages of 4 blocks of two convolutions, the stem, and by convention 3 more
 
 
 class WideResNetOptions(Options):
     """Options of ``wrn_28_10``.
 
     Attributes:
-        widen_factor: channels over those of a plain ResNet; 10 is the network of the name, less
-            makes a small one. The feature width is 64 times this.
+        widen_factor: factor of the channels of a plain ResNet; 10 in the network of this name, less for a
+            smaller one. The feature width is 64 times this.
         block_dropout: between the two convolutions of each block.
         conv_bias: whether convolutions have biases.
         norm: ``batch``, or ``group`` of eight groups.
@@ -43,7 +43,10 @@ class WideResNetOptions(Options):
 
 
 class WideBlock(nn.Module):
-    """Normalisation and ReLU come before each convolution; a new shape is projected after the first ReLU."""
+    """A residual block with normalisation and ReLU before each convolution.
+
+    If the shape changes, the shortcut projects the input after the first ReLU.
+    """
 
     def __init__(self, channels: int, width: int, stride: int, options: WideResNetOptions) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class WideBlock(nn.Module):
             self.projection = nn.Conv2d(channels, width, 1, stride, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
+        """Return activations (B, width, H / stride, W / stride) of (B, channels, H, W)."""
         activated = self.preactivation(x)
         shortcut = x if self.projection is None else self.projection(activated)
         activations: torch.Tensor = shortcut + self.residual(activated)
@@ -71,10 +74,10 @@ class WideBlock(nn.Module):
 
 
 def build(options: WideResNetOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """An untrained WideResNet of depth 28; features are the pooled activations, not negative.
+    """Build an untrained WideResNet of depth 28; features are the pooled activations, which are not negative.
 
     Raises:
-        ValueError: if the input is no image of at least 8 x 8 pixels.
+        ValueError: if the input is not an image of at least 8 x 8 pixels.
     """
     channels = image_channels("wrn_28_10", input_shape, 8)
     layers: list[nn.Module] = [nn.Conv2d(channels, BASE_WIDTH, 3, padding=1, bias=options.conv_bias)]

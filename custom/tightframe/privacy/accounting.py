@@ -1,4 +1,4 @@
-"""What events cost together: epsilon at a delta.
+"""Epsilon at a delta of events together.
 
 Three analyses. *Exact*: where every record takes part in every release, any number of Gaussian
 mechanisms is one Gaussian with mu = sqrt(sum 1/z^2) (Dong et al. 2019), whose epsilon is known in closed
@@ -33,7 +33,7 @@ from tightframe.privacy.events import (
     checked_delta,
     number,
 )
-from tightframe.rounding import rounded_up
+from tightframe.results.words import rounded_up
 
 ORDERS: tuple[float, ...] = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
@@ -101,7 +101,7 @@ class Epsilons:
 
 
 def epsilons(events: Iterable[Event], delta: float, *, prv: bool = True) -> Epsilons:
-    """Epsilon of a composition.
+    """Return the epsilon of a composition.
 
     Args:
         events: all of them, in any order.
@@ -125,7 +125,7 @@ def epsilons(events: Iterable[Event], delta: float, *, prv: bool = True) -> Epsi
 
 
 def guaranteed(events: Iterable[Event], delta: float) -> float:
-    """The epsilon that budgets are held against; infinite where no analysis bounds it.
+    """Return the epsilon that budgets are held against; infinite where no analysis bounds it.
 
     Raises:
         PrivacyValueError: TF-700 for a wrong value.
@@ -140,7 +140,7 @@ def solve(
     delta: float,
     spent: Iterable[Event] = (),
 ) -> float:
-    """The smallest noise multiplier with which a plan keeps to a budget, rounded up to 4 decimals.
+    """Return the smallest noise multiplier with which a plan keeps to a budget, rounded up to 4 decimals.
 
     >>> sigma = solve(lambda noise: [Gaussian(noise)] * 10, epsilon=8.0, delta=1e-5)
     >>> guaranteed([Gaussian(sigma)] * 10, 1e-5) <= 8.0 < guaranteed([Gaussian(sigma - 2e-4)] * 10, 1e-5)
@@ -183,7 +183,7 @@ def solve(
 
 
 def _bisected(low: float, high: float, tolerance: float, fits: Callable[[float], bool]) -> float:
-    """A value that fits, at most ``tolerance`` (relative) above one that does not; ``high`` fits."""
+    """Return a value that fits, at most ``tolerance`` above one that does not (relative); ``high`` fits."""
     while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
@@ -191,7 +191,7 @@ def _bisected(low: float, high: float, tolerance: float, fits: Callable[[float],
 
 
 def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
-    """How many such releases, or how many such steps, a budget still holds; 0 if none.
+    """Return the number of such releases, or of such steps, that a budget still holds; 0 if none.
 
     >>> fitting(Gaussian(6.0), epsilon=8.004, delta=1e-5)
     100
@@ -224,7 +224,7 @@ def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event
 
 
 def checked_epsilon(epsilon: object) -> float:
-    """Epsilon as a float above 0.
+    """Check epsilon: a float above 0.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -256,7 +256,7 @@ class _Composition:
         return math.nextafter(math.sqrt(total), math.inf) * (1 + 1e-15) if total else 0.0
 
     def plus(self, noise: float, rate: float, steps: int) -> _Composition:
-        """With more steps; a rate of 1 is a release in which every record takes part."""
+        """Add steps; a rate of 1 is a release in which every record takes part."""
         if rate == 1.0:
             return _Composition((*self.plain, (noise, steps)), self.sampled)
         return _Composition(self.plain, (*self.sampled, (noise, rate, steps)))
@@ -284,7 +284,7 @@ def _guaranteed(composition: _Composition, delta: float, orders: Sequence[float]
 
 
 def _exact(mu: float, delta: float) -> float:
-    """The smallest epsilon with delta(epsilon) <= delta for one Gaussian of noise 1/mu, rounded up."""
+    """Return the smallest epsilon with delta(epsilon) <= delta for one Gaussian of noise 1/mu, rounded up."""
     if mu == 0.0 or _gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     # Zero-concentrated DP gives an upper bound to start from (Bun & Steinke 2016, lemma 3.5).
@@ -298,7 +298,7 @@ def _exact(mu: float, delta: float) -> float:
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
-    """Delta of one Gaussian at epsilon (Balle & Wang 2018, theorem 8), rounded up.
+    """Return delta of one Gaussian at epsilon (Balle & Wang 2018, theorem 8), rounded up.
 
     Phi(-b) - e^epsilon * Phi(-a) with b = epsilon/mu - mu/2 and a = b + mu. Both terms have the factor
     exp(-b^2/2), which is taken out, so that neither overflows and little cancels.
@@ -314,7 +314,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def _rdp(composition: _Composition, delta: float, orders: Sequence[float] = ORDERS) -> float:
-    """The smallest bound over the orders (Balle et al. 2020, theorem 21), rounded up."""
+    """Return the smallest bound over the orders (Balle et al. 2020, theorem 21), rounded up."""
     if not composition.plain and not composition.sampled:
         return 0.0
     best = min(_bound(composition, delta, order) for order in orders)
@@ -322,7 +322,7 @@ def _rdp(composition: _Composition, delta: float, orders: Sequence[float] = ORDE
 
 
 def _bound(composition: _Composition, delta: float, order: float) -> float:
-    """The bound of one order; infinite where Opacus cannot compute it."""
+    """Return the bound of one order; infinite where Opacus cannot compute it."""
     # A sum of non-negative terms, correctly rounded.
     steps = [count * _step_rdp(noise, rate, order) for noise, rate, count in composition.sampled]
     total = math.fsum([order * composition.mu**2 / 2, *steps])
@@ -330,12 +330,12 @@ def _bound(composition: _Composition, delta: float, order: float) -> float:
 
 
 def _best_order(composition: _Composition, delta: float) -> float:
-    """The order of the smallest bound among a few."""
+    """Return the order of the smallest bound among a few."""
     return min(_COARSE, key=lambda order: _bound(composition, delta, order))
 
 
 def _orders_near(order: float) -> tuple[float, ...]:
-    """The orders around one, as far as the neighbours on both sides among the few."""
+    """Return the orders around one, as far as the neighbours on both sides among the few."""
     place = _COARSE.index(order)
     least, most = _COARSE[max(0, place - 1)], _COARSE[min(len(_COARSE) - 1, place + 1)]
     return tuple(item for item in ORDERS if least <= item <= most)
@@ -343,7 +343,7 @@ def _orders_near(order: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=65536)
 def _step_rdp(noise: float, rate: float, order: float) -> float:
-    """Rényi divergence of one step at an order; infinite where Opacus cannot compute it."""
+    """Return the Rényi divergence of one step at an order; infinite where Opacus cannot compute it."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     try:
@@ -357,7 +357,7 @@ def _step_rdp(noise: float, rate: float, order: float) -> float:
 
 
 def _prv(composition: _Composition, delta: float) -> float | None:
-    """Opacus' numerical composition; None where its grid would be too large or its numbers fail."""
+    """Compose numerically by Opacus; None where its grid would be too large or its numbers fail."""
     if not composition.plain and not composition.sampled:
         return 0.0
     import numpy as np

@@ -35,7 +35,7 @@ Coin: TypeAlias = Callable[[NDArray[np.intp]], NDArray[np.bool_]]
 """Throws one coin for each of these places."""
 
 MIN_VARIANCE, MAX_VARIANCE = Fraction(1, 2**40), Fraction(2**112)
-"""What is accepted: within it every count of the algorithm fits into 64 bits (a sample that does not
+"""Accepted range: within it every count of the algorithm fits into 64 bits (a sample that does not
 would be refused, and has a probability below exp(-1000))."""
 _BLOCK = 1 << 15
 """Candidates at a time, so that what lies between them and the samples stays in cache."""
@@ -50,7 +50,7 @@ class RandomnessError(TightframeError):
 
 
 def discrete_gaussian(variance: Fraction | float, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """Independent samples of the discrete Gaussian around 0.
+    """Draw independent samples of the discrete Gaussian around 0.
 
     Args:
         variance: the parameter v above, exact; a float stands for the rational that it is. The variance
@@ -72,7 +72,7 @@ def discrete_gaussian(variance: Fraction | float, shape: tuple[int, ...]) -> NDA
 
 
 def system_bytes(count: int) -> bytes:
-    """So many random bytes of the operating system, or none.
+    """Read so many random bytes of the operating system, or none.
 
     Raises:
         RandomnessError: TF-720 if it gives fewer, or an error.
@@ -91,7 +91,7 @@ def system_bytes(count: int) -> bytes:
 
 
 def _sample(variance: Fraction | float, count: int, source: Source) -> NDArray[np.int64]:
-    """Algorithm 3: Laplace candidates of scale t, kept with ``exp(-(|y| - v/t)**2 / (2 v))``."""
+    """Draw by algorithm 3: Laplace candidates of scale t, kept with ``exp(-(|y| - v/t)**2 / (2 v))``."""
     if not (math.isfinite(variance) and MIN_VARIANCE <= variance <= MAX_VARIANCE):
         raise ValueError(
             f"Expected argument `variance` to be from 2**-40 to 2**112, but got {float(variance):g}."
@@ -108,7 +108,7 @@ def _sample(variance: Fraction | float, count: int, source: Source) -> NDArray[n
 
 
 def _candidates(variance: Fraction, count: int, coins: _Coins) -> NDArray[np.int64]:
-    """The samples that come of ``count`` candidates."""
+    """Return the samples that come of ``count`` candidates."""
     bits = _scale_bits(variance)
     magnitudes, negative = _discrete_laplace(bits, count, coins)
     # With v = a/b: (|y| - v/t)**2 / (2 v) = (|y| t b - a)**2 / (2 a b t**2), in Python's integers.
@@ -121,14 +121,14 @@ def _candidates(variance: Fraction, count: int, coins: _Coins) -> NDArray[np.int
 
 
 def _scale_bits(variance: Fraction) -> int:
-    """The t = 2**bits next to the standard deviation; any t is right, this one throws little away."""
+    """Choose t = 2**bits next to the standard deviation: any t is right, this one throws little away."""
     whole = max(1, math.floor(variance))
     bits = math.isqrt(whole).bit_length() - 1
     return bits + 1 if whole >= 1 << (2 * bits + 1) else bits
 
 
 def _discrete_laplace(bits: int, count: int, coins: _Coins) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Algorithm 2 for t = 2**bits, s = 1: ``P(y)`` proportional to ``exp(-|y| / t)``.
+    """Draw by algorithm 2 for t = 2**bits, s = 1: ``P(y)`` proportional to ``exp(-|y| / t)``.
 
     Returns:
         Magnitudes as Python's integers (object array) and which are negative; at most ``count`` of them.
@@ -154,17 +154,17 @@ class _Coins:
         self._source = source
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """Uniform words of 64 bits."""
+        """Draw uniform words of 64 bits."""
         return np.frombuffer(self._source(8 * count), dtype="<u8")
 
     def bits(self, count: int, bits: int) -> NDArray[np.uint64]:
-        """Uniform integers below ``2**bits``, for bits < 64."""
+        """Draw uniform integers below ``2**bits``, for bits < 64."""
         if bits == 0:
             return np.zeros(count, np.uint64)
         return self.words(count) >> np.uint64(_WORD_BITS - bits)
 
     def heads(self, digits: NDArray[np.uint64], rest: Callable[[int], Fraction]) -> NDArray[np.bool_]:
-        """True with probability ``(digits[i] + rest(i)) / 2**64``, rest in [0, 1)."""
+        """Draw truth values, true with probability ``(digits[i] + rest(i)) / 2**64``, rest in [0, 1)."""
         words = self.words(digits.size)
         result = words < digits
         for place in np.flatnonzero(words == digits):
@@ -172,7 +172,7 @@ class _Coins:
         return result
 
     def _one(self, probability: Fraction) -> bool:
-        """One coin of a probability below 1, 64 digits at a time."""
+        """Draw one coin of a probability below 1, 64 digits at a time."""
         numerator, denominator = probability.numerator, probability.denominator
         while True:
             digits, numerator = divmod(numerator << _WORD_BITS, denominator)
@@ -181,12 +181,12 @@ class _Coins:
                 return word < digits
 
     def one_in(self, divisor: int, count: int) -> NDArray[np.bool_]:
-        """True with probability ``1 / divisor``, for divisors from 2 on."""
+        """Draw truth values, true with probability ``1 / divisor``, for divisors from 2 on."""
         digits, rest = divmod(1 << _WORD_BITS, divisor)
         return self.heads(np.full(count, digits, np.uint64), lambda _: Fraction(rest, divisor))
 
     def exp_minus(self, count: int, coin: Coin) -> NDArray[np.bool_]:
-        """Algorithm 1: true with probability ``exp(-g[i])``, given coins of probability g[i] <= 1.
+        """Draw by algorithm 1: true with probability ``exp(-g[i])``, given coins of probability g[i] <= 1.
 
         Throw coins of probability g/1, g/2, g/3, ... until the first tails, which the K-th is with
         ``P(K > k) = g**k / k!``; K is odd with probability exp(-g). A coin of g/k is one of g and one of 1/k.
@@ -202,11 +202,11 @@ class _Coins:
         return odd
 
     def exp_minus_one(self, count: int) -> NDArray[np.bool_]:
-        """True with probability ``exp(-1)``."""
+        """Draw truth values, true with probability ``exp(-1)``."""
         return self.exp_minus(count, lambda places: np.ones(places.size, np.bool_))
 
     def exp_minus_ratio(self, numerators: NDArray[Any], denominator: int) -> NDArray[np.bool_]:
-        """True with probability ``exp(-numerators[i] / denominator)``; Python's integers, at least 0."""
+        """Draw truth values, true with ``exp(-numerators[i] / denominator)``; Python's integers from 0 on."""
         shifted = numerators << _WORD_BITS
         quotients = shifted // denominator
         remainders = shifted - quotients * denominator

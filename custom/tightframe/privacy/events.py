@@ -1,4 +1,4 @@
-"""What a mechanism did, as data: frozen values that accountants interpret.
+"""Events of differential privacy: frozen values that accountants interpret.
 
 An event says how much noise a release carried, never what epsilon that is: epsilon depends on delta,
 on all other events and on the analysis, and analyses improve. ``noise_multiplier`` is the noise's
@@ -50,7 +50,7 @@ class Gaussian:
         object.__setattr__(self, "noise_multiplier", _noise(self.noise_multiplier))
 
     def as_value(self) -> dict[str, Plain]:
-        """Plain values."""
+        """Return plain values."""
         return {"kind": self.KIND, "noise_multiplier": self.noise_multiplier}
 
 
@@ -83,7 +83,7 @@ class SubsampledGaussian:
             )
 
     def as_value(self) -> dict[str, Plain]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "kind": self.KIND,
             "noise_multiplier": self.noise_multiplier,
@@ -101,12 +101,12 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
 
 
 def with_noise(event: Event, noise_multiplier: float) -> Event:
-    """The same event with another noise multiplier."""
+    """Return the event with another noise multiplier."""
     return replace(event, noise_multiplier=noise_multiplier)
 
 
 def from_value(value: object) -> Event:
-    """The event of which ``value`` is the ``as_value``.
+    """Return the event of which ``value`` is the ``as_value``.
 
     Raises:
         PrivacyValueError: TF-700 for anything else: an event that is not understood cannot be priced,
@@ -130,7 +130,7 @@ def from_value(value: object) -> Event:
 
 
 def as_event(value: object, name: str = "event") -> Event:
-    """``value`` itself if it is an event, so that an unknown mechanism is refused and never priced at 0.
+    """Return ``value`` itself if it is an event: an unknown mechanism is refused and never priced at 0.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -144,7 +144,7 @@ def as_event(value: object, name: str = "event") -> Event:
 
 
 def number(name: str, value: object, least: float, most: float) -> float:
-    """A finite number in a range, as a float.
+    """Check a finite number in a range, and return it as a float.
 
     Raises:
         PrivacyValueError: TF-700, naming it.
@@ -159,7 +159,7 @@ def number(name: str, value: object, least: float, most: float) -> float:
 
 
 def whole(name: str, value: object, least: int, most: int) -> int:
-    """A whole number in a range.
+    """Check a whole number in a range.
 
     Raises:
         PrivacyValueError: TF-700, naming it.
@@ -173,7 +173,7 @@ def whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def checked_delta(delta: object) -> float:
-    """Delta as a float between 0 and 1, both excluded.
+    """Check delta: a float between 0 and 1, both excluded.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -192,7 +192,7 @@ def _noise(value: object) -> float:
 
 
 def _shown(value: object) -> str:
-    """A number as it is, of anything else the type: what it holds is nobody's business in a log."""
+    """Return a number as it is, of anything else the type: its value is nobody's business in a log."""
     if isinstance(value, bool | int | float):
         return repr(value)
     return "another kind" if isinstance(value, str) else type(value).__name__

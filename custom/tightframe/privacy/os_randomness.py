@@ -1,4 +1,4 @@
-"""Who takes part and Gaussian noise, drawn from the operating system's generator.
+"""Sampling of records and Gaussian noise from the operating system's generator.
 
 Never from torch's: the server knows the job's seed, and the guarantee holds only against those who cannot
 repeat the draws. Opacus offers this as ``secure_mode``, whose package torchcsprng no longer builds. As there,
@@ -25,7 +25,7 @@ NOISE_CHUNK = 2**17
 
 
 def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = system_bytes) -> list[int]:
-    """Places of the records that take part: each with probability ``rate``, to 2^-64, independently."""
+    """Draw the places of records that take part: each with probability ``rate`` (to 2^-64), independently."""
     threshold = int(rate * 2.0**64)
     if threshold >= 2**64:
         return list(range(count))
@@ -35,7 +35,7 @@ def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = system_by
 
 
 def standard_normal(count: int, random_bytes: RandomBytes = system_bytes) -> torch.Tensor:
-    """Independent standard normal values, each the sum of four draws over two, (count,) float64 on the CPU.
+    """Draw standard normal values, each the sum of four draws over two, (count,) float64 on the CPU.
 
     Box and Muller's transform of uniform numbers with 64 random bits. A radius reaches 9.4 standard
     deviations, what is cut off has a probability of 3e-20.
@@ -53,6 +53,6 @@ def standard_normal(count: int, random_bytes: RandomBytes = system_bytes) -> tor
 
 
 def _uniform(shape: tuple[int, int], random_bytes: RandomBytes) -> torch.Tensor:
-    """Uniform numbers in (0, 1] from 64 random bits each."""
+    """Draw uniform numbers in (0, 1] from 64 random bits each."""
     words: NDArray[np.uint64] = np.frombuffer(random_bytes(8 * math.prod(shape)), dtype=np.uint64)
     return torch.from_numpy((words.astype(np.float64) + 0.5) * 2.0**-64).view(shape)

@@ -1,1 +1,1 @@
-"""Rounds without an engine: what a silo and the server do, whatever carries their messages."""
+"""Rounds of a run at silo and server, independent of the transport and the engine."""

@@ -1,7 +1,7 @@
-"""Files that must survive a crash: the server's state each round, models, a silo's own state.
+"""Files that must survive a crash: the server's state after each round, models, a silo's own state.
 
-Tensors are stored as safetensors, never pickled. A file is written beside its place, flushed to
-disk and renamed over it, so that a reader finds the old one or the new one, whole.
+Tensors are stored as safetensors, never pickled. A file is written under a temporary name, flushed to
+disk and renamed, so that a reader finds the old file or the new one, never a part.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from safetensors.torch import load_file, save
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
-from tightframe.rounds.context import CHECKPOINT, COMMITTED, EARLIER, PROPOSED
-from tightframe.rounds.silo.state import LOST, place_of, sum_of, torn, trains
+from tightframe.results.files import CHECKPOINT
+from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED
+from tightframe.rounds.silo.state import LOST, checkpoint_round, damaged, is_training, proposed_in
 from tightframe.securesum.messages import SumId
 
-BEST = "best_model.safetensors"
 DESCRIPTION = "tightframe"
-FORMAT = 2
+FORMAT = 3
+READABLE = (FORMAT, 2)
+"""Formats that are read; the rows of metrics have another form in 2."""
 
 
 def tensor_bytes(tensors: Tensors) -> bytes:
-    """Canonical safetensors bytes: names sorted, contiguous, on the CPU."""
+    """Return canonical safetensors bytes: names sorted, contiguous, on the CPU."""
     return save(_canonical(tensors))
 
 
@@ -48,12 +50,13 @@ def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was written after a round.
+    """State of a run after a round.
 
     Attributes:
         state: of the server.
         best: the best model so far by validation; empty while there is none.
-        described: round, job, and in ``run`` what a resumed run needs (``rounds.server.resume``).
+        described: ``after_round``, ``job_sha256``, and ``run``, which a resumed run reads
+            (``rounds.server.resume``).
     """
 
     state: ServerState
@@ -72,8 +75,8 @@ def save_state(
 ) -> None:
     """Checkpoint the server's state after a round: one file, replaced as a whole.
 
-    Round, job, the run so far and the SHA-256 of all that are in the file's own metadata, so
-    that a crash leaves the old checkpoint or the new one, never parts of two.
+    Round, job, the run so far and a SHA-256 over all of it are in the file's metadata, so that a crash
+    leaves the old checkpoint or the new one, never parts of two.
     """
     flat = {f"model/{name}": value for name, value in state.model.items()}
     flat |= {f"extra/{name}": value for name, value in state.extra.items()}
@@ -85,16 +88,16 @@ def save_state(
         "run": dict(run or {}),
     }
     described["sha256"] = _hash(described, flat)
-    # One key, because the order of several is not the same in every process.
+    # One key, because the order of several differs between processes.
     metadata = {DESCRIPTION: json.dumps(described)}
     write_atomically(folder / CHECKPOINT, save(_canonical(flat), metadata))
 
 
 def load_state(path: Path) -> Checkpoint:
-    """Read a checkpoint back.
+    """Read a checkpoint.
 
     Raises:
-        RunError: TF-507 if the file is not what was written, TF-521 if an older version wrote it.
+        RunError: TF-507 if the file is missing or damaged, TF-521 if another version wrote it.
     """
     try:
         with safe_open(path, "pt") as stream:
@@ -102,21 +105,21 @@ def load_state(path: Path) -> Checkpoint:
             flat = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise RunError(
-            f"Expected the checkpoint {path}, but it is torn or none: {error}.", code="TF-507"
+            f"Expected a checkpoint at {path}, but it is missing or damaged: {error}.", code="TF-507"
         ) from None
-    if not isinstance(described, dict) or described.get("format") != FORMAT:
+    if not isinstance(described, dict) or described.get("format") not in READABLE:
         got = described.get("format") if isinstance(described, dict) else type(described).__name__
         raise RunError(
-            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {str(got)[:40]}: "
-            "another version of tightframe wrote it, and has to go on with it.",
+            f"Expected {path} to be a checkpoint of format {FORMAT} or 2, but got {str(got)[:40]}: "
+            "another version of tightframe wrote it; resume the job with that version.",
             code="TF-521",
         )
     expected = described.pop("sha256", None)
-    found = _hash(described, flat)
-    if found != expected:
+    actual = _hash(described, flat)
+    if actual != expected:
         raise RunError(
-            f"Expected {path} to be a checkpoint with SHA-256 {str(expected)[:64]}, but got {found}: it is "
-            "torn.",
+            f"Expected {path} to be a checkpoint with SHA-256 {str(expected)[:64]}, but got {actual}: it is "
+            "damaged.",
             code="TF-507",
         )
     parts: dict[str, dict[str, torch.Tensor]] = {"model": {}, "extra": {}, "best": {}}
@@ -138,12 +141,11 @@ def _hash(described: Mapping[str, Any], flat: Tensors) -> str:
 
 
 class SiloStateStore:
-    """A silo's own state across rounds: proposed with a contribution, committed on evidence.
+    """A silo's own state across rounds: proposed with a contribution, committed once its sum is opened.
 
-    What ``contribute`` returns is only *proposed*. The next message tells which sums were opened
-    over which cohort; only if this silo's term was in it does the proposal become its state. The
-    state of the round before is kept beside it, for a server that lost the last round
-    (``rounds.silo.state``).
+    The state that ``contribute`` returns is only *proposed*. The next message lists the sums opened since
+    and their cohorts; the proposal is committed only if this silo's term was in its sum. The state of the
+    round before is kept beside it, for a server that lost the last round (``rounds.silo.state``).
     """
 
     def __init__(self, folder: Path, silo: str) -> None:
@@ -152,10 +154,10 @@ class SiloStateStore:
         self._lost = folder / LOST
 
     def committed(self) -> Tensors:
-        """The state that the last opened sum confirmed; empty before the first.
+        """Return the committed state; empty before the first.
 
         Raises:
-            RunError: TF-522 if its file is torn.
+            RunError: TF-522 if its file is damaged.
         """
         path = self._folder / COMMITTED
         if not path.is_file():
@@ -163,20 +165,20 @@ class SiloStateStore:
         try:
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise torn(path, error) from None
+            raise damaged(path, error) from None
 
     def propose(self, sum_id: SumId, state: Tensors) -> None:
-        """Keep a proposed state beside the committed one; an empty one is not stored.
+        """Store a proposed state beside the committed one; an empty one is not stored.
 
         Raises:
-            RunError: TF-522 if what this silo kept in the rounds before is lost.
+            RunError: TF-522 if this silo's state of the rounds before is lost.
         """
         if not state:
             return
         if self._lost.is_file():
             raise RunError(
-                "Expected this silo's own state of the job that is continued, because the method keeps some "
-                "and this silo took part, but it is gone: to begin it anew would be another training.",
+                "Expected this silo's own state of the job that this one continues, because the method keeps "
+                "some and this silo took part, but it is missing: an empty one would change the training.",
                 code="TF-522",
             )
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -184,26 +186,28 @@ class SiloStateStore:
         write_atomically(self._folder / PROPOSED, data, mode=0o600)
 
     def settle(self, opened: Mapping[str, list[str]]) -> None:
-        """Commit or drop the proposal, given sum id -> cohort of the sums opened since.
+        """Commit or drop the proposed state.
 
-        Without a word about the proposal's sum it was not opened: the proposal is dropped.
+        Args:
+            opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
+                among them is dropped.
         """
         if self._lost.is_file() and self._lost.stat().st_size == 0:
-            self._look_back(opened)
+            self._check_participation(opened)
         path, committed = self._folder / PROPOSED, self._folder / COMMITTED
         if not path.is_file():
             return
-        sum_id = sum_of(path)
+        sum_id = proposed_in(path)
         if self._silo in opened.get(sum_id, []):
-            if committed.is_file() and place_of(sum_of(committed)) < place_of(sum_id):
+            if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
                 os.replace(committed, self._folder / EARLIER)
             os.replace(path, committed)
         else:
             path.unlink()
 
-    def _look_back(self, opened: Mapping[str, list[str]]) -> None:
-        """The first message of a resumed job tells whether this silo had a part in those before."""
-        if any(trains(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
+    def _check_participation(self, opened: Mapping[str, list[str]]) -> None:
+        """Note from a resumed job's first message whether this silo took part in the jobs before."""
+        if any(is_training(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
             write_atomically(self._lost, b"took part", mode=0o600)
         else:
             self._lost.unlink()

@@ -1,8 +1,8 @@
-"""From a contribution's tensors to the integers of a sum, and from totals back to numbers.
+"""Fixed-point encoding of a contribution's tensors as integers, and decoding of totals.
 
-The order at a silo is fixed: rescale to the norm, weigh, refuse what is not finite or over its
-bound, encode. Plain and secure sums share this encoding, so that a total does not depend on the
-order of arrival and both agree bit for bit.
+The order of steps at a silo is fixed: rescale to the norm, multiply by the weight, refuse values that are not
+finite or exceed their bound, encode. Plain and secure sums share this encoding, so that a total does not
+depend on the order of arrival and both agree bit for bit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tightframe.securesum.messages import FieldSpec
 
 
 def bits_of(item: Field, parties: int) -> int:
-    """Fraction bits of a field's fixed-point encoding for a sum over ``parties`` silos."""
+    """Return the fraction bits of a field's fixed-point encoding for a sum over ``parties`` silos."""
     most = encoding.fraction_bits(item.ring, item.effective_bound, parties)
     return most if item.bits is None else min(most, item.bits)
 
 
 def specs(schema: Schema, parties: int) -> tuple[FieldSpec, ...]:
-    """The fields as the secure sum knows them."""
+    """Return the fields in the form of the secure sum's protocol."""
     return tuple(
         FieldSpec(item.name, item.shape, item.ring, bits_of(item, parties), item.effective_bound, item.group)
         for item in schema.fields
@@ -36,6 +36,10 @@ def specs(schema: Schema, parties: int) -> tuple[FieldSpec, ...]:
 
 def check_schema(schema: Schema, parties: int) -> None:
     """Refuse a schema whose sum could wrap around its ring.
+
+    Args:
+        schema: of a phase.
+        parties: number of silos.
 
     Raises:
         ContributionError: TF-404, naming the field.
@@ -49,13 +53,16 @@ def check_schema(schema: Schema, parties: int) -> None:
 
 
 def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> dict[Group, bytes]:
-    """One silo's term.
+    """Encode one silo's term.
 
     Args:
-        schema: the phase's fields.
+        schema: of the phase.
         tensors: a tensor for every field, by name.
         share: the silo's public weight over the largest weight, in (0, 1].
-        parties: silos enrolled; fixes the fraction bits of 32-bit fields.
+        parties: number of silos enrolled; fixes the fraction bits of 32-bit fields.
+
+    Returns:
+        The integers of each group, as little-endian bytes.
 
     Raises:
         ContributionError: TF-401 not finite, TF-402 over its bound, TF-403 not as declared.
@@ -64,12 +71,12 @@ def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> d
     _rescale(schema, values)
     arrays: dict[str, NDArray[np.unsignedinteger]] = {}
     for item in schema.fields:
-        weighed = values.pop(item.name)
+        value = values.pop(item.name)
         if item.weighted:
-            weighed = weighed * share
+            value = value * share
         try:
             arrays[item.name] = encoding.encode(
-                weighed.reshape(-1),
+                value.reshape(-1),
                 ring=item.ring,
                 bits=bits_of(item, parties),
                 bound=item.effective_bound,
@@ -82,7 +89,7 @@ def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> d
 
 
 def decode(schema: Schema, totals: IntegerTotals, *, parties: int) -> Totals:
-    """The sums that were opened, in float64, by field name, in each field's shape."""
+    """Decode the totals that were opened: float64, by field name, in each field's shape."""
     return {
         item.name: encoding.decode(totals[item.name], ring=item.ring, bits=bits_of(item, parties))
         for item in schema.fields
@@ -95,8 +102,8 @@ def _as_float64(schema: Schema, tensors: Tensors) -> dict[str, NDArray[np.float6
     if set(tensors) != set(expected):
         missing, strange = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
         raise ContributionError(
-            f"Expected exactly the fields of the schema, but got none for {missing[:5]} "
-            f"and unknown ones {strange[:5]}."
+            f"Expected exactly the fields of the schema, but {missing[:5]} are missing "
+            f"and {strange[:5]} are unknown."
         )
     values: dict[str, NDArray[np.float64]] = {}
     for name, shape in expected.items():
@@ -108,7 +115,7 @@ def _as_float64(schema: Schema, tensors: Tensors) -> dict[str, NDArray[np.float6
 
 
 def _rescale(schema: Schema, values: dict[str, NDArray[np.float64]]) -> None:
-    """Scale all fields that carry a norm so that their joint L2 norm is at most that norm."""
+    """Scale all fields with a norm limit, in place, so that their joint L2 norm is at most that limit."""
     normed: Mapping[str, float] = {item.name: item.norm for item in schema.fields if item.norm is not None}
     if not normed:
         return
@@ -117,7 +124,7 @@ def _rescale(schema: Schema, values: dict[str, NDArray[np.float64]]) -> None:
         raise ContributionError(f"Expected one norm for all fields of a phase, but got {sorted(limits)}.")
     limit = limits.pop()
     if not all(np.isfinite(values[name]).all() for name in normed):
-        return  # refused field by field in `encode`, with the field's name
+        return  # `encode` refuses the field by name
     length = math.sqrt(math.fsum(float(np.vdot(values[name], values[name])) for name in normed))
     if length > limit:
         for name in normed:

@@ -1,4 +1,4 @@
-"""What a silo's tasks share: its name, job, configuration, folders and records."""
+"""Context that all tasks of a silo share: its name, job, configuration, folders and records."""
 
 from __future__ import annotations
 
@@ -16,45 +16,42 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.lasting import KIT_HEAD, TRANSCRIPT, Lasting, Places, lasting_journal
+from tightframe.results.files import TRANSCRIPT, WritePage
+from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
 from tightframe.securesum.identity import Anchor, Signer
 
-__all__ = ["DECLARATION", "SALT", "STATE", "Message", "SiloContext", "lasting_journal"]
-
 STATE = "silo_state"
-CHECKPOINT = "checkpoint.safetensors"
-"""The server's state after a round, from which a resumed job goes on."""
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 DECLARATION = "declaration.json"
 SALT = "salt"
 Message = dict[str, Any]
-"""What travels: plain values and bytes."""
+"""Content of a message: plain values and bytes."""
 
 
 @dataclass
 class SiloContext:
-    """One silo in one run. Holds nothing that a new process could not rebuild.
+    """One silo in one run; holds nothing that a new process could not rebuild.
 
     Attributes:
         name: the silo's provisioned name.
-        job: the job that this silo was given; compared with the server's at enrolment.
+        job: the job as this silo received it; compared with the server's at enrolment.
         entry: the site's own configuration; None means the simulator's synthetic twin.
         run_dir: the run's folder at this silo: final model, report.
-        state_dir: folder of the silo's own state, this run's alone; in ``run_dir`` by default.
-        previous_state: the ``state_folder`` of the job that this one continues, if it does.
+        state_dir: folder of the silo's own state in this run; in ``run_dir`` by default.
+        previous_state: ``state_folder`` of the job that this one continues; None if it continues none.
         records: the silo's records, if the caller has opened them already.
-        job_id: the run's id, as engine and silos know it.
-        submitter: who submitted the job, where that is known.
+        job_id: the run's id in the engine.
+        submitter: name of the job's submitter, where it is known.
         production: whether the engine runs in secure mode, with provisioned identities.
-        memory_only: keep the secrets of the secure sum in memory. False only in the simulator, whose
-            silos are one process a task.
+        memory_only: keep the secrets of the secure sum in memory. False only in the simulator, where each
+            task of a silo is a process of its own.
         journal_dir: folder of the lock of the site's secure sums, which outlives runs in production.
-        ledger_dir: folder of the ledger: the site's lasting state in production; by default among this run's
-            own.
-        kit: the startup kit's own folder, where a copy of the ledger's head is kept in production.
-        identity: gives the silo's signer and what it trusts; asked for when secure sums need it.
-        at_work: told what the silo does, and how many batches of how many are done; for who watches.
-        stopped: tells that the run was aborted.
+        ledger_dir: folder of the ledger, which outlives runs in production; a folder of this run by default.
+        kit: the startup kit's folder, where a copy of the ledger's head is kept in production.
+        identity: returns the silo's signer and trust anchor; called when secure sums need them.
+        write_page: writes the page of the silo's own report; without it there is none.
+        at_work: receives the silo's current step, the batches done and their total, for monitoring.
+        stopped: returns True once the run is aborted.
         log: the silo's own log.
     """
 
@@ -73,13 +70,14 @@ class SiloContext:
     ledger_dir: Path | None = None
     kit: Path | None = None
     identity: Callable[[], tuple[Signer, Anchor]] | None = None
+    write_page: WritePage | None = None
     at_work: Callable[[str, int, int], None] = lambda what, done, of: None
     stopped: Callable[[], bool] = lambda: False
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("tightframe.silo"))
 
     @property
     def data(self) -> SiloData:
-        """The silo's records, opened on first use.
+        """Records of the silo, opened on first use.
 
         Raises:
             SiteConfigError, DataError: see ``config.site.open_data``.
@@ -90,25 +88,26 @@ class SiloContext:
 
     @property
     def site(self) -> SiteEntry:
-        """The site's configuration, defaults where the simulator has none."""
+        """Configuration of the site; defaults where the simulator has none."""
         return self.entry or SiteEntry()
 
     @property
     def policy(self) -> Policy:
-        """The site's rules."""
+        """Policy of the site, with its profile's values filled in."""
         return self.site.policy.resolve(production=self.production)
 
-    def untold_folds(self) -> tuple[Literal["validation", "test"], ...]:
-        """The folds that this silo leaves out of exact evaluations: too few records, by its policy."""
+    def small_folds(self) -> tuple[Literal["validation", "test"], ...]:
+        """Return the folds with fewer records than ``min_test_count``, left out of exact evaluations."""
         if self.job.privacy is not None:
             return ()
         folds: tuple[Literal["validation", "test"], ...] = ("validation", "test")
         return tuple(fold for fold in folds if len(self.data.labels(fold)) < self.policy.min_test_count)
 
     def salt(self) -> tuple[str, ...]:
-        """What keys this silo's random streams beside the job's seed: nothing but in production.
+        """Return the secret that keys this silo's random streams beside the job's seed, in production only.
 
-        There it is a secret of this job at this silo, so that no other job repeats its updates.
+        It is drawn once for each job and silo, so that no other job repeats the silo's updates. Outside
+        production there is none, and runs are repeatable.
         """
         if not self.production:
             return ()
@@ -119,34 +118,34 @@ class SiloContext:
 
     @property
     def state_folder(self) -> Path:
-        """Where the silo's own state lies."""
+        """Folder of the silo's own state."""
         return (self.state_dir or self.run_dir) / STATE
 
     @property
     def secure_folder(self) -> Path:
-        """Where this run's part of the secure sum lies: the transcript, and the simulator's secrets."""
+        """Folder of this run's secure sums: in the simulator of their secrets, replies and ledger."""
         return (self.state_dir or self.run_dir) / "secure_sum"
 
     @property
     def transcript(self) -> Path:
-        """This silo's own view of the run's secure sums; in production it outlives the run's folder."""
+        """File of this silo's transcript of the run's secure sums; in production it outlives the run."""
         return (self.state_dir or self.run_dir) / TRANSCRIPT
 
     @property
-    def places(self) -> Places:
-        """Where what this silo must remember of its sums lies."""
-        lasting = self.ledger_dir if self.production else None
+    def ledger_paths(self) -> LedgerPaths:
+        """Paths of the ledger that records this silo's secure sums."""
+        jobs = self.ledger_dir if self.production else None
         # A simulated site is one for one job: it could not check what it signed under the root of another.
-        memory = self.ledger_dir or self.secure_folder / (self.job_id or "run")
-        return Places(
+        ledger_dir = self.ledger_dir or self.secure_folder / (self.job_id or "run")
+        return LedgerPaths(
             self.name,
-            ledger_path(memory, self.name),
+            ledger_path(ledger_dir, self.name),
             self.journal_dir or self.secure_folder,
-            lasting,
-            None if lasting is None or self.kit is None else self.kit / KIT_HEAD,
+            jobs,
+            None if jobs is None or self.kit is None else self.kit / KIT_HEAD,
         )
 
     @cached_property
-    def lasting(self) -> Lasting:
-        """Opens the ledger of that memory; what it has checked once, it need not check again."""
-        return Lasting(self.places, self.site, self.identity, self.log)
+    def site_ledger(self) -> SiteLedger:
+        """Opener of that ledger; cached, because it verifies only the entries that it has not seen."""
+        return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)

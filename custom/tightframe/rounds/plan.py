@@ -1,7 +1,7 @@
 """Every exchange of a run, in order, from the job alone.
 
-Server and silos both look up what an exchange is here: which phase it has, what rides on it, and which
-sums a run can have at all. Who adds an exchange or a rider does it in this file.
+Server and silos both look up an exchange here: its phase, the riders that travel with it, and which sums a
+run can have at all. To add an exchange or a rider, change this file.
 
     statistics, before   ->   train (each round)   ->   after   ->   closing   ->   personal
 """
@@ -44,11 +44,12 @@ class Exchange:
     """One exchange of a run, which ends in one sum.
 
     Attributes:
-        kind: which part of the run it belongs to.
+        kind: part of the run that it belongs to.
         round: from 1 on in training; 0 before it, the last round's after it.
-        phase: with all that rides on it, but for an evaluation that not every broadcast allows.
+        phase: with its riders, except an evaluation that only some broadcasts allow.
         evaluating: the phase with that evaluation; None where there is none.
-        index, of: its place among the phases of its kind and round.
+        index: its position among the phases of its kind and round, from 0.
+        of: number of these phases.
     """
 
     kind: Kind
@@ -59,55 +60,55 @@ class Exchange:
     of: int = 1
 
     def carrying(self, evaluate: bool) -> Phase:
-        """The phase, with the evaluation on it if that is asked for and there is one."""
+        """Return the phase, with its evaluation if ``evaluate`` and if it has one."""
         return self.evaluating if evaluate and self.evaluating is not None else self.phase
 
     def evaluates(self, broadcast: Tensors) -> bool:
-        """Whether the evaluation rides on it: that needs a broadcast with the model, but for the closing."""
+        """Check whether it evaluates a model; except at the closing, the broadcast must contain one."""
         return self.evaluating is self.phase or (
             self.evaluating is not None and any(name.startswith(BROADCAST) for name in broadcast)
         )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases that it can be, each once: with the evaluation first."""
+        """Its phase with and without the evaluation, in this order; once if both are the same."""
         both = (self.evaluating, self.phase)
         return tuple({id(item): item for item in both if item is not None}.values())
 
     @property
     def before(self) -> bool:
-        """It comes before the first round, so that no work is lost if the run ends there."""
+        """Check whether it comes before the first round, where no work is lost if the run ends."""
         return self.kind in (STATISTICS, BEFORE)
 
     @property
     def training(self) -> bool:
-        """It belongs to a training round."""
+        """Check whether it belongs to a training round."""
         return self.kind == TRAIN
 
     @property
     def after(self) -> bool:
-        """It is a method's own, between the last round and the closing."""
+        """Check whether it is a method's own, between the last round and the closing."""
         return self.kind == AFTER
 
     @property
     def closing(self) -> bool:
-        """It is the closing."""
+        """Check whether it is the closing."""
         return self.kind == CLOSING
 
     @property
     def starts(self) -> bool:
-        """It is the first of the first round: its broadcast has the model that the run begins with."""
+        """Check whether it is the first of round 1, whose broadcast has the run's initial model."""
         return self.training and self.round == 1 and self.index == 0
 
     @property
-    def counts(self) -> bool:
-        """Its sum is of counts alone, which are opened for the whole roster only."""
+    def counts_only(self) -> bool:
+        """Check whether its sum has only counts, which are opened for the whole roster only."""
         last = self.kind in (CLOSING, PERSONAL)
         return last or (not self.training and bool(self.phase.schema.group("static")))
 
     @property
     def stream(self) -> int:
-        """The round by which a silo's random streams are keyed: personal models come after the last."""
+        """Round that keys a silo's random streams: for personal models the one after the last."""
         return self.round + (self.kind == PERSONAL)
 
 
@@ -122,77 +123,84 @@ class RunPlan:
         self._setup, self._job = setup, setup.job
 
     def __iter__(self) -> Iterator[Exchange]:
-        """Every exchange of a run that is not done by the jobs before, in order."""
+        """Yield the exchanges in order, except those of the jobs that this one continues."""
         yield from self.beginning()
         for number in range(self._job.done + 1, self._job.rounds + 1):
             yield from self.round(number)
         yield from self.ending()
 
     def beginning(self) -> Iterator[Exchange]:
-        """Before the first round; none in a job that goes on with a stopped one."""
+        """Yield the exchanges before the first round; none in a resumed job."""
         if self._job.resume is None:
             yield from self.at(STATISTICS, 0)
             yield from self.at(BEFORE, 0)
 
     def round(self, number: int) -> tuple[Exchange, ...]:
-        """Of one training round (1-based)."""
+        """Return the exchanges of one training round (1-based)."""
         return self.at(TRAIN, number)
 
     def ending(self) -> Iterator[Exchange]:
-        """After the last round."""
+        """Yield the exchanges after the last round."""
         for kind in (AFTER, CLOSING, PERSONAL):
             yield from self.at(kind, self._job.rounds)
 
     def at(self, kind: str, number: int) -> tuple[Exchange, ...]:
-        """The exchanges of a kind in a round; none if the job has none there."""
+        """Return the exchanges of a kind in a round; empty if the job has none."""
         job = self._job
         first, last = {
             TRAIN: (job.done + 1, job.rounds),
             STATISTICS: (0, 0 if job.resume is None else -1),
             BEFORE: (0, 0 if job.resume is None else -1),
         }.get(kind, (job.rounds, job.rounds))
-        made: Callable[[int], Sequence[Exchange]] | None = {
-            STATISTICS: lambda _: self._bare(STATISTICS, self._setup.statistics_phases()),
-            BEFORE: lambda _: self._bare(BEFORE, self._setup.before_phases()),
+        make: Callable[[int], Sequence[Exchange]] | None = {
+            STATISTICS: lambda _: self._outside_rounds(STATISTICS, self._setup.statistics_phases()),
+            BEFORE: lambda _: self._outside_rounds(BEFORE, self._setup.before_phases()),
             TRAIN: self._round,
-            AFTER: lambda _: self._bare(AFTER, self._setup.after_phases()),
+            AFTER: lambda _: self._outside_rounds(AFTER, self._setup.after_phases()),
             CLOSING: lambda _: (self._closing,),
             PERSONAL: lambda _: (self._personal,) if job.personalise else (),
         }.get(kind)
-        return tuple(made(number)) if made is not None and first <= number <= last else ()
+        return tuple(make(number)) if make is not None and first <= number <= last else ()
 
     def find(self, kind: str, number: int, index: int, *, evaluate: bool) -> Exchange:
-        """The exchange that a server asks a silo for: what it may ask is what the job plans.
+        """Look up the exchange that a server requests.
+
+        Args:
+            kind: part of the run.
+            number: of the round.
+            index: of the phase in that kind and round.
+            evaluate: whether the server requests an evaluation with it.
 
         Raises:
-            RunError: TF-505 if the job has no such exchange, or no evaluation with it.
+            RunError: TF-505 if the job plans no such exchange, or no evaluation with it.
         """
         planned = self.at(kind, number)
         if not 0 <= index < len(planned):
             raise RunError(
-                f"Expected an exchange that this job plans, but the server asks for {kind!r}, round "
+                f"Expected an exchange that this job plans, but the server requests {kind!r}, round "
                 f"{number}, phase {index}: {self._planned(kind)}.",
                 code="TF-505",
             )
         if evaluate and planned[index].evaluating is None:
             raise RunError(
-                f"Expected an evaluation with a round's first phase or the closing only, and with `privacy` "
-                f"as planned, but the server asks for one in {kind!r}, round {number}, phase {index}.",
+                "Expected an evaluation with a round's first phase or the closing only, and with `privacy` "
+                f"as planned only, but the server requests one in {kind!r}, round {number}, phase {index}.",
                 code="TF-505",
             )
         return planned[index]
 
     def _planned(self, kind: str) -> str:
+        """Describe the exchanges of a kind that the job plans, for an error message."""
         kinds = [item for item in KINDS if self.at(item, 0) or self.at(item, self._job.rounds)]
         if kind not in kinds:
-            return f"it has {', '.join(kinds)}"
+            return f"the job has {', '.join(kinds)}"
         if kind == TRAIN:
-            return f"its rounds are {self._job.done + 1} to {self._job.rounds}"
+            return f"the job's rounds are {self._job.done + 1} to {self._job.rounds}"
         number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
-        return f"it has {len(self.at(kind, number))} of {kind!r}, in round {number}"
+        return f"the job has {len(self.at(kind, number))} of {kind!r}, in round {number}"
 
-    def _bare(self, kind: Kind, phases: Sequence[Phase]) -> Sequence[Exchange]:
-        """Exchanges outside the rounds, under the class rules."""
+    def _outside_rounds(self, kind: Kind, phases: Sequence[Phase]) -> Sequence[Exchange]:
+        """Return exchanges before or after the rounds, under the class rules."""
         number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
         return [
             Exchange(kind, number, self._ruled(phase), index=index, of=len(phases))
@@ -200,13 +208,13 @@ class RunPlan:
         ]
 
     def _round(self, number: int) -> Sequence[Exchange]:
-        """A round's phases with what rides on them; the order of riders is that of the fields in a sum."""
+        """Return a round's exchanges; the order of the riders fixes the order of the fields in a sum."""
         setup, phases = self._setup, list(self._setup.training_phases(number))
         if setup.privacy is not None:
             private = setup.privacy
-            phases = [noisy_class_sums.riding(phase, private, self._job) for phase in phases]
-            # Last of all, so that what this round charges is told with it.
-            phases[-1] = epsilon.riding(phases[-1], self._job)
+            phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
+            # With the last phase, so that the reported epsilon includes this round's charges.
+            phases[-1] = epsilon.attach(phases[-1], self._job)
         phases = [self._ruled(phase) for phase in phases]
         return [
             Exchange(
@@ -221,13 +229,14 @@ class RunPlan:
         ]
 
     def _ruled(self, phase: Phase) -> Phase:
-        # Under privacy a threshold would move whole blocks; noise and a floor of noisy counts replace it.
+        # Under privacy one record could move a class across the threshold and change its whole sum; there
+        # the noise protects the sums, and a floor on the noisy counts replaces the threshold.
         if self._job.class_rules == "off" or self._job.privacy is not None:
             return phase
-        return class_rules.riding(phase, self._setup.dataset.num_classes)
+        return class_rules.attach(phase, self._setup.dataset.num_classes)
 
     def _evaluated(self, phase: Phase, number: int) -> Phase:
-        return evaluation.riding(phase, self._evaluation, self._term(f"round {number} evaluation"))
+        return evaluation.attach(phase, self._evaluation, self._term(f"round {number} evaluation"))
 
     def _term(self, purpose: str) -> evaluation.Term:
         private = self._setup.privacy
@@ -237,7 +246,7 @@ class RunPlan:
 
     @functools.cached_property
     def _evaluation(self) -> Schema:
-        """The fields of the evaluation of the model received."""
+        """Fields of the evaluation of the model received."""
         private, bins = self._setup.privacy, self._job.evaluation.score_bins
         if private is not None and private.evaluation is not None:
             return private.evaluation.schema(evaluation.FOLDS, bins)
@@ -245,8 +254,8 @@ class RunPlan:
 
     @functools.cached_property
     def _closing(self) -> Exchange:
-        told = self._evaluation if self._setup.evaluates else None
-        phase = closing.phase(told, self._term("closing evaluation"))
+        evaluated = self._evaluation if self._setup.evaluates else None
+        phase = closing.phase(evaluated, self._term("closing evaluation"))
         return Exchange(CLOSING, self._job.rounds, phase, phase)
 
     @functools.cached_property

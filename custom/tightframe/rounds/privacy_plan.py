@@ -1,7 +1,7 @@
-"""What a job with differential privacy releases, and with how much noise: from the job alone.
+"""Plan of a job with differential privacy: its releases and their noise, from the job alone.
 
-The same at server and silos, but for the noise of training, which each silo solves for its own number of
-records. Nothing here needs torch.
+The plan is the same at server and silos, except for the noise of training, which each silo solves for its own
+number of records. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
-from tightframe.report.words import plural
+from tightframe.results.words import plural
 from tightframe.securesum.rules import honest_sites, threshold
 
 CLASS_COUNTS = "class counts"
@@ -25,15 +25,15 @@ CLASS_COUNTS = "class counts"
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What every silo of a job releases.
+    """Releases of every silo in a job.
 
     Attributes:
-        privacy: what the job asks for.
-        releases: rounds in which class sums are released; none if the method has no class sums.
-        prior: whether the silo's own class counts are made noisy, once.
-        spare: releases of class sums that may be repeated.
-        class_noise: noise multiplier of each of these; None if there are none.
-        evaluation: what is told of models, with noise; None where the evaluation stays at the silos.
+        privacy: of the job.
+        releases: rounds in which class sums are released; empty if the method has no class sums.
+        prior: whether the method uses the silo's own class counts, made noisy once.
+        spare: number of releases of class sums that may be repeated.
+        class_noise: noise multiplier of each release of class sums or counts; None if there are none.
+        evaluation: the noisy evaluations; None where the evaluation stays at the silos.
     """
 
     privacy: Privacy
@@ -45,10 +45,10 @@ class PrivacyPlan:
 
     @property
     def class_sums(self) -> ClassSumsConfig:
-        """How class sums are released.
+        """Settings of the release of class sums.
 
         Raises:
-            ValueError: if the method has none.
+            ValueError: if the method has no class sums.
         """
         if self.class_noise is None:
             raise ValueError("Expected a method with class sums, but this one releases none.")
@@ -61,28 +61,28 @@ class PrivacyPlan:
 
     @property
     def class_events(self) -> tuple[Event, ...]:
-        """What class sums and class counts are charged as, those that may be repeated with them."""
+        """Privacy events of class sums and class counts, repeats included."""
         if self.class_noise is None:
             return ()
         return (Gaussian(self.class_noise),) * (len(self.releases) + self.spare + self.prior)
 
     @property
     def number_of_releases(self) -> int:
-        """Releases other than training, each counted once: class sums, class counts, evaluations."""
+        """Number of releases other than training, without repeats: class sums, class counts, evaluations."""
         evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
         return len(self.releases) + self.prior + evaluations
 
     @property
     def release_events(self) -> tuple[Event, ...]:
-        """What all releases but training are charged as."""
+        """Privacy events of all releases but training, repeats included."""
         return (*self.class_events, *(() if self.evaluation is None else self.evaluation.events))
 
     def training_noise(self, sampling_rate: float, steps: int) -> float:
-        """The noise multiplier of DP-SGD with which a silo's whole job keeps to its budget.
+        """Return the noise multiplier of DP-SGD with which a silo's whole job stays within its epsilon.
 
         Args:
-            sampling_rate: of a record, or patient, in a step.
-            steps: of the whole job.
+            sampling_rate: probability that a record, or patient, is in a step's batch.
+            steps: number of steps in the whole job.
 
         Raises:
             BudgetError: TF-701 if no noise is enough.
@@ -97,20 +97,21 @@ class PrivacyPlan:
         )
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the plan in one line."""
         extra = [f"class sums in {plural(len(self.releases), 'round')}"] if self.releases else []
         extra += ["class counts once"] if self.prior else []
-        beside = f", beside it noisy {' and '.join(extra)}" if extra else ""
-        told = "evaluation stays at the silos" if self.evaluation is None else self.evaluation.describe()
+        others = f", beside it noisy {' and '.join(extra)}" if extra else ""
+        local = "evaluation stays at the silos"
+        evaluation = local if self.evaluation is None else self.evaluation.describe()
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
             f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; DP-SGD, "
-            f"gradients clipped to {self.privacy.clip_norm:g}{beside}; {told}"
+            f"gradients clipped to {self.privacy.clip_norm:g}{others}; {evaluation}"
         )
 
 
 def public_setting(job: JobConfig) -> PrivacySetting | None:
-    """What the methods are told; None without privacy."""
+    """Return the part of a job's privacy that methods see; None without privacy."""
     if job.privacy is None:
         return None
     rounds = release_plan.release_rounds(job.rounds, job.privacy.releases)
@@ -120,11 +121,11 @@ def public_setting(job: JobConfig) -> PrivacySetting | None:
 def make_plan(
     job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, prior: bool, num_classes: int
 ) -> PrivacyPlan:
-    """The plan of a job whose ``privacy`` is set.
+    """Make the plan of a job whose ``privacy`` is set.
 
     Args:
         job: validated.
-        phases: of each training round, with its number.
+        phases: number and phases of each training round.
         prior: whether the method's loss uses the silo's class counts.
         num_classes: C.
 
@@ -137,8 +138,8 @@ def make_plan(
         raise ValueError("Expected a job with `privacy`, but it has none.")
     releases = tuple(
         number
-        for number, found in phases
-        if any(is_class_sum(item) for phase in found for item in phase.schema.fields)
+        for number, of_round in phases
+        if any(is_class_sum(item) for phase in of_round for item in phase.schema.fields)
     )
     spare = privacy.spare_rounds if releases else 0
     number = len(releases) + spare + prior
@@ -156,14 +157,18 @@ def make_plan(
 
 
 def is_class_sum(item: Field) -> bool:
-    """Whether a field carries noisy class sums."""
+    """Check whether a field carries noisy class sums."""
     return item.mechanism == "class_sums"
 
 
 def honest_silos(job: JobConfig, enrolled: int) -> int:
-    """The least number of honest silos in any sum that can be opened, t - c; 1 for plain sums.
+    """Return the least number of honest silos in any sum that can be opened, t - c; 1 for plain sums.
 
-    A plain server sees each silo's own term, so that each silo adds all of the noise.
+    The server of plain sums sees each silo's own term, so each silo adds all of the noise.
+
+    Args:
+        job: validated.
+        enrolled: number of silos enrolled.
     """
     if job.summation == "plain":
         return 1
@@ -172,7 +177,7 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
 
 
 MAX_RECORDS = 2**24
-"""A public limit of one silo's records: sums of so many cannot wrap around."""
+"""Public limit on one silo's records, for which the sums cannot wrap around."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +186,9 @@ class EvaluationPlan:
 
     Attributes:
         config: of each of them.
-        after: the training rounds whose models are evaluated; the last round, at the closing, is one.
-        spare: evaluations that may be repeated.
-        bound: of each number in a silo's term.
+        after: training rounds whose models are evaluated, the last round's at the closing among them.
+        spare: number of evaluations that may be repeated.
+        bound: on the absolute value of each number in a silo's term.
     """
 
     config: EvaluationConfig
@@ -193,17 +198,17 @@ class EvaluationPlan:
 
     @property
     def events(self) -> tuple[Gaussian, ...]:
-        """What they are charged as, those that may be repeated with them."""
-        return evaluation_totals.events(self.config, len(self.after) + self.spare)
+        """Privacy events of the evaluations, repeats included."""
+        return self.config.events(len(self.after) + self.spare)
 
     def in_round(self, number: int) -> bool:
-        """Whether the model that a training round begins with is evaluated in it."""
+        """Check whether a training round evaluates the model that it begins with."""
         return number - 1 in self.after
 
     def schema(self, folds: Sequence[Fold], score_bins: int) -> Schema:
-        """The fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
+        """Return the fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
 
-        None is static, and no class rule applies: noise, not the cohort, is what protects them.
+        None is static, and no class rule applies: the noise protects them, whatever the cohort.
         """
         classes = self.config.num_classes
         shapes = {"confusion": (classes, classes), "scores": (classes, 2, score_bins)}
@@ -216,14 +221,15 @@ class EvaluationPlan:
         )
 
     def describe(self) -> str:
-        """A part of a line for people."""
-        where = [f"after round {number}" for number in self.after[:-1]]
-        which = ", ".join([*where, "of the last model"]) if len(where) < 6 else f"of {len(self.after)} models"
-        return f"noisy totals of the evaluation {which}"
+        """Describe the evaluations in a part of a line."""
+        rounds = [f"after round {number}" for number in self.after[:-1]]
+        if len(rounds) >= 6:
+            return f"noisy totals of the evaluation of {len(self.after)} models"
+        return f"noisy totals of the evaluation {', '.join([*rounds, 'of the last model'])}"
 
 
 def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
-    """The noisy evaluations that a job asks for; None where it has none.
+    """Plan the noisy evaluations of a job; None if it has none.
 
     Raises:
         BudgetError: TF-701 if no noise is enough.

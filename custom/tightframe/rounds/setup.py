@@ -1,7 +1,7 @@
-"""A validated job joined with what it names: method, data set, model.
+"""A validated job together with the method, data set and model that it names.
 
-This is the only place that turns names of a job into objects, and it does so through the
-registries; nothing a job says is imported.
+Only this module turns names of a job into objects. It looks them up in the registries and imports nothing
+that a job names.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""
 CEILINGS = Ceilings()
 HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
-"""Options of backbones that are of their own head only."""
+"""Options of backbones that affect only the backbone's own head."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,12 @@ class JobSetup:
     """Everything that server and silos derive from a job alone.
 
     Attributes:
-        setting: of the job's own model, on which the sums rest.
-        site_settings: of silos that train another.
+        job: validated.
+        method: of the job.
+        dataset: of the job.
+        setting: with the job's own model, which fixes the fields of the sums.
+        privacy: plan of the releases; None without privacy.
+        site_settings: silo -> setting, of silos with a model of their own.
     """
 
     job: JobConfig
@@ -69,25 +73,25 @@ class JobSetup:
     site_settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def setting_at(self, site: str) -> Setting:
-        """The setting with the model that a silo trains."""
+        """Return the setting with the model that a silo trains."""
         return self.site_settings.get(site, self.setting)
 
     @cached_property
     def plan(self) -> RunPlan:
-        """Every exchange of the run."""
+        """All exchanges of the run."""
         return RunPlan(self)
 
     def initial_state(self) -> ServerState:
-        """The state before round 1, from the job's seed."""
+        """Return the state before round 1, from the job's seed."""
         return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
-        """The method's phases of one training round (1-based); under privacy nothing is told of losses."""
+        """Return the method's phases of one training round (1-based), under privacy without losses."""
         phases = self.method.plan(self.setting, round_number, self.job.rounds)
         return phases if self.job.privacy is None else tuple(map(_without_losses, phases))
 
     def statistics_phases(self) -> tuple[Phase, ...]:
-        """The sums of pooled statistics that the method needs, before anything else."""
+        """Return the phases of the pooled statistics that the method or the model's input scaling needs."""
         names = self.method.statistics(self.setting) if self.method.statistics else ()
         if _standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
@@ -102,39 +106,39 @@ class JobSetup:
         return (*made[:-1], replace(last, update=update))
 
     def _standardised(self, state: ServerState) -> ServerState:
-        """The state once the statistics are in: a model that standardises its inputs has their moments."""
+        """Copy the pooled moments into a model that standardises its inputs."""
         if STANDARDISE_MEAN not in state.model or FEATURE_MEAN not in state.extra:
             return state
-        found = {STANDARDISE_MEAN: state.extra[FEATURE_MEAN], STANDARDISE_STD: state.extra[FEATURE_STD]}
-        fitted = {name: value.to(state.model[name].dtype) for name, value in found.items()}
+        moments = {STANDARDISE_MEAN: state.extra[FEATURE_MEAN], STANDARDISE_STD: state.extra[FEATURE_STD]}
+        fitted = {name: value.to(state.model[name].dtype) for name, value in moments.items()}
         return state.evolve(model={**state.model, **fitted})
 
     def before_phases(self) -> tuple[Phase, ...]:
-        """Phases before round 1."""
+        """Return the method's phases before round 1."""
         return self.method.before(self.setting) if self.method.before else ()
 
     def after_phases(self) -> tuple[Phase, ...]:
-        """Phases between the last round and the closing one."""
+        """Return the method's phases between the last round and the closing."""
         return self.method.after(self.setting) if self.method.after else ()
 
     @property
     def evaluates(self) -> bool:
-        """Whether silos tell how models do on their records: under privacy only with noise."""
+        """Check whether the run sums evaluations, which under privacy it does only with noise."""
         return self.job.privacy is None or self.job.privacy.evaluation == "noisy"
 
     def evaluates_in(self, number: int) -> bool:
-        """Whether the model that a training round begins with is evaluated: with noise, as planned only."""
+        """Check whether a training round evaluates the model that it begins with."""
         if self.privacy is None:
             return self.evaluates
         return self.privacy.evaluation is not None and self.privacy.evaluation.in_round(number)
 
 
 def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -> JobSetup:
-    """Validate a job wholly: its values, the names it uses, their options, its sums.
+    """Validate a whole job: its values, the names that it uses, their options, its sums.
 
     Args:
         values: of the job.
-        ceilings: what is larger is neither built nor planned.
+        ceilings: limits on what is built or planned.
 
     Raises:
         JobError: listing every problem at once.
@@ -144,9 +148,9 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     job, problems = check_job(raw)
     if not isinstance(raw, dict):
         raise JobError(problems)
-    method = named(methods.get, raw.get("method"), "method", problems)
-    dataset = named(data.get, raw.get("dataset"), "dataset", problems)
-    backbone = named(models.get, raw.get("model"), "model", problems)
+    method = look_up(methods.get, raw.get("method"), "method", problems)
+    dataset = look_up(data.get, raw.get("dataset"), "dataset", problems)
+    backbone = look_up(models.get, raw.get("model"), "model", problems)
     config = options_of(method, "config", raw, "method_options", problems)
     dataset_options = options_of(dataset, "options", raw, "dataset_options", problems)
     model_options = options_of(backbone, "options", raw, "model_options", problems)
@@ -156,9 +160,9 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     input_shape = dataset.input_shape(dataset_options)
 
     def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
-        return built(partial(build_any, backbone, options), ceilings.parameters)
+        return build_within(partial(build_any_size, backbone, options), ceilings.parameters)
 
-    def build_any(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
+    def build_any_size(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
         model = backbone.build(options, input_shape, dataset.num_classes)
         head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
         if head is not None:
@@ -175,7 +179,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         update_bound=job.update_bound,
         privacy=privacy_plan.public_setting(job),
     )
-    shared: dict[str, Setting] = {}  # of silos that train the same
+    shared: dict[str, Setting] = {}  # one setting for all silos with the same model
     own = {
         site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
         for site, other in others.items()
@@ -184,43 +188,43 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     if job.privacy is not None:
         setup = _with_privacy(setup)
     _check_sums(setup, ceilings)
-    _check_own_models(setup)
+    _check_without_global_model(setup)
     _check_head(setup, raw.get("model_options", {}))
     return setup
 
 
-def _site_models(method: Method | None, asked: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
-    """Backbone and options of each silo that has a model of its own, as far as they are right."""
-    if not isinstance(asked, dict) or not asked:
-        return {}  # what is no mapping the job's own validation has told of
+def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
+    """Return backbone and options of each site model, and note what is wrong with them."""
+    if not isinstance(raw, dict) or not raw:
+        return {}  # the job's own validation has refused what is no mapping
     if method is not None and method.own_model is None:
         others = ", ".join(item.name for item in methods.METHODS if item.own_model is not None)
         problems.append(
             f"site_models: {method.name} has a global model, which all silos train; silos may have models of "
             f"their own with {others}"
         )
-    found = {}
-    for site, values in asked.items():
+    site_models = {}
+    for site, values in raw.items():
         if isinstance(values, dict):
             place = f"site_models.{site}."
-            backbone = named(models.get, values.get("model"), f"{place}model", problems)
+            backbone = look_up(models.get, values.get("model"), f"{place}model", problems)
             options = options_of(backbone, "options", values, "model_options", problems, place)
-            found[site] = (backbone, options)
-    return found
+            site_models[site] = (backbone, options)
+    return site_models
 
 
 def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
-    """``privacy.normalisation.make_private``, imported only where a job has privacy."""
+    """Call ``privacy.training.normalisation.make_private``, imported only where a job has privacy."""
     from tightframe.privacy.training import normalisation
 
     return normalisation.make_private(model, form)
 
 
 def _with_privacy(setup: JobSetup) -> JobSetup:
-    """The setup with its privacy plan, if everything that would leave a silo has a mechanism.
+    """Return the setup with its privacy plan.
 
     Raises:
-        JobError: TF-101, naming each field or option that has none.
+        JobError: TF-101, naming each field or option that no mechanism protects.
     """
     job, method, config = setup.job, setup.method, setup.setting.config
     if method.private is None:
@@ -244,7 +248,7 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         raise JobError([f"privacy: {reason}" for reason in reasons])
     numbers = range(1, job.rounds + 1)
     rounds = [(number, setup.training_phases(number)) for number in numbers]
-    bare = [
+    unprotected = [
         item.name
         for _, phases in rounds
         for phase in phases
@@ -252,38 +256,45 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         if item.mechanism is None
     ]
     others = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
-    bare += [item.name for phase in others for item in phase.schema.fields]
-    if bare:
-        raise JobError(
-            [f"privacy: nothing protects the field {name} of {method.name}" for name in dict.fromkeys(bare)]
-        )
+    unprotected += [item.name for phase in others for item in phase.schema.fields]
+    if unprotected:
+        names = dict.fromkeys(unprotected)
+        raise JobError([f"privacy: nothing protects the field {name} of {method.name}" for name in names])
     prior = method.private_prior is not None and method.private_prior(config)
     try:
-        made = privacy_plan.make_plan(job, rounds, prior=prior, num_classes=setup.dataset.num_classes)
-        return replace(setup, privacy=made)
+        plan = privacy_plan.make_plan(job, rounds, prior=prior, num_classes=setup.dataset.num_classes)
+        return replace(setup, privacy=plan)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None
 
 
 def _without_losses(phase: Phase) -> Phase:
-    """A phase whose silos tell nothing of their losses, which are exact statistics of records."""
-    kept = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
+    """Return a phase without the silos' losses, which are exact statistics of records."""
+    fields = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, broadcast, state)
-        names = {item.name for item in kept}
+        names = {item.name for item in fields}
         return replace(made, tensors={name: item for name, item in made.tensors.items() if name in names})
 
-    return replace(phase, schema=Schema(kept), contribute=contribute)
+    return replace(phase, schema=Schema(fields), contribute=contribute)
 
 
 def set_threads(threads: int) -> None:
-    """Intra-op threads of torch: part of the job, because they change the last bits of a run."""
+    """Set torch's intra-op threads, which are part of the job because they change the last bits of a run."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
 
 
 def _check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
+    """Refuse sums that exceed a ceiling or could wrap around.
+
+    Of the training rounds, the first two and the first with a release are checked.
+
+    Raises:
+        JobError: TF-101.
+        TooLargeError: TF-632.
+    """
     job, plan = setup.job, setup.plan
     releases = setup.privacy.releases if setup.privacy is not None else ()
     first = job.done + 1
@@ -307,11 +318,11 @@ def _check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
         raise JobError([f"the method cannot be planned with these options: {error}"]) from None
 
 
-def _check_own_models(setup: JobSetup) -> None:
+def _check_without_global_model(setup: JobSetup) -> None:
     """Refuse what needs a global model where the method has none.
 
     Raises:
-        JobError: TF-101, naming each.
+        JobError: TF-101, naming each setting.
     """
     if setup.method.own_model is None:
         return
@@ -323,17 +334,17 @@ def _check_own_models(setup: JobSetup) -> None:
         )
     if _standardises(setup.setting):
         problems.append(_no_moments("model_options", setup.method))
-    told: dict[int, list[str]] = {}  # by setting, which silos that train the same share
+    known: dict[int, list[str]] = {}  # by setting, which silos with the same model share
     for site, setting in sorted(setup.site_settings.items()):
-        if id(setting) not in told:
-            told[id(setting)] = _site_model_problems(setup, setting, setup.job.model_at(site).model)
-        problems += [f"site_models.{site}{problem}" for problem in told[id(setting)]]
+        if id(setting) not in known:
+            known[id(setting)] = _site_model_problems(setup, setting, setup.job.model_at(site).model)
+        problems += [f"site_models.{site}{problem}" for problem in known[id(setting)]]
     if problems:
         raise JobError(problems)
 
 
 def _site_model_problems(setup: JobSetup, setting: Setting, name: str) -> list[str]:
-    """Why a model that some silos train cannot be built, or does not go with the job's sums."""
+    """List the reasons why a silo's own model cannot be built or does not match the job's sums."""
     try:
         width, sums = _width(setting), _schemas(setup, setting)
     except (ValueError, TypeError) as error:
@@ -364,34 +375,45 @@ def _width(setting: Setting) -> int:
 
 
 def _schemas(setup: JobSetup, setting: Setting) -> list[Schema]:
-    """The sums of a method with a setting's model."""
-    of = replace(setup, setting=setting)
-    return [item.schema for item in (*of.before_phases(), *of.training_phases(1), *of.after_phases())]
+    """Return the schemas of a method's sums with a setting's model."""
+    own = replace(setup, setting=setting)
+    return [item.schema for item in (*own.before_phases(), *own.training_phases(1), *own.after_phases())]
 
 
-def _check_head(setup: JobSetup, asked: dict[str, Any]) -> None:
-    """Refuse options of the backbone's head where the method brings a head of its own."""
-    options = sorted(name for name in HEAD_OPTIONS if asked.get(name))
+def _check_head(setup: JobSetup, model_options: dict[str, Any]) -> None:
+    """Refuse options of the backbone's head where the method has a head of its own.
+
+    Raises:
+        JobError: TF-101, naming each option.
+    """
+    options = sorted(name for name in HEAD_OPTIONS if model_options.get(name))
     if options and brings_head(setup.method, setup.setting):
-        ours = f"{setup.method.name} has a head of its own, without it"
-        raise JobError([f"model_options.{name}: {ours}" for name in options])
+        reason = f"{setup.method.name} has a head of its own, without it"
+        raise JobError([f"model_options.{name}: {reason}" for name in options])
 
 
 def brings_head(method: Method, setting: Setting) -> bool:
-    """Whether a method replaces the backbone's head, with these options of its own."""
+    """Check whether a method, with its options in this setting, replaces the backbone's head."""
     if method.head is None:
         return False
     return method.head(setting.config, _width(setting), setting.num_classes) is not None
 
 
-SITES_OWN = frozenset({"min_class_count"})
-"""Rules of a site's that no option of a job may be called after, so that no method takes one from a job."""
+SITE_RULES = frozenset({"min_class_count"})
+"""Rules of a site whose names no option of a job may have, so that no method takes them from a job."""
 
 
-def named(get: Any, name: Any, key: str, problems: list[str]) -> Any:
-    """What a registry has under a name; None, and the problem noted, if that is nothing."""
+def look_up(get: Any, name: Any, key: str, problems: list[str]) -> Any:
+    """Look up a name in a registry; None, with the problem noted, if there is no such entry.
+
+    Args:
+        get: lookup function of the registry.
+        name: as the job has it.
+        key: of the name in the job.
+        problems: list to which a problem is added.
+    """
     if not isinstance(name, str):
-        return None  # missing or no text: the job's own validation has said so
+        return None  # missing or no text, which the job's own validation has noted
     try:
         return get(name)
     except JobError as error:
@@ -402,23 +424,23 @@ def named(get: Any, name: Any, key: str, problems: list[str]) -> Any:
 def options_of(
     owner: Any, attribute: str, raw: dict[str, Any], key: str, problems: list[str], place: str = ""
 ) -> Any:
-    """The options that a job gives to what it names, validated by that; None if they are wrong.
+    """Validate the options that a job gives for a registry's entry; None if they are wrong.
 
     Args:
-        owner: a registry's entry; None has no options.
-        attribute: of the entry, which has the options' model.
-        raw: values that the options are among.
-        key: of the options.
-        problems: what is wrong is added here.
-        place: where in the job the values lie, if not at its top: ``site_models.site-1.``.
+        owner: the entry; None has no options.
+        attribute: of the entry that holds the options' model.
+        raw: values that contain the options.
+        key: of the options in these values.
+        problems: list to which problems are added.
+        place: prefix of the values' keys, if they are not at the job's top level: ``site_models.site-1.``.
     """
     values = raw.get(key, {})
     if owner is None or not isinstance(values, dict):
         return None
-    if own := sorted(SITES_OWN.intersection(values)):
+    if own := sorted(SITE_RULES.intersection(values)):
         problems += [
             f"{place}{key}.{name}: Expected it to be left out, because it is each site's own rule (in its "
-            "`policy`): jobs that differ in it would tell a single silo's records apart"
+            "`policy`): jobs that differ in it would reveal a single silo's records"
             for name in own
         ]
         return None
@@ -433,15 +455,15 @@ def options_of(
 RULE = "max_parameters"
 
 
-def built(make: Callable[[], nn.Module], most: int | None) -> nn.Module:
-    """A model, if it has no more numbers than a ceiling.
+def build_within(make: Callable[[], nn.Module], most: int | None) -> nn.Module:
+    """Build a model that has no more numbers than a ceiling.
 
-    The ceiling holds while the model is built: every tensor's size is looked at before torch allocates
-    it. That needs no arithmetic of each backbone, and so holds for those of other packages, too.
+    The ceiling is enforced while the model is built: every tensor's size is checked before torch allocates
+    it. This works for any backbone, those of other packages included.
 
     Args:
-        make: builds it.
-        most: numbers in its parameters and buffers; None for no limit.
+        make: builds the model.
+        most: largest number of values in its parameters and buffers; None for no limit.
 
     Raises:
         TooLargeError: TF-632.
@@ -457,7 +479,7 @@ def built(make: Callable[[], nn.Module], most: int | None) -> nn.Module:
 
 
 class _Allocating(TorchFunctionMode):
-    """Counts the numbers of new tensors; initialisers may make as many beside the model's own."""
+    """Counts the values of new tensors; initialisers may allocate as many again as the model itself."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -481,7 +503,7 @@ _OF_TENSOR = {
 
 
 def _new_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Numbers in the tensor that a function makes from sizes that it is given; 0 for all other functions."""
+    """Return the number of values in the tensor that a call allocates by a given size; 0 for other calls."""
     if func is torch.eye:
         rows, columns = [*args, kwargs.get("n"), kwargs.get("m")][:2]
         return int(rows) * int(columns if columns is not None else rows)

@@ -1,4 +1,4 @@
-"""What is read of an X.509 certificate, and the keys that are strong enough."""
+"""X.509 certificates: the parts that are read, and the public keys that are accepted."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ PublicKey: TypeAlias = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 Kind = TypeVar("Kind", bound=x509.ExtensionType)
 
 RSA_BITS = (2048, 8192)
-"""Provisioning makes 2048; the upper bound is what ``MAX_SIGNATURE`` of the messages holds."""
+"""Smallest and largest RSA key in bits: 2048 is what provisioning generates; a signature by 8192 bits fills
+``messages.MAX_SIGNATURE``."""
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that is read of a certificate, read at once, because parsers fail late as well as early.
+    """The parts of a certificate, all parsed at once, because the parser raises late for some of them.
 
     Attributes:
-        public_key: of whatever type.
-        subject: whose it is.
-        issuer: who says that it issued it.
-        not_before: first moment at which it is valid.
-        not_after: last one.
+        public_key: of any type.
+        subject: name of the holder.
+        issuer: name of the stated issuer.
+        not_before: start of its validity.
+        not_after: end of its validity.
         extensions: all of them.
         signed: the bytes that the issuer signed.
         signed_how: the signature's padding or scheme.
-        signed_hash: the signature's hash; None where the scheme has its own.
+        signed_hash: the signature's hash; None if the scheme has its own.
         signature: the issuer's.
     """
 
@@ -51,22 +52,22 @@ class Certificate:
 
     @classmethod
     def read(cls, der: bytes, what: str, blamed: str | None = None) -> Certificate:
-        """Read DER.
+        """Parse a certificate.
 
         Args:
-            der: the certificate.
-            what: what to call it.
-            blamed: the site that showed it, if one did.
+            der: the certificate, DER.
+            what: its name in errors.
+            blamed: the site that sent it; None if no site did.
 
         Raises:
             IdentityError: TF-602, if any of these parts cannot be read.
         """
         try:
             certificate = x509.load_der_x509_certificate(der)
-            # The signature is the last part, a BIT STRING. A count of unused bits other than 0 would be
-            # one more encoding of the same certificate, which the parser lets pass.
+            # The signature is the last part, a BIT STRING. A count of unused bits other than 0 would be a
+            # second encoding of the same certificate, which the parser accepts.
             if not der.endswith(b"\x00" + certificate.signature):
-                raise ValueError("the signature is no whole number of bytes")
+                raise ValueError("the signature is not a whole number of bytes")
             return cls(
                 public_key=certificate.public_key(),
                 subject=certificate.subject,
@@ -79,23 +80,23 @@ class Certificate:
                 signed_hash=certificate.signature_hash_algorithm,
                 signature=certificate.signature,
             )
-        except Exception:  # a stranger's bytes: whatever the parser makes of them, it is one refusal
+        except Exception:  # untrusted bytes: whatever the parser raises is the same refusal
             raise IdentityError(
                 what, expected="a well-formed X.509 certificate", found="something else", blamed=blamed
             ) from None
 
     @property
     def is_ca(self) -> bool:
-        """Whether it says that its key may issue certificates, in either of the two places for it."""
+        """True if basic constraints or key usage allow its key to issue certificates."""
         basic, usage = self.extension(x509.BasicConstraints), self.extension(x509.KeyUsage)
         return (basic is not None and basic.ca) or (usage is not None and usage.key_cert_sign)
 
     def extension(self, kind: type[Kind]) -> Kind | None:
-        """The extension of a kind, if there is one."""
+        """Return the extension of a kind; None if there is none."""
         return next((item.value for item in self.extensions if isinstance(item.value, kind)), None)
 
     def check_dates(self, at: datetime, what: str, blamed: str | None) -> None:
-        """Return if it is valid at a time.
+        """Check that the certificate is valid at a time.
 
         Raises:
             IdentityError: TF-602.
@@ -110,16 +111,20 @@ class Certificate:
 
 
 def accepted_key(key: object, what: str, blamed: str | None = None) -> PublicKey:
-    """The key, if it is RSA of 2048 to 8192 bits, or EC on one of NIST's prime curves.
+    """Return the key if it is RSA of 2048 to 8192 bits, or EC on a NIST prime curve.
 
     Raises:
-        IdentityError: TF-602, if it is of another type or too weak.
+        IdentityError: TF-602, if it is of another type, curve or size.
     """
     least, most = RSA_BITS
     if isinstance(key, rsa.RSAPublicKey):
         if not least <= key.key_size <= most:
-            expected, found = f"RSA of {least} to {most} bits", f"{key.key_size} bits"
-            raise IdentityError(what, expected=expected, found=found, blamed=blamed)
+            raise IdentityError(
+                what,
+                expected=f"RSA of {least} to {most} bits",
+                found=f"{key.key_size} bits",
+                blamed=blamed,
+            )
         return key
     if isinstance(key, ec.EllipticCurvePublicKey):
         if key.curve.name not in CURVES:
@@ -130,5 +135,5 @@ def accepted_key(key: object, what: str, blamed: str | None = None) -> PublicKey
 
 
 def spki(key: PublicKey) -> bytes:
-    """SubjectPublicKeyInfo, DER: what identifies a public key."""
+    """Return the SubjectPublicKeyInfo (DER), which identifies a public key."""
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)

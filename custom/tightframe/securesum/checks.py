@@ -1,4 +1,4 @@
-"""What sites and the server compute and check alike; each formula is written once, here."""
+"""Formulas and checks that sites and the server share, so that each is written once."""
 
 from __future__ import annotations
 
@@ -40,29 +40,36 @@ LOW_ORDER_SIGNING = frozenset(
         55188659117513257062467267217118295137698188065244968500265048394206261417927,
     }
 )
-"""The y-coordinates of edwards25519 whose points' order divides 8 (RFC 8032, section 5.1). Under such a
-key one signature passes for any message, and the library does not refuse it."""
+"""The y-coordinates of edwards25519 whose points' order divides 8 (RFC 8032, section 5.1). With such a key
+one signature is valid for any message, and the library does not refuse it."""
 
 
 def commitment(name: str, slot: int, group: Group, seed: bytes) -> bytes:
-    """The commitment of a site to its self mask's seed b of a slot and group: 32 bytes."""
+    """Return the commitment of a site to its self mask's seed b of a slot and group: 32 bytes."""
     return digest("commitment", name, slot, group, seed)
 
 
 def box_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
-    """The AES-256 key of the box from ``dealer`` to ``holder``, from their channel keys' shared secret."""
+    """Derive the AES-256 key of the box from ``dealer`` to ``holder``.
+
+    Args:
+        shared: X25519 of their channel keys.
+        session: T.
+        dealer: the site that dealt the shares.
+        holder: the site that receives them.
+    """
     return derive(shared, salt=session, tag="box", fields=(dealer, holder))
 
 
 def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
-    """What a box authenticates besides its content."""
+    """Return the associated data of a box."""
     return encode_fields("box", session, dealer, holder)
 
 
 def pair_mask(
     private: Secret, public: bytes, session: bytes, slot: int, group: Group, *, own: str, other: str
 ) -> bytes:
-    """The key m of the mask between two sites, from one's private and the other's public key of a slot.
+    """Derive the key m of the mask between two sites, from a private key and the other's public key.
 
     Raises:
         KeyAgreementError: TF-606, if the other's key is of low order.
@@ -72,20 +79,23 @@ def pair_mask(
 
 
 def masked_hash(masked: bytes) -> bytes:
-    """SHA-256 of a group's masked bytes, as a receipt holds it."""
+    """Return the SHA-256 of a group's masked bytes, as in a receipt."""
     return hashlib.sha256(masked).digest()
 
 
 def group_layout(fields: Sequence[FieldSpec], group: Group) -> Layout:
-    """How the elements of one group of a schema lie."""
+    """Return the layout of one group of a schema."""
     return Layout.of([item for item in fields if item.group == group])
 
 
 def verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what: str) -> None:
-    """``primitives.ed25519_verify`` with ``blamed`` set to whose signature it had to be.
+    """Check an Ed25519 signature and, if it is wrong, set ``blamed`` to its owner.
 
-    A site gets everything by way of the server, which checks the same before it relays: there the
-    blame holds for a server that keeps to the protocol.
+    A site receives all messages from the server, which checks the same before it relays them. So a
+    site may rely on ``blamed`` only if the server follows the protocol.
+
+    Raises:
+        SignatureError: TF-603.
     """
     try:
         ed25519_verify(public, signature, message, owner=owner, what=what)
@@ -95,7 +105,7 @@ def verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what:
 
 
 def verify_advertisement(verifier: Verifier, item: Advertisement, params_digest: bytes) -> None:
-    """``Verifier.check`` with ``blamed`` set.
+    """Verify an advertisement and, if it is invalid, set ``blamed`` to its site.
 
     Raises:
         IdentityError: TF-602.
@@ -109,7 +119,7 @@ def verify_advertisement(verifier: Verifier, item: Advertisement, params_digest:
 
 
 def verify_receipt(receipt: Receipt, session: bytes, key: bytes) -> None:
-    """Return if a receipt is signed, in this session, with its site's session key.
+    """Check that a receipt is signed, in this session, with its site's session key.
 
     Raises:
         SignatureError: TF-603.
@@ -118,11 +128,11 @@ def verify_receipt(receipt: Receipt, session: bytes, key: bytes) -> None:
 
 
 def read_advertisements(params: Params, message: Advertisements) -> tuple[Advertisement, ...]:
-    """The advertisements of exactly the roster, in its order.
+    """Read the advertisements of exactly the roster, in its order.
 
     Raises:
         MessageError: TF-604.
-        RosterError: TF-605, if one is missing, too many or in another place.
+        RosterError: TF-605, if one is missing, extra or out of order.
     """
     items = tuple(Advertisement.from_bytes(raw, slots=params.slots) for raw in message.items)
     names = [item.name for item in items]
@@ -145,28 +155,28 @@ class Keys:
         self._owners: dict[bytes, str] = {}
 
     def add(self, item: Advertisement) -> None:
-        """Take one advertisement's keys.
+        """Add one advertisement's keys.
+
+        If two sites use the same key, neither is blamed: both signed it, and which of them had it first
+        is not known.
 
         Raises:
-            IdentityError: TF-602, if its provisioned key is also another's.
-            KeyAgreementError: TF-606, if another key is of low order or occurred before. Without
-                this a site could reflect another's keys and share its masks.
-
-        Where two sites show one key, neither is blamed: both signed it, and which of them had it
-        first cannot be told.
+            IdentityError: TF-602, if another site has the same provisioned key.
+            KeyAgreementError: TF-606, if another key is of low order or occurred before. Without this
+                check a site could copy the keys of another and share its masks.
         """
-        found = {public_key_hash(item.certificate): item.name}
-        if found.keys() & self._owners.keys():
+        owners = {public_key_hash(item.certificate): item.name}
+        if owners.keys() & self._owners.keys():
             raise IdentityError(
                 f"the provisioned key of {item.name}",
                 expected="its own",
-                found=f"that of {self._owners[next(iter(found))]}",
+                found=f"that of {self._owners[next(iter(owners))]}",
             )
         agreement = [item.channel_key]
         agreement += [item.slot_key(slot, group) for slot in range(self._slots) for group in GROUPS]
         _check_signing(item.session_key, item.name)
         for key in [item.session_key, *(_canonical(key, item.name) for key in agreement)]:
-            if key in found or key in self._owners:
+            if key in owners or key in self._owners:
                 other = self._owners.get(key, item.name)
                 raise KeyAgreementError(
                     f"a public key of {item.name}",
@@ -174,24 +184,24 @@ class Keys:
                     found=f"also one of {other}",
                     blamed=item.name if other == item.name else None,
                 )
-            found[key] = item.name
-        self._owners |= found
+            owners[key] = item.name
+        self._owners |= owners
 
 
 def _check_signing(key: bytes, owner: str) -> None:
-    """Return if an Ed25519 key is in its one encoding and of full order."""
+    """Check that an Ed25519 key is in its canonical encoding and of full order."""
     coordinate = int.from_bytes(key, "little") & (2**255 - 1)  # the last bit is the sign of x
     if coordinate >= _PRIME or coordinate in LOW_ORDER_SIGNING:
         raise KeyAgreementError(
             f"the session key of {owner}",
             expected="a point of full order",
-            found="one of low order, or in a second encoding",
+            found="one of low order, or not in its canonical encoding",
             blamed=owner,
         )
 
 
 def _canonical(key: bytes, owner: str) -> bytes:
-    """The one encoding of an X25519 key, which has several (RFC 7748, section 5), if it is of full order."""
+    """Return the canonical one of an X25519 key's encodings (RFC 7748, section 5); refuse low order."""
     coordinate = (int.from_bytes(key, "little") & (2**255 - 1)) % _PRIME
     if coordinate in LOW_ORDER:
         raise KeyAgreementError(

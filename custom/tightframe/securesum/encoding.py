@@ -1,4 +1,4 @@
-"""Real numbers as integers of a ring, so that a sum does not depend on the order of its terms.
+"""Fixed-point encoding of real numbers in a ring, so that a sum does not depend on the order of its terms.
 
 A value x is encoded as ``q = rint(x * 2**f) mod 2**w`` in a ring of w = 32 or 64 bits with f
 fraction bits. Terms are added modulo ``2**w``; the total of n terms is read back as a signed
@@ -6,9 +6,9 @@ integer and divided by ``2**f``. Each term is rounded once, so the decoded total
 ``n * 2**-(f + 1)`` of the sum of the values. (Where a 64-bit total reaches ``2**53`` units,
 reading it into a float64 rounds it once more, to the nearest representable number.)
 
-The total is right only if no sum can leave the ring: ``n * (bound * 2**f + 1 + noise tail)`` must
-stay below ``2**(w - 1)``. This is checked in exact arithmetic, because the quantities lie beyond
-the 53 bits in which float64 is exact.
+The total is correct only if no sum can wrap around: ``n * (bound * 2**f + 1 + noise tail)`` must stay
+below ``2**(w - 1)``. This is checked in exact arithmetic, because these numbers need more than the 53
+bits in which float64 is exact.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FRACTION_BITS_64 = 24
 # Beyond this, 2**f or 2**-f would leave the normal range of float64 and scaling would not be exact.
 _MAX_FRACTION_BITS = 960
 _CHUNK = 1 << 15
-"""Values that are encoded at a time, so that what lies between them and their integers stays in cache."""
+"""Values encoded at a time, so that the intermediate arrays stay in the processor's cache."""
 _UNSIGNED: dict[int, type[np.uint32] | type[np.uint64]] = {32: np.uint32, 64: np.uint64}
 _SIGNED: dict[int, type[np.int32] | type[np.int64]] = {32: np.int32, 64: np.int64}
 
 
 class EncodingError(Exception):
-    """Base of the refusals of this module; ``code`` may leave the site, the message may not."""
+    """Base of this module's errors; ``code`` may leave the site, the message may not."""
 
     code: str
 
@@ -58,18 +58,18 @@ class RingOverflowError(EncodingError):
 
 
 def fraction_bits(ring: int, bound: float, parties: int) -> int:
-    """Fraction bits f for values up to ``bound`` in a sum over ``parties`` terms.
+    """Return the fraction bits f for values up to ``bound`` in a sum over ``parties`` terms.
 
-    24 for the 64-bit ring. For the 32-bit ring the largest f for which the sum cannot wrap, which
-    is ``floor(log2((2**31 / parties - 1) / bound))``; where that quotient is exactly a power of
-    two, one bit less, because the rule of ``check_no_wrap`` is strict.
+    24 for the 64-bit ring. For the 32-bit ring the largest f for which the sum cannot wrap, which is
+    ``floor(log2((2**31 / parties - 1) / bound))``; if that quotient is exactly a power of two, one bit
+    less, because the inequality of ``check_no_wrap`` is strict.
 
     >>> fraction_bits(64, 1e6, 100), fraction_bits(32, 1.0, 100), fraction_bits(32, 8.0, 6)
     (24, 24, 25)
 
     Raises:
-        RingOverflowError: TF-404, if no number of fraction bits from 1 on fits.
-        ValueError: if an argument makes no sense.
+        RingOverflowError: TF-404, if not even 1 fraction bit fits.
+        ValueError: if an argument is out of range.
     """
     _check_arguments(ring, bound, parties)
     if ring == 64:
@@ -97,7 +97,7 @@ def check_no_wrap(ring: int, bits: int, bound: float, parties: int, noise_tail: 
 
     Raises:
         RingOverflowError: TF-404, unless ``parties * (bound * 2**bits + 1 + noise_tail) < 2**(ring - 1)``.
-        ValueError: if an argument makes no sense.
+        ValueError: if an argument is out of range.
     """
     _check_arguments(ring, bound, parties)
     if not 0 <= bits <= _MAX_FRACTION_BITS:
@@ -106,7 +106,7 @@ def check_no_wrap(ring: int, bits: int, bound: float, parties: int, noise_tail: 
         raise ValueError(f"Expected argument `noise_tail` to be at least 0, but got {noise_tail}.")
     largest = parties * (Fraction(bound) * 2**bits + 1 + noise_tail)
     if largest >= 2 ** (ring - 1):
-        # As an integer, because the quantity may lie beyond the largest float as well.
+        # As an integer, because the number may exceed the largest float.
         reached = math.log2(math.floor(largest))
         raise RingOverflowError(
             f"Expected a sum of {parties} terms with bound {bound:g}, {bits} fraction bits and noise tail "
@@ -116,7 +116,7 @@ def check_no_wrap(ring: int, bits: int, bound: float, parties: int, noise_tail: 
 
 
 def encode(values: NDArray[np.float64], *, ring: int, bits: int, bound: float, name: str) -> RingArray:
-    """``rint(values * 2**bits) mod 2**ring``, halves rounded to even.
+    """Encode values as ``rint(values * 2**bits) mod 2**ring``, halves rounded to even.
 
     Scaling by a power of two is exact in float64 and so is ``rint``, hence a value is rounded once.
 
@@ -134,7 +134,7 @@ def encode(values: NDArray[np.float64], *, ring: int, bits: int, bound: float, n
         NotFiniteError: TF-401, if a value is NaN or infinite.
         OverBoundError: TF-402, if an absolute value is larger than ``bound``.
         RingOverflowError: TF-404, if even one term could leave the ring.
-        TypeError: if ``values`` are not float64, because a conversion here could lose digits unseen.
+        TypeError: if ``values`` are not float64, because a conversion here could silently lose digits.
     """
     if values.dtype != np.float64:
         raise TypeError(f"Expected field `{name}` as a float64 array, but got {values.dtype}.")
@@ -143,10 +143,10 @@ def encode(values: NDArray[np.float64], *, ring: int, bits: int, bound: float, n
     scaled, whole = np.empty(min(_CHUNK, values.size)), np.empty(min(_CHUNK, values.size), np.int64)
     for start in range(0, values.size, _CHUNK):
         part = flat[start : start + _CHUNK]
-        # NaN passes through both extremes, so two comparisons settle the usual case.
+        # A NaN makes both extremes NaN, so two comparisons are enough in the usual case.
         low, high = float(part.min()), float(part.max())
         if not (-bound <= low and high <= bound):
-            raise _refusal(values, bound, name)
+            raise _value_error(values, bound, name)
         np.multiply(part, 2.0**bits, out=scaled[: part.size])
         np.rint(scaled[: part.size], out=scaled[: part.size])
         # By check_no_wrap every |scaled| < 2**(ring - 1), so that the conversion to int64 is exact; the
@@ -156,23 +156,23 @@ def encode(values: NDArray[np.float64], *, ring: int, bits: int, bound: float, n
     return out.reshape(values.shape)
 
 
-def _refusal(values: NDArray[np.float64], bound: float, name: str) -> EncodingError:
-    """What is wrong with values of which some are not finite or over their bound."""
-    found = values.size - int(np.count_nonzero(np.isfinite(values)))
-    if found:
+def _value_error(values: NDArray[np.float64], bound: float, name: str) -> EncodingError:
+    """Return the error for values of which some are not finite, or else over their bound."""
+    not_finite = values.size - int(np.count_nonzero(np.isfinite(values)))
+    if not_finite:
         return NotFiniteError(
-            f"Expected field `{name}` to be finite, but got {found} of {values.size} values "
+            f"Expected field `{name}` to be finite, but got {not_finite} of {values.size} values "
             "that are NaN or infinite."
         )
-    found = int(np.count_nonzero(np.abs(values) > bound))
+    over = int(np.count_nonzero(np.abs(values) > bound))
     return OverBoundError(
-        f"Expected the absolute values of field `{name}` to be at most {bound:g}, but got {found} "
+        f"Expected the absolute values of field `{name}` to be at most {bound:g}, but got {over} "
         f"of {values.size} values that are larger."
     )
 
 
 def decode(total: RingArray, *, ring: int, bits: int) -> NDArray[np.float64]:
-    """A total of encoded terms as float64, read as signed integers in units of ``2**-bits``.
+    """Decode a total of encoded terms, signed integers in units of ``2**-bits``, to float64.
 
     >>> decode(np.array([2**32 - 3, 3], dtype=np.uint32), ring=32, bits=1).tolist()
     [-1.5, 1.5]
@@ -220,7 +220,7 @@ def _check_arguments(ring: int, bound: float, parties: int) -> None:
 
 
 def _floor_log2_below(limit: Fraction) -> int:
-    """The largest integer f with ``2**f < limit``, for ``limit`` > 0."""
+    """Return the largest integer f with ``2**f < limit``, for ``limit`` > 0."""
     numerator, denominator = limit.numerator, limit.denominator
     exponent = numerator.bit_length() - denominator.bit_length()
     # 2**(exponent - 1) < limit < 2**(exponent + 1)

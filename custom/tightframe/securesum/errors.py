@@ -1,6 +1,6 @@
-"""What the protocol refuses: one class for each kind, saying what was found and what was expected.
+"""The protocol's errors: one class and code for each kind, with the expected and the found value.
 
-``code`` may leave a site. The message names sites, slots, sizes and public hashes, and never a
+``code`` may leave a site. The message names sites, slots, sizes and public hashes, but never a
 secret, a share or a value of a record.
 """
 
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 
 class ProtocolError(Exception):
-    """Base of the protocol's refusals.
+    """Base of the protocol's errors.
 
     Args:
-        what: the thing that was looked at, for example ``threshold``.
-        expected: what it must be.
-        found: what it was.
-        blamed: the site that is to blame, where that is proved; else None.
+        what: the subject of the check, for example ``the threshold``.
+        expected: the value that it must have.
+        found: the value that it has.
+        blamed: the site that is proved to be at fault; otherwise None.
     """
 
     code = "TF-600"
@@ -31,13 +31,13 @@ class ParametersError(ProtocolError):
 
 
 class IdentityError(ProtocolError):
-    """A certificate, key or pin does not prove that a site is who it says (TF-602)."""
+    """A certificate, key or pin does not prove a site's identity (TF-602)."""
 
     code = "TF-602"
 
 
 class SignatureError(ProtocolError):
-    """A signature is not that of the named site over what was shown (TF-603)."""
+    """A signature is not the named site's signature of this message (TF-603)."""
 
     code = "TF-603"
 
@@ -49,7 +49,7 @@ class MessageError(ProtocolError):
 
 
 class RosterError(ProtocolError):
-    """The advertisements shown are not exactly the roster's, or differ between sites (TF-605)."""
+    """The relayed advertisements are not exactly the roster's, or differ between sites (TF-605)."""
 
     code = "TF-605"
 
@@ -67,13 +67,13 @@ class ShareError(ProtocolError):
 
 
 class ReplayError(ProtocolError):
-    """An epoch, slot or sum id was used before, or answered otherwise (TF-608)."""
+    """An epoch, slot or sum id was used before, or with other contents (TF-608)."""
 
     code = "TF-608"
 
 
 class StateError(ProtocolError):
-    """A message came in a state in which it has no place, or its secrets are gone (TF-609)."""
+    """A message arrived in a state that does not accept it, or its secrets are erased (TF-609)."""
 
     code = "TF-609"
 
@@ -91,25 +91,25 @@ class SurvivorsError(ProtocolError):
 
 
 class StaticCohortError(ProtocolError):
-    """The static group was asked for another cohort than the one it was opened for (TF-612)."""
+    """The static group was requested for another cohort than the one it was opened for (TF-612)."""
 
     code = "TF-612"
 
 
 class ReleaseProfileError(ProtocolError):
-    """A sum over a data set would be formed in another way than those before it (TF-617)."""
+    """A sum over a data set would have another release profile than those before it (TF-617)."""
 
     code = "TF-617"
 
 
 class RecoveryError(ProtocolError):
-    """A sum cannot be opened for want of valid shares (TF-613); ``blamed`` where that is proved."""
+    """A sum cannot be opened for lack of valid shares (TF-613); ``blamed`` is set if a site is at fault."""
 
     code = "TF-613"
 
 
 def _one_line(text: str) -> str:
-    """The text with what is not printable escaped: parts of it are a stranger's, and it goes into logs."""
+    """Escape unprintable characters, because parts of the text come from peers and are written to logs."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
     )

@@ -1,14 +1,14 @@
-"""Who a site is: its provisioned certificate, what that must be, and signatures by its key.
+"""The identity of a site: its provisioned certificate, the checks on it, and signatures by its key.
 
-A certificate counts if the project's root itself signed it (one step: a site's own certificate
-issues nothing), it is no CA's, it is in date, it names exactly the roster's name and the role
-``client``, and its public key is one that this site has pinned, where it has pinned any. The checks
-are our own and not a web PKI path validation, because the question is another one: not whether some
-CA vouches for a host name, but whether *this* root issued *this* site's certificate directly.
-Revocation lists are not part of provisioning: a lost key is answered by a new root or by pins.
+A certificate is accepted if the project's root signed it directly, it is not a CA certificate, it is
+within its validity, it has exactly the name in the roster and the role ``client``, and its public
+key is pinned, if this site has pinned any for that name. The checks are our own and not a web PKI
+path validation, because the question differs: not whether some CA vouches for a host name, but
+whether *this* root issued *this* site's certificate. Provisioning has no revocation lists: a lost
+key is answered by a new root or by pins.
 
-A pin is SHA-256 of the SubjectPublicKeyInfo (RFC 7469, section 2.4), so that a certificate can be
-renewed for the same key; for a new key both pins are kept for a while.
+A pin is the SHA-256 of the SubjectPublicKeyInfo (RFC 7469, section 2.4), so that a certificate can be
+renewed for the same key; during a change of keys both pins are listed.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from tightframe.securesum.messages import Advertisement
 from tightframe.securesum.primitives import PREFIX
 
 ROLE = "client"
-"""What provisioning writes as the role of a site (attribute ``unstructuredName``)."""
+"""The role that provisioning gives a site (attribute ``unstructuredName``)."""
 
 SIGNATURE_HASHES = ("sha256", "sha384", "sha512")
 PSS_SALT_BYTES = 32
-"""The engine's login signs with the longest salt that fits, so that even the padding of its signatures
-differs from ours."""
+"""Salt of our signatures. The engine's login signs with the longest salt that fits, so even the padding of
+its signatures differs from ours."""
 
-# What a verifier does not understand but the issuer calls critical, it must refuse (RFC 5280, 4.2).
+# A verifier must refuse a critical extension that it does not understand (RFC 5280, section 4.2).
 _UNDERSTOOD = (
     x509.AuthorityKeyIdentifier,
     x509.BasicConstraints,
@@ -56,7 +56,7 @@ _UNDERSTOOD = (
 
 
 class Signer(Protocol):
-    """A site's provisioned identity, whatever holds the key."""
+    """A site's provisioned identity, wherever its key is kept."""
 
     @property
     def certificate(self) -> bytes:
@@ -64,16 +64,16 @@ class Signer(Protocol):
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """The provisioned key's signature of one of the protocol's strings."""
+        """Sign one of the protocol's strings with the provisioned key."""
         ...
 
 
 class KeySigner:
     """A signer with a private key in memory: RSA (PSS, SHA-256, 32-byte salt) or ECDSA (SHA-256).
 
-    It signs the protocol's own strings and nothing else, so that it cannot serve as an oracle for
-    whatever else the same key does, nor can that for us: the engine's login signs text, its encrypted
-    cells begin with 01, a client's proof in TLS 1.3 with blanks, ours with FF.
+    It signs the protocol's own strings only, so that neither it nor the other uses of the same key can
+    serve as a signing oracle for each other: the engine's login signs text, its encrypted cells begin
+    with 01, a client's proof in TLS 1.3 with blanks, the protocol's strings with FF.
 
     Raises:
         IdentityError: TF-602, if the key is of another type, too weak or not the certificate's.
@@ -86,20 +86,20 @@ class KeySigner:
             raise IdentityError("the provisioned key", expected="RSA or EC", found=type(private_key).__name__)
         public = accepted_key(private_key.public_key(), "the provisioned key")
         if spki(public) != spki(_certified_key(certificate)):
-            raise IdentityError("the provisioned key", expected="the certificate's", found="another key")
+            raise IdentityError("the provisioned key", expected="the certificate's", found="a different key")
         self._key = private_key
         self._certificate = bytes(certificate)
 
     @classmethod
     def from_pem(cls, private: bytes, certificate: bytes) -> KeySigner:
-        """From an unencrypted PEM private key and a DER certificate.
+        """Make a signer from an unencrypted PEM private key and a DER certificate.
 
         Raises:
-            IdentityError: TF-602, also if ``private`` is no such key.
+            IdentityError: TF-602, also if ``private`` is not such a key.
         """
         try:
             key = load_pem_private_key(private, password=None)
-        except Exception:  # also "encrypted" and "no such algorithm"; its text may show parts of the file
+        except Exception:  # also if it is encrypted or of an unknown algorithm; the text may quote the file
             raise IdentityError(
                 "the provisioned key", expected="an unencrypted private key in PEM", found="something else"
             ) from None
@@ -114,7 +114,7 @@ class KeySigner:
         """Sign one of the protocol's strings.
 
         Raises:
-            ValueError: if ``message`` is none, because the key answers for other things as well.
+            ValueError: if ``message`` is not one of them, because the key has other uses as well.
         """
         _require_prefix(message)
         if isinstance(self._key, rsa.RSAPrivateKey):
@@ -122,7 +122,7 @@ class KeySigner:
         return self._key.sign(message, ec.ECDSA(SHA256()))
 
     def private_pem(self) -> bytes:
-        """The private key, PKCS 8 in PEM, **not encrypted**: for a file of the owner's alone."""
+        """Return the private key, PKCS 8 in PEM, **not encrypted**; store it readable by its owner only."""
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def __repr__(self) -> str:
@@ -134,13 +134,13 @@ class KeySigner:
 
 @dataclass(frozen=True)
 class Anchor:
-    """What certificates are held against.
+    """The trust anchor of certificates.
 
     Attributes:
         root: the project's root certificate, DER.
-        missing_role: accept certificates without a role; only central provisioning, which is for
-            tests, makes such, and it makes a server's and a site's alike but for the name.
-        not_sites: names that are no site's whatever a roster says: the server's.
+        missing_role: accept certificates without a role. Only central provisioning, which is for tests,
+            issues them; there the certificates of server and sites differ in the name alone.
+        not_sites: names that no site may have, whatever a roster says: the server's.
     """
 
     root: bytes
@@ -150,13 +150,13 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Holds advertisements against the project's root and this site's pins.
+    """Verifies advertisements by the project's root and this site's pins.
 
     Attributes:
         anchor: the project's root.
         pins: peer -> SHA-256 of each public key that is accepted for it.
         pinned_only: refuse peers that have no pin.
-        at: the time at which certificates must be in date; with a time zone.
+        at: the time at which certificates must be valid, with a time zone.
     """
 
     anchor: Anchor
@@ -165,7 +165,7 @@ class Verifier:
     at: datetime
 
     def check(self, advertisement: Advertisement, params_digest: bytes) -> None:
-        """Return if the certificate is the named site's and the signature its provisioned key's.
+        """Check that the certificate is the named site's and that its key signed the advertisement.
 
         Raises:
             IdentityError: TF-602.
@@ -199,21 +199,21 @@ def verify_certificate(
     at: datetime,
     roles: Sequence[str] = (ROLE,),
 ) -> PublicKey:
-    """The public key of ``name``, a site unless ``roles`` say otherwise, if the certificate proves it.
+    """Verify the certificate of a site, or of a holder of another role, and return its public key.
 
     Args:
         der: the certificate, DER.
-        name: the roster's name of the site.
+        name: the site's name in the roster.
         anchor: the project's root.
         pins: accepted SHA-256 of its public key; None if this site has none for it. An empty set
             accepts no key.
         pinned_only: refuse if ``pins`` is None.
-        at: the time at which the certificate and the root must be in date.
-        roles: of which it must have one.
+        at: the time at which the certificate and the root must be valid.
+        roles: the accepted roles; the certificate must have one of them.
 
     Raises:
-        IdentityError: TF-602, naming the first thing that does not hold; ``blamed`` is ``name``
-            unless the root itself is at fault.
+        IdentityError: TF-602, naming the first check that failed; ``blamed`` is ``name`` unless the
+            root itself is at fault.
         ValueError: if ``at`` has no time zone.
     """
     if at.utcoffset() is None:
@@ -221,14 +221,14 @@ def verify_certificate(
     what, root_what = f"the certificate of {name}", "the project's root certificate"
     root = Certificate.read(anchor.root, root_what)
     if not root.is_ca:
-        raise IdentityError(root_what, expected="a CA's", found="a certificate that issues nothing")
+        raise IdentityError(root_what, expected="a CA certificate", found="one that may not issue others")
     root.check_dates(at, root_what, None)
     root_key = accepted_key(root.public_key, f"the key of {root_what}")
 
     leaf = Certificate.read(der, what, name)
     _check_issued(leaf, root, root_key, what, name)
     if leaf.is_ca:
-        raise IdentityError(what, expected="a site's", found="a CA's", blamed=name)
+        raise IdentityError(what, expected="a site's", found="a CA certificate", blamed=name)
     leaf.check_dates(at, what, name)
     _check_name(leaf, name, anchor, what)
     _check_role(leaf, name, roles, anchor.missing_role)
@@ -236,11 +236,11 @@ def verify_certificate(
     public = accepted_key(leaf.public_key, f"the key of {name}", name)
     if pins is None and pinned_only:
         raise IdentityError(f"the key of {name}", expected="pinned at this site", found="no pin", blamed=name)
-    found = hashlib.sha256(spki(public)).digest()
-    if pins is not None and found not in pins:
-        wanted = " or ".join(sorted(pin.hex() for pin in pins)) or "none (the list of pins is empty)"
+    pin = hashlib.sha256(spki(public)).digest()
+    if pins is not None and pin not in pins:
+        accepted = " or ".join(sorted(item.hex() for item in pins)) or "none (the list of pins is empty)"
         raise IdentityError(
-            f"the SHA-256 of the public key of {name}", expected=wanted, found=found.hex(), blamed=name
+            f"the SHA-256 of the public key of {name}", expected=accepted, found=pin.hex(), blamed=name
         )
     return public
 
@@ -248,14 +248,14 @@ def verify_certificate(
 def verify_signature(
     certificate_der: bytes, message: bytes, signature: bytes, *, owner: str, what: str
 ) -> None:
-    """Return if ``signature`` is that of the certificate's key over one of the protocol's strings.
+    """Check a signature by a certificate's key over one of the protocol's strings.
 
-    This looks at the key only: whose the certificate is, ``verify_certificate`` says.
+    Only the key is used; ``verify_certificate`` checks whose certificate it is.
 
     Raises:
-        SignatureError: TF-603, naming whose signature of what.
-        IdentityError: TF-602, if the certificate holds no acceptable key.
-        ValueError: if ``message`` is none of the protocol's strings.
+        SignatureError: TF-603, naming the owner of the key and the signed message.
+        IdentityError: TF-602, if the certificate has no acceptable key.
+        ValueError: if ``message`` is not one of the protocol's strings.
     """
     _require_prefix(message)
     public = _certified_key(certificate_der, owner)
@@ -271,27 +271,30 @@ def verify_signature(
 
 
 def public_key_hash(certificate_der: bytes) -> bytes:
-    """What a pin is: SHA-256 of the certificate's SubjectPublicKeyInfo (DER), 32 bytes.
+    """Return the pin of a certificate's key: SHA-256 of its SubjectPublicKeyInfo (DER), 32 bytes.
 
     Raises:
-        IdentityError: TF-602, if this is no certificate or its key is not acceptable.
+        IdentityError: TF-602, if this is not a certificate or its key is not acceptable.
     """
     return hashlib.sha256(spki(_certified_key(certificate_der))).digest()
 
 
 def _check_issued(leaf: Certificate, root: Certificate, root_key: PublicKey, what: str, name: str) -> None:
-    """The root's name as the issuer, and its own signature."""
-    # Common names are compared and not whole names: provisioning writes a root's common name alone
-    # as the issuer, also where the root's subject has an organisation besides. The name proves
-    # nothing in any case; the signature does.
+    """Check that the issuer is the root by name, and that the root signed the certificate."""
+    # Common names are compared and not whole names: provisioning writes only the root's common name as
+    # the issuer, even if the root's subject has an organisation as well. The name proves nothing in any
+    # case; the signature does.
     issuer, expected = _attributes(leaf.issuer, NameOID.COMMON_NAME), "issued by the project's root itself"
     if issuer != _attributes(root.subject, NameOID.COMMON_NAME):
         raise IdentityError(what, expected=expected, found=f"issuer {_listed(issuer)}", blamed=name)
     how, hashed = leaf.signed_how, leaf.signed_hash
     if hashed is None or hashed.name not in SIGNATURE_HASHES:
-        found = "no hash" if hashed is None else hashed.name
-        expected = f"signed with {' or '.join(SIGNATURE_HASHES)}"
-        raise IdentityError(what, expected=expected, found=found, blamed=name)
+        raise IdentityError(
+            what,
+            expected=f"signed with {' or '.join(SIGNATURE_HASHES)}",
+            found="no hash" if hashed is None else hashed.name,
+            blamed=name,
+        )
     try:
         if isinstance(root_key, rsa.RSAPublicKey) and isinstance(how, padding.PKCS1v15 | padding.PSS):
             root_key.verify(leaf.signature, leaf.signed, how, hashed)
@@ -300,8 +303,9 @@ def _check_issued(leaf: Certificate, root: Certificate, root_key: PublicKey, wha
         else:
             raise InvalidSignature
     except InvalidSignature:
-        found = "a signature by another key"
-        raise IdentityError(what, expected=expected, found=found, blamed=name) from None
+        raise IdentityError(
+            what, expected=expected, found="a signature by another key", blamed=name
+        ) from None
 
 
 def _check_name(leaf: Certificate, name: str, anchor: Anchor, what: str) -> None:
@@ -326,12 +330,14 @@ def _check_role(leaf: Certificate, name: str, accepted: Sequence[str], missing_r
 
 
 def _check_usage(leaf: Certificate, what: str, name: str) -> None:
-    """Uses, where the issuer limits them, as the engine itself checks them, and nothing critical unknown."""
+    """Check the allowed key uses, as the engine does, and refuse unknown critical extensions."""
     usage, extended = leaf.extension(x509.KeyUsage), leaf.extension(x509.ExtendedKeyUsage)
     if usage is not None and not usage.digital_signature:
-        raise IdentityError(what, expected="for signatures", found="another key usage", blamed=name)
+        raise IdentityError(what, expected="valid for signatures", found="another key usage", blamed=name)
     if extended is not None and ExtendedKeyUsageOID.CLIENT_AUTH not in extended:
-        raise IdentityError(what, expected="for clients", found="another extended key usage", blamed=name)
+        raise IdentityError(
+            what, expected="valid for clients", found="another extended key usage", blamed=name
+        )
     unknown = [
         item.oid.dotted_string
         for item in leaf.extensions
@@ -340,7 +346,7 @@ def _check_usage(leaf: Certificate, what: str, name: str) -> None:
     if unknown:
         raise IdentityError(
             f"the critical extensions of {what}",
-            expected="those that are understood here",
+            expected="known ones only",
             found=", ".join(unknown),
             blamed=name,
         )

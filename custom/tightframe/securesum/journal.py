@@ -1,16 +1,17 @@
-"""What a site has done and must remember for ever, and what that forbids.
+"""The permanent journal of a site's actions, and the later actions that it rules out.
 
-An entry is a fact. The caller makes the entries of a step durable before it sends the step's
-reply; ``History`` is what all entries so far forbid. Neither reads nor writes anything: the file is
-the caller's.
+An entry records one action. The caller makes the entries of a step durable before it sends the
+step's reply. ``History`` checks new actions against all entries so far. Nothing here reads or writes
+a file: that is the caller's part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never, cast
+from typing import ClassVar, Self, TypeAlias, assert_never, get_args
 
+from tightframe.securesum import reading
 from tightframe.securesum.errors import (
     MessageError,
     ReleaseProfileError,
@@ -18,45 +19,85 @@ from tightframe.securesum.errors import (
     StaticCohortError,
     SurvivorsError,
 )
-from tightframe.securesum.messages import GROUPS, Group, Params, SumId
+from tightframe.securesum.messages import GROUPS, Group, Params, SumId, read_sum_id
 from tightframe.securesum.primitives import Value
 
 Slot: TypeAlias = tuple[str, int, int]
 """Job, epoch, slot."""
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
-"""How sums over a data set are formed: name and value of every setting that acts on one site's term before
-the sum, sorted by name. The caller says which these are."""
+"""The release profile of sums over a data set: name and value of every setting that changes one site's term
+before the sum, sorted by name. The caller chooses the settings."""
+
+
+class JournalEntry(reading.Record):
+    """A fact as plain values: its kind, then its fields, bytes as hexadecimal digits.
+
+    This class is no dataclass, and its subclasses set ``KIND`` and ``KEYS`` without annotating them, as
+    those of ``reading.Message`` do.
+    """
+
+    KIND: ClassVar[str]
+    KEYS: ClassVar[reading.Keys]
+
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values for a journal in JSON."""
+        values = super().as_value().items()
+        return {
+            "entry": self.KIND,
+            **{key: item.hex() if isinstance(item, bytes) else item for key, item in values},
+        }
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> Self:
+        """Return the entry of which ``value`` is the ``as_value``.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        keys = {"entry": reading.one_of(cls.KIND), **cls.KEYS}
+        parts = reading.record(keys)(value, f"a journal entry {cls.KIND}")
+        return cls(**{key: part for key, part in parts.items() if key != "entry"})
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise MessageError(where, expected="text", found=reading.described(value))
+    return value
+
+
+def _digits(value: object, where: str) -> bytes:
+    try:
+        return bytes.fromhex(_text(value, where))
+    except ValueError:
+        raise MessageError(where, expected="hexadecimal digits", found="other text") from None
+
+
+def _profile(value: object, where: str) -> Profile:
+    return tuple(sorted(reading.mapping(_text, 1, 2**16)(value, where).items()))
+
+
+_COUNT = reading.integer(0, 2**63 - 1)
+_NAMES = reading.sequence(_text, 0, 2**16)
+_GROUPS = reading.sequence(reading.one_of(*GROUPS), 0, len(GROUPS))
+_SLOT: reading.Keys = {"job": _text, "epoch": _COUNT, "slot": _COUNT}
 
 
 @dataclass(frozen=True)
-class Advertised:
-    """This site took part in the setup of an epoch: SHA-256 of its parameters and of what it advertised."""
+class Advertised(JournalEntry):
+    """This site took part in the setup of an epoch: SHA-256 of its parameters and of the advertisement."""
 
     job: str
     epoch: int
     params: bytes
     advertisement: bytes
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values; bytes as hexadecimal digits."""
-        return {
-            "entry": "advertised",
-            "job": self.job,
-            "epoch": self.epoch,
-            "params": self.params.hex(),
-            "advertisement": self.advertisement.hex(),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Advertised:
-        """The inverse of ``as_value``."""
-        read = _Reader("advertised", value, "job", "epoch", "params", "advertisement")
-        return cls(read.text("job"), read.number("epoch"), read.bytes("params"), read.bytes("advertisement"))
+    KIND = "advertised"
+    KEYS = {"job": _text, "epoch": _COUNT, "params": _digits, "advertisement": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class SlotUsed:
+class SlotUsed(JournalEntry):
     """A term was masked with a slot's secrets: SHA-256 of the masked bytes of each group."""
 
     job: str
@@ -66,27 +107,12 @@ class SlotUsed:
     update: bytes
     static: bytes
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values; bytes as hexadecimal digits."""
-        return {
-            "entry": "slot_used",
-            "job": self.job,
-            "epoch": self.epoch,
-            "slot": self.slot,
-            "sum_id": self.sum_id.as_value(),
-            "update": self.update.hex(),
-            "static": self.static.hex(),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> SlotUsed:
-        """The inverse of ``as_value``."""
-        read = _Reader("slot_used", value, "job", "epoch", "slot", "sum_id", "update", "static")
-        return cls(*read.slot(), read.sum_id("sum_id"), read.bytes("update"), read.bytes("static"))
+    KIND = "slot_used"
+    KEYS = {**_SLOT, "sum_id": read_sum_id, "update": _digits, "static": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Agreed:
+class Agreed(JournalEntry):
     """This site signed a survivor set that is smaller than the roster."""
 
     job: str
@@ -94,26 +120,13 @@ class Agreed:
     slot: int
     survivors: tuple[str, ...]
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "agreed",
-            "job": self.job,
-            "epoch": self.epoch,
-            "slot": self.slot,
-            "survivors": list(self.survivors),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Agreed:
-        """The inverse of ``as_value``."""
-        read = _Reader("agreed", value, "job", "epoch", "slot", "survivors")
-        return cls(*read.slot(), read.names("survivors"))
+    KIND = "agreed"
+    KEYS = {**_SLOT, "survivors": _NAMES}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Revealed:
-    """This site gave its shares of a slot for a survivor set: of b for its members, of s for the rest."""
+class Revealed(JournalEntry):
+    """This site revealed its shares of a slot for a survivor set: of b for its members, of s for the rest."""
 
     job: str
     epoch: int
@@ -121,130 +134,74 @@ class Revealed:
     survivors: tuple[str, ...]
     groups: tuple[Group, ...]
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "revealed",
-            "job": self.job,
-            "epoch": self.epoch,
-            "slot": self.slot,
-            "survivors": list(self.survivors),
-            "groups": list(self.groups),
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Revealed:
-        """The inverse of ``as_value``."""
-        read = _Reader("revealed", value, "job", "epoch", "slot", "survivors", "groups")
-        return cls(*read.slot(), read.names("survivors"), read.groups("groups"))
+    KIND = "revealed"
+    KEYS = {**_SLOT, "survivors": _NAMES, "groups": _GROUPS}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StaticMasked:
-    """This site masked a static term of a data set for a cohort: from then on t others can open it."""
+class StaticMasked(JournalEntry):
+    """This site masked a static term of a data set for a cohort; from then on t other sites can open it."""
 
     dataset: str
     roster: tuple[str, ...]
     lineage: str
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "static_masked",
-            "dataset": self.dataset,
-            "roster": list(self.roster),
-            "lineage": self.lineage,
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> StaticMasked:
-        """The inverse of ``as_value``."""
-        read = _Reader("static_masked", value, "dataset", "roster", "lineage")
-        return cls(read.text("dataset"), read.names("roster"), read.text("lineage"))
+    KIND = "static_masked"
+    KEYS = {"dataset": _text, "roster": _NAMES, "lineage": _text}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StaticOpened:
-    """This site gave its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
+class StaticOpened(JournalEntry):
+    """This site revealed its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
 
     dataset: str
     roster: tuple[str, ...]
     lineage: str
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "static_opened",
-            "dataset": self.dataset,
-            "roster": list(self.roster),
-            "lineage": self.lineage,
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> StaticOpened:
-        """The inverse of ``as_value``."""
-        read = _Reader("static_opened", value, "dataset", "roster", "lineage")
-        return cls(read.text("dataset"), read.names("roster"), read.text("lineage"))
+    KIND = "static_opened"
+    KEYS = {"dataset": _text, "roster": _NAMES, "lineage": _text}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class CohortAccepted:
-    """A person at this site accepted one other cohort for a data set, knowing what that gives away."""
+class CohortAccepted(JournalEntry):
+    """A person at this site accepted one other cohort for a data set, knowing what that discloses."""
 
     dataset: str
     roster: tuple[str, ...]
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {"entry": "cohort_accepted", "dataset": self.dataset, "roster": list(self.roster)}
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> CohortAccepted:
-        """The inverse of ``as_value``."""
-        read = _Reader("cohort_accepted", value, "dataset", "roster")
-        return cls(read.text("dataset"), read.names("roster"))
+    KIND = "cohort_accepted"
+    KEYS = {"dataset": _text, "roster": _NAMES}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class ProfileUsed:
+class ProfileUsed(JournalEntry):
     """This site masked a term of a data set under a release profile, in a lineage of jobs."""
 
     dataset: str
     profile: Profile
     lineage: str
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {
-            "entry": "profile_used",
-            "dataset": self.dataset,
-            "profile": dict(self.profile),
-            "lineage": self.lineage,
-        }
+    KIND = "profile_used"
+    KEYS = {"dataset": _text, "profile": _profile, "lineage": _text}  # noqa: RUF012
 
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> ProfileUsed:
-        """The inverse of ``as_value``."""
-        read = _Reader("profile_used", value, "dataset", "profile", "lineage")
-        return cls(read.text("dataset"), read.profile("profile"), read.text("lineage"))
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values; the profile as a map."""
+        return {**super().as_value(), "profile": dict(self.profile)}
 
 
 @dataclass(frozen=True)
-class ProfileAccepted:
-    """A person at this site accepted one more release profile for a data set, knowing what both give away."""
+class ProfileAccepted(JournalEntry):
+    """A person at this site accepted a further release profile for a data set, knowing what both disclose."""
 
     dataset: str
     profile: Profile
 
-    def as_value(self) -> dict[str, Value]:
-        """Plain values."""
-        return {"entry": "profile_accepted", "dataset": self.dataset, "profile": dict(self.profile)}
+    KIND = "profile_accepted"
+    KEYS = {"dataset": _text, "profile": _profile}  # noqa: RUF012
 
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> ProfileAccepted:
-        """The inverse of ``as_value``."""
-        read = _Reader("profile_accepted", value, "dataset", "profile")
-        return cls(read.text("dataset"), read.profile("profile"))
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values; the profile as a map."""
+        return {**super().as_value(), "profile": dict(self.profile)}
 
 
 Entry: TypeAlias = (
@@ -259,25 +216,15 @@ Entry: TypeAlias = (
     | ProfileAccepted
 )
 
-_ENTRIES: Mapping[object, type[Entry]] = {
-    "advertised": Advertised,
-    "slot_used": SlotUsed,
-    "agreed": Agreed,
-    "revealed": Revealed,
-    "static_masked": StaticMasked,
-    "static_opened": StaticOpened,
-    "cohort_accepted": CohortAccepted,
-    "profile_used": ProfileUsed,
-    "profile_accepted": ProfileAccepted,
-}
+_ENTRIES: Mapping[object, type[Entry]] = {kind.KIND: kind for kind in get_args(Entry)}
 
 
 def entry_from_value(value: Mapping[str, Value]) -> Entry:
-    """The entry of which ``value`` is the ``as_value``.
+    """Read an entry from its ``as_value``.
 
     Raises:
-        MessageError: TF-604, if it is none. A journal that cannot be read wholly must not be used,
-            because what is missing from it would be allowed again.
+        MessageError: TF-604, if it is not an entry. A journal that cannot be read completely must not be
+            used, because actions missing from it would be allowed again.
     """
     kind = value.get("entry") if isinstance(value, Mapping) else None
     if not isinstance(kind, str) or kind not in _ENTRIES:
@@ -286,7 +233,7 @@ def entry_from_value(value: Mapping[str, Value]) -> Entry:
 
 
 class History:
-    """What a site's entries forbid: append-only, each check in constant time.
+    """The actions that a site's entries rule out: append-only, each check in constant time.
 
     Args:
         entries: all entries of this site's journal, oldest first.
@@ -309,7 +256,7 @@ class History:
         return f"History({len(self._epochs)} jobs, {len(self._sums)} sums)"
 
     def append(self, entry: Entry) -> None:
-        """Take one more entry into account."""
+        """Add one entry."""
         match entry:
             case Advertised():
                 self._epochs[entry.job] = max(entry.epoch, self._epochs.get(entry.job, -1))
@@ -340,10 +287,10 @@ class History:
                 assert_never(entry)
 
     def check_epoch(self, params: Params) -> None:
-        """Return if this site may take part in the setup of this epoch.
+        """Check that this site may take part in the setup of this epoch.
 
-        Epochs of a job only rise. One that was begun is not begun again even with the same
-        parameters, because its keys would be new ones.
+        Epoch numbers of a job only increase. An epoch is never begun twice, not even with the same
+        parameters, because its keys would be different.
 
         Raises:
             ReplayError: TF-608.
@@ -355,11 +302,11 @@ class History:
             )
 
     def check_slot(self, job: str, epoch: int, slot: int, sum_id: SumId) -> None:
-        """Return if a slot may be used for a sum: slots of an epoch only rise, a job's sums come once.
+        """Check that a slot may be used for a sum: slot numbers only increase, and sum ids never repeat.
 
-        A sum is tried again only while this site has given no share for any try of it. A site's term
-        is the same in every try, so two totals over different survivors would give the difference,
-        one site's whole update, away.
+        A sum may be tried again only as long as this site has revealed no share for any try of it. A
+        site's term is the same in every try, so the difference of two totals over different survivors
+        could be one site's whole update.
 
         Raises:
             ReplayError: TF-608.
@@ -375,7 +322,7 @@ class History:
             )
 
     def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
-        """Return if this site has answered for no other survivor set in this slot.
+        """Check that this site has signed or revealed for no other survivor set in this slot.
 
         Raises:
             SurvivorsError: TF-611.
@@ -389,10 +336,10 @@ class History:
                 )
 
     def check_kinds(self, job: str, epoch: int, slot: int, survivors: Sequence[str], group: Group) -> None:
-        """Return if no share of the other kind was given for any site in this slot and group.
+        """Check that no share of the other kind was revealed for any site in this slot and group.
 
-        One survivor set a slot implies it. It is checked by itself because everything rests on it:
-        with b and s of a site, the server has its vector.
+        One survivor set for each slot implies it. It is checked separately because the security of the
+        sum depends on it: with b and s of a site, the server has its vector.
 
         Raises:
             SurvivorsError: TF-611.
@@ -407,7 +354,7 @@ class History:
                 )
 
     def check_static(self, dataset: str, roster: Sequence[str]) -> None:
-        """Return if the static group of a data set was masked for no other cohort.
+        """Check that the static group of a data set was masked for no other cohort.
 
         Raises:
             StaticCohortError: TF-612.
@@ -421,18 +368,18 @@ class History:
                 )
 
     def static_known(self, dataset: str, roster: Sequence[str]) -> bool:
-        """Whether this cohort of the static group is on record."""
+        """Return True if the static group was masked or opened for this cohort before."""
         return tuple(roster) in self._cohorts.get(dataset, ())
 
     def profiles(self, dataset: str) -> tuple[Profile, ...]:
-        """The release profiles that terms of a data set may have, in the order in which they came."""
+        """Return the release profiles used or accepted for a data set, in the order of their entries."""
         return tuple(self._profiles.get(dataset, ()))
 
     def check_profile(self, dataset: str, profile: Profile) -> None:
-        """Return if terms of a data set were formed so before, never before, or with a person's consent.
+        """Check that a release profile is the data set's first, agrees with an earlier one, or was accepted.
 
-        A setting that a profile does not name is of sums that its jobs do not have: such a job and one that
-        has them agree, as long as no other job had them under another value.
+        A profile lacks the settings of sums that its jobs do not have. Such a job agrees with one that has
+        these sums, as long as no other job had them with another value.
 
         Raises:
             ReleaseProfileError: TF-617, naming the settings that differ from those of the latest profile.
@@ -450,7 +397,7 @@ class History:
 
 
 def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[Mapping[str, str]]) -> bool:
-    """Whether a profile says what an earlier one does, and nothing else that contradicts any."""
+    """Return True if a profile has an earlier one's values, and contradicts none in its other settings."""
     return all(
         value == before[name] if name in before else all(other.get(name, value) == value for other in known)
         for name, value in now.items()
@@ -459,62 +406,3 @@ def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[M
 
 def _settings(profile: Mapping[str, str], names: Sequence[str]) -> str:
     return ", ".join(f"{name} {profile[name]}" for name in names)
-
-
-class _Reader:
-    """Reads one entry's plain values, each with its type."""
-
-    def __init__(self, kind: str, value: Mapping[str, Value], *keys: str) -> None:
-        self._kind, self._value = kind, value
-        if set(value) != {"entry", *keys} or value["entry"] != kind:
-            raise self._error(f"the keys {sorted(('entry', *keys))}")
-
-    def _error(self, expected: str) -> MessageError:
-        return MessageError(f"a journal entry {self._kind}", expected=expected, found="something else")
-
-    def text(self, key: str) -> str:
-        value = self._value[key]
-        if not isinstance(value, str):
-            raise self._error(f"{key} as text")
-        return value
-
-    def number(self, key: str) -> int:
-        value = self._value[key]
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise self._error(f"{key} as an integer")
-        return value
-
-    def bytes(self, key: str) -> bytes:
-        try:
-            return bytes.fromhex(self.text(key))
-        except ValueError:
-            raise self._error(f"{key} as hexadecimal digits") from None
-
-    def names(self, key: str) -> tuple[str, ...]:
-        value = self._value[key]
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._error(f"{key} as a list of names")
-        return tuple(cast("list[str]", value))
-
-    def profile(self, key: str) -> Profile:
-        value = self._value[key]
-        parts = [part for item in value.items() for part in item] if isinstance(value, dict) else []
-        if not parts or not all(isinstance(part, str) for part in parts):
-            raise self._error(f"{key} as texts by name")
-        return tuple(sorted(cast("dict[str, str]", value).items()))
-
-    def groups(self, key: str) -> tuple[Group, ...]:
-        names = self.names(key)
-        if not set(names) <= set(GROUPS):
-            raise self._error(f"{key} of {list(GROUPS)}")
-        return cast("tuple[Group, ...]", names)
-
-    def slot(self) -> Slot:
-        return self.text("job"), self.number("epoch"), self.number("slot")
-
-    def sum_id(self, key: str) -> SumId:
-        match self._value[key]:
-            case [int(number), str(phase), int(attempt)]:
-                return SumId(number, phase, attempt)
-            case _:
-                raise self._error(f"{key} as round, phase, try")

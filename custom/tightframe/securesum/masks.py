@@ -1,4 +1,4 @@
-"""Masks, and the one vector that terms and masks are added into.
+"""Masks, and the accumulator that terms and masks are added to.
 
 A site's term of one group is::
 
@@ -7,13 +7,13 @@ A site's term of one group is::
 element by element, modulo each element's ring (Bonawitz et al., Practical Secure Aggregation for
 Privacy-Preserving Machine Learning, CCS 2017, section 4). PRG(key) is AES-256 in counter mode, the
 counter starting from zero, which is safe because every key is derived for one slot, group and
-pair, and encrypts nothing else. A key gives *one* string of bytes for all fields of its group:
-were it started anew for each field or ring, two fields would carry the same mask, and their
-difference would show.
+pair, and encrypts nothing else. A key gives *one* stream of bytes for all fields of its group: if
+the stream were restarted for each field or ring, two fields would carry the same mask, and their
+difference would be visible.
 
-Keystream is made in blocks that stay in the processor's caches, and every stream is added to a
-block before the next block is touched; so the work is bound by AES and not by memory, and the
-memory needed is one vector and two blocks however many sites there are.
+Keystream is generated in blocks that stay in the processor's caches, and every stream is added to a
+block before the next block is touched. So AES and not memory limits the speed, and the memory needed
+is one vector and two blocks, however many sites there are.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tightframe.securesum.messages import FieldSpec
 from tightframe.securesum.primitives import KEY_BYTES, derive
 
 BLOCK = 512 * 1024
-"""Bytes of keystream that are made at a time; a multiple of every ring's element size. Of 64 KiB to 1 MiB
-each larger size was a little faster: going from AES to addition and back costs more than that a block and
-its keystream leave the second-level cache for the third. 1 MiB gained only 1 % more, and is memory.
+"""Bytes of keystream generated at a time; a multiple of every ring's element size. From 64 KiB to 1 MiB
+each larger size was a little faster: alternating between AES and addition costs more than a block and its
+keystream not fitting the second-level cache. 1 MiB was only 1 % faster, and takes more memory.
 """
 
 _ZEROS = bytes(BLOCK)
@@ -46,11 +46,11 @@ _TYPES: dict[int, np.dtype[np.unsignedinteger[Any]]] = {32: np.dtype(np.uint32),
 
 @dataclass(frozen=True)
 class Layout:
-    """How the elements of one group follow each other in a term's bytes.
+    """The order of one group's elements in a term's bytes.
 
     Attributes:
-        runs: (ring, number of elements), in the order of the fields; neighbouring fields of one
-            ring are one run, because their elements are added alike.
+        runs: (ring, number of elements), in the order of the fields; adjacent fields of one ring
+            are one run, because their elements are added in the same way.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -65,7 +65,7 @@ class Layout:
 
     @classmethod
     def of(cls, fields: Sequence[FieldSpec]) -> Layout:
-        """The layout of fields that follow each other; empty ones take no place.
+        """Return the layout of fields in this order; empty ones take no space.
 
         >>> shapes = {"weight": (2, 3), "bias": (2,)}
         >>> Layout.of([FieldSpec(name, shape, 32, 8, 1.0, "update") for name, shape in shapes.items()])
@@ -81,19 +81,19 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a term."""
+        """Length of a term in bytes."""
         return sum(ring // 8 * count for ring, count in self.runs)
 
 
 class Accumulator:
     """The sum of terms and masks so far: one vector, whatever the number of terms.
 
-    It holds one array for each run, so that elements of the 64-bit ring are aligned also where
-    they lie behind an odd number of 32-bit ones in the bytes.
+    It holds one array for each run, so that elements of the 64-bit ring are aligned even if they
+    follow an odd number of 32-bit ones in the bytes.
 
     Args:
-        layout: how the elements lie.
-        first: a term to start from, as ``add`` takes it; zero without one.
+        layout: the order of the elements.
+        first: a term to start from, in the format that ``add`` takes; zero if None.
 
     Raises:
         MessageError: TF-604, if ``first`` has another length than the layout's.
@@ -105,7 +105,7 @@ class Accumulator:
         if first is None:
             self._runs = [np.zeros(count, _TYPES[ring]) for ring, count in layout.runs]
         else:
-            # One pass less over a site's own term than zeros and `add`.
+            # One pass over a site's own term less than with zeros and `add`.
             term, start = self._checked(first), 0
             for ring, count in layout.runs:
                 wire = _TYPES[ring].newbyteorder("<")
@@ -113,18 +113,18 @@ class Accumulator:
                 start += self._runs[-1].nbytes
 
     def __repr__(self) -> str:
-        # The content may be a site's own vector.
+        # The runs may hold a site's own vector.
         return f"Accumulator({self.layout!r})"
 
     def add(self, data: bytes | memoryview) -> None:
-        """Add a term as it travels: little-endian, run after run.
+        """Add a term in its wire format: little-endian, run after run.
 
         Raises:
             MessageError: TF-604, if it has another length than the layout's; nothing is added then.
         """
         term, start = self._checked(data), 0
         for run in self._runs:
-            # numpy adds what is unaligned or in another byte order piece by piece, without a whole copy.
+            # numpy converts unaligned or byte-swapped operands in pieces, without copying the whole term.
             np.add(run, np.frombuffer(term, _wire(run), run.size, start), out=run)
             start += run.nbytes
 
@@ -146,18 +146,18 @@ class Accumulator:
         zeros = memoryview(_ZEROS)
         buffer = np.empty(min(BLOCK, self.layout.nbytes), np.uint8)
         for part in self._blocks():
-            made = buffer[: part.nbytes]
-            stream, plain, elements = made.data, zeros[: part.nbytes], made.view(_wire(part))
+            block = buffer[: part.nbytes]
+            stream, plain, elements = block.data, zeros[: part.nbytes], block.view(_wire(part))
             for operation, encryptor in streams:
-                # A cipher given too few zeros leaves the last stream's bytes in the buffer, and the
-                # mask of one site would cover another's without anybody seeing it.
+                # A cipher that is given too few zeros leaves the previous stream's bytes in the buffer:
+                # one site's mask would be used for another site as well, unnoticed.
                 written = encryptor.update_into(plain, stream)
                 if written != part.nbytes:
                     raise RuntimeError(f"Expected {part.nbytes} bytes of keystream, but found {written}.")
                 operation(part, elements, out=part)
 
     def to_bytes(self) -> bytes:
-        """The sum in the form of a term."""
+        """Return the sum in the wire format of a term."""
         return b"".join(run.astype(_wire(run), copy=False).data for run in self._runs)
 
     def _checked(self, data: bytes | memoryview) -> memoryview:
@@ -167,7 +167,7 @@ class Accumulator:
         return term
 
     def _blocks(self) -> Iterator[RingArray]:
-        """Parts of the runs in order, each of one block at the most."""
+        """Yield the runs in order, in parts of at most one block."""
         for run in self._runs:
             size = BLOCK // run.itemsize
             for start in range(0, run.size, size):
@@ -175,7 +175,7 @@ class Accumulator:
 
 
 def keystream(key: bytes, count: int) -> bytes:
-    """The first ``count`` bytes of a key's stream: the plain definition of PRG.
+    """Return the first ``count`` bytes of a key's stream: the plain definition of PRG.
 
     Raises:
         ValueError: if the key is not 32 bytes.
@@ -184,7 +184,7 @@ def keystream(key: bytes, count: int) -> bytes:
 
 
 def pair_key(shared: bytes, session: bytes, slot: int, group: str, first: str, second: str) -> bytes:
-    """The key m_ij of the mask between two sites: 32 bytes.
+    """Derive the key m_ij of the mask between two sites: 32 bytes.
 
     Args:
         shared: X25519 of one's private and the other's public key of this slot and group.
@@ -195,8 +195,8 @@ def pair_key(shared: bytes, session: bytes, slot: int, group: str, first: str, s
         second: the other; it subtracts.
 
     Raises:
-        ValueError: if the names are not in the roster's order, in which case the two sites would
-            derive different keys and the masks would stay in the sum.
+        ValueError: if the names are not in the roster's order: the two sites would derive different
+            keys, and the masks would not cancel.
     """
     if not first < second:
         raise ValueError(f"Expected two sites in the roster's order, but got {first!r} and {second!r}.")
@@ -204,7 +204,7 @@ def pair_key(shared: bytes, session: bytes, slot: int, group: str, first: str, s
 
 
 def self_key(seed: bytes, session: bytes, slot: int, group: str, name: str) -> bytes:
-    """The key of a site's self mask: 32 bytes.
+    """Derive the key of a site's self mask: 32 bytes.
 
     Args:
         seed: b of this slot and group.
@@ -223,5 +223,5 @@ def _stream(key: bytes) -> CipherContext:
 
 
 def _wire(run: NDArray[Any]) -> np.dtype[Any]:
-    """The type of a run's elements as they travel."""
+    """Return the element type of a run on the wire."""
     return run.dtype.newbyteorder("<")

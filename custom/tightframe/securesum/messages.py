@@ -1,10 +1,10 @@
-"""The protocol's messages: frozen values, and the one form in which each travels.
+"""The protocol's messages: frozen values, each with one wire format.
 
-A message is a msgpack map with exactly the keys of its class. Whatever is read is checked before
-it is used: keys, types, sizes, trailing bytes. What is signed or hashed is never the travelling
-form but ``primitives.encode_fields`` of the fields. Everything else imports the messages from here.
+A message is a msgpack map with exactly the keys of its class. Keys, types, sizes and trailing bytes
+are checked before any value is used. Signatures and hashes never cover the wire format, but
+``primitives.encode_fields`` of the fields. All other modules import the messages from here.
 
-Order of exchanges (S the server, i a site)::
+Order of exchanges (S is the server, i a site)::
 
     S -> i  Params              i -> S  Advertisement     task "enroll"
     S -> i  Advertisements      i -> S  Confirmation      task "confirm"
@@ -36,7 +36,6 @@ from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS, Trust
 
 __all__ = [
     "GROUPS",
-    "HASH_BYTES",
     "KINDS",
     "MAX_ADVERTISEMENT",
     "MAX_APPLICATION",
@@ -95,13 +94,13 @@ class FieldSpec(reading.Record):
         return math.prod(self.shape)
 
     def as_value(self) -> dict[str, Value]:
-        """Plain values, for travelling and hashing."""
-        # A bound given as an integer would travel and be hashed as another value.
+        """Return plain values, for the wire and for hashing."""
+        # A bound given as an integer would be sent and hashed as another value.
         return {**super().as_value(), "bound": float(self.bound)}
 
 
 def read_field(value: object, where: str) -> FieldSpec:
-    """Reads a field.
+    """Read a field from plain values.
 
     Raises:
         MessageError: TF-604.
@@ -127,7 +126,7 @@ _FIELD = reading.built(
 
 @dataclass(frozen=True)
 class SumId:
-    """Names one sum: the round, the phase (its kind and place, as ``train-0``), and the try."""
+    """The id of one sum: the round, the phase (its kind and index, as ``train-0``), and the try."""
 
     round: int
     phase: str
@@ -135,11 +134,11 @@ class SumId:
 
     @classmethod
     def of(cls, kind: str, round_number: int, index: int, attempt: int) -> SumId:
-        """The id of phase ``index`` among those of its kind in a round."""
+        """Return the id of a sum; ``index`` counts the phases of its kind in the round."""
         return cls(round_number, f"{kind}-{index}", attempt)
 
     def as_value(self) -> list[Value]:
-        """Plain values, for travelling and hashing."""
+        """Return plain values, for the wire and for hashing."""
         return [self.round, self.phase, self.attempt]
 
     def __str__(self) -> str:
@@ -148,7 +147,7 @@ class SumId:
 
 
 def read_sum_id(value: object, where: str) -> SumId:
-    """Reads the id of a sum.
+    """Read the id of a sum from plain values.
 
     Raises:
         MessageError: TF-604.
@@ -164,19 +163,19 @@ def read_sum_id(value: object, where: str) -> SumId:
 
 @dataclass(frozen=True)
 class Params(reading.Message):
-    """S -> i: what an epoch is; each site holds it against its own rules.
+    """S -> i: the parameters of an epoch, which each site checks against its own rules.
 
     Attributes:
         job: the engine's id of the job.
-        lineage: the first job of a chain of resumed ones; the job itself if it is none.
+        lineage: the first job of a chain of resumed jobs; the job itself if it resumes none.
         epoch: 0 for the first setup of a job, one more for each that follows.
-        roster: the sites, sorted; a site's index is its place here.
+        roster: the sites, sorted; a site's index is its position here.
         threshold: t, shares needed to open a sum.
         colluders: c, colluding sites assumed.
-        slots: K, one-time secrets a site; each sum uses one slot.
+        slots: K, the number of one-time slots of each site; each sum uses one slot.
         schemas: name of a schema -> its fields in order.
         weights: public weight rule.
-        trust: what the server is assumed to do.
+        trust: the trust model of the server.
         min_sites: the smallest survivor set.
         static_open: whether this epoch's static group may be opened, for the full roster.
         config_sha256: SHA-256 of the validated job configuration.
@@ -219,31 +218,31 @@ class Params(reading.Message):
 
     @property
     def may_open_static(self) -> bool:
-        """Whether any sum of this epoch has a static group, and it may be opened."""
+        """True if a schema of this epoch has a static group that may be opened."""
         fields = (item for schema in self.schemas.values() for item in schema)
         return self.static_open and any(item.group == "static" and item.size for item in fields)
 
     def index(self, site: str) -> int:
-        """The site's place in the roster, from 0."""
+        """Return the site's index in the roster, from 0."""
         return self.roster.index(site)
 
     def digest(self) -> bytes:
-        """SHA-256 over all fields."""
+        """Return the SHA-256 over all fields: 32 bytes."""
         return digest("params", self.as_value())
 
 
 Kind = Literal["self", "pair"]
-"""What a share is of: the self mask's seed b, or the slot's X25519 private key s."""
+"""The secret that a share is of: the self mask's seed b, or the slot's X25519 private key s."""
 KINDS: tuple[Kind, ...] = ("self", "pair")
 
 SALT_BYTES = 16
 SHARE_BYTES = SALT_BYTES + KEY_BYTES
-"""A share as it travels: its salt, then the share."""
+"""Length of a share on the wire: its salt, then the share."""
 MAX_CERTIFICATE = 8192
 MAX_SIGNATURE = 1024
 MAX_APPLICATION = 4096
 MAX_ADVERTISEMENT = MAX_CERTIFICATE + MAX_APPLICATION + MAX_SIGNATURE + 512 + MAX_SLOTS * 128
-"""Of an advertisement as it travels: its longest parts, and room for the rest."""
+"""Longest advertisement on the wire, in bytes: its longest parts, and room for the rest."""
 
 
 @dataclass(frozen=True)
@@ -254,9 +253,9 @@ class Advertisement(reading.SizedMessage):
         name: the site.
         certificate: its certificate, DER.
         channel_key: X25519 public key of its boxes.
-        session_key: Ed25519 public key of everything that it signs in this epoch.
+        session_key: Ed25519 public key of all its signatures in this epoch.
         slots: for each slot, for each group: X25519 public key (32 bytes), commitment to b (32 bytes).
-        application: bytes of the application, bound like the rest (public weight, and so on).
+        application: application data (public weight, and so on), signed with the rest.
         signature: by the provisioned key, over ``signed(params_digest)``.
     """
 
@@ -269,7 +268,7 @@ class Advertisement(reading.SizedMessage):
     signature: bytes
 
     def signed(self, params_digest: bytes) -> bytes:
-        """The string that ``signature`` is over."""
+        """Return the bytes that ``signature`` covers."""
         return encode_fields(
             "advertisement",
             params_digest,
@@ -282,11 +281,11 @@ class Advertisement(reading.SizedMessage):
         )
 
     def slot_key(self, slot: int, group: Group) -> bytes:
-        """The X25519 public key of a slot and group."""
+        """Return the X25519 public key of a slot and group: 32 bytes."""
         return self._slot_part(slot, group)[:KEY_BYTES]
 
     def commitment(self, slot: int, group: Group) -> bytes:
-        """The commitment to b of a slot and group."""
+        """Return the commitment to b of a slot and group: 32 bytes."""
         return self._slot_part(slot, group)[KEY_BYTES:]
 
     def _slot_part(self, slot: int, group: Group) -> bytes:
@@ -295,7 +294,7 @@ class Advertisement(reading.SizedMessage):
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, slots: int) -> Advertisement:
-        """Read and check.
+        """Read a message from the wire and check it.
 
         Raises:
             MessageError: TF-604.
@@ -315,15 +314,15 @@ class Advertisement(reading.SizedMessage):
 
 
 def session_id(params: Params, advertisements: Sequence[Advertisement]) -> bytes:
-    """T: SHA-256 over the parameters and all advertisements in roster order, signatures included."""
+    """Return T: SHA-256 over the parameters and all advertisements in roster order, signatures included."""
     parameters = params.digest()
-    shown: list[Value] = [[item.signed(parameters), item.signature] for item in advertisements]
-    return digest("session", parameters, shown)
+    signed: list[Value] = [[item.signed(parameters), item.signature] for item in advertisements]
+    return digest("session", parameters, signed)
 
 
 @dataclass(frozen=True)
 class Advertisements(reading.Message):
-    """S -> i: all advertisements, each as it came, in roster order."""
+    """S -> i: all advertisements as the server received them, in roster order."""
 
     items: tuple[bytes, ...]
 
@@ -335,30 +334,30 @@ class Advertisements(reading.Message):
 
 
 def box_plain_bytes(slots: int) -> int:
-    """Plain size of a box: for each slot, group and kind a salt and a share."""
+    """Return the plaintext size of a box: for each slot, group and kind a salt and a share."""
     return slots * len(GROUPS) * len(KINDS) * SHARE_BYTES
 
 
 def share_offset(slot: int, group: Group, kind: Kind, width: int) -> int:
-    """Where a share (or its hash) lies in a box (or list of hashes) whose entries have ``width`` bytes."""
+    """Return the offset of a share in a box, or of its hash in a list; entries have ``width`` bytes."""
     return ((slot * len(GROUPS) + GROUPS.index(group)) * len(KINDS) + KINDS.index(kind)) * width
 
 
 def share_hash(
     session: bytes, dealer: str, holder: str, slot: int, group: Group, kind: Kind, salted: bytes
 ) -> bytes:
-    """The salted hash of one share, which its dealer signs: 32 bytes. ``salted`` is salt then share."""
+    """Return the hash of one share that its dealer signs: 32 bytes. ``salted`` is salt, then share."""
     return digest("share", session, dealer, holder, slot, group, kind, salted)
 
 
 @dataclass(frozen=True)
 class Confirmation(reading.SizedMessage):
-    """i -> S: the boxes for all others, hashes of every share, and that this site is ready.
+    """i -> S: the boxes for all other sites, hashes of every share, and a signature of readiness.
 
     Attributes:
         name: the dealer.
         boxes: holder (every other site) -> nonce (12 bytes) and sealed shares.
-        hashes: holder (every site, the dealer too) -> hashes of its shares, in the order of ``share_offset``.
+        hashes: holder (every site, the dealer included) -> hashes of its shares, ordered as in a box.
         hashes_signature: Ed25519 over ``hashes_signed``.
         ready: Ed25519 over ``ready_signed``.
     """
@@ -371,7 +370,7 @@ class Confirmation(reading.SizedMessage):
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, slots: int) -> Confirmation:
-        """Read and check.
+        """Read a message from the wire and check it.
 
         Raises:
             MessageError: TF-604.
@@ -389,30 +388,36 @@ class Confirmation(reading.SizedMessage):
 
 
 def hashes_digest(hashes: bytes) -> bytes:
-    """SHA-256 over one holder's list of share hashes."""
+    """Return the SHA-256 over one holder's list of share hashes."""
     return digest("share-hashes-of-one", hashes)
 
 
 def hashes_signed(session: bytes, dealer: str, digests: Sequence[bytes]) -> bytes:
-    """What a dealer signs of its share hashes: ``hashes_digest`` of every holder, in roster order."""
+    """Return the bytes that a dealer signs for its share hashes.
+
+    Args:
+        session: T.
+        dealer: the site that dealt the shares.
+        digests: ``hashes_digest`` of every holder, in roster order.
+    """
     return encode_fields("share-hashes", session, dealer, list(digests))
 
 
 def ready_signed(session: bytes, name: str) -> bytes:
-    """What a site signs to say that it has seen this session and no other."""
+    """Return the bytes that a site signs to confirm that it takes part in this session and no other."""
     return encode_fields("ready", session, name)
 
 
 @dataclass(frozen=True)
 class Dealt(reading.Record):
-    """What one dealer dealt to one site: part of ``Setup``.
+    """The shares that one dealer dealt to one site: part of ``Setup``.
 
     Attributes:
         box: nonce and sealed shares; empty for the site itself.
         hashes: of this site's shares.
         digests: ``hashes_digest`` of every holder, in roster order, joined.
         signature: the dealer's, over ``hashes_signed``.
-        ready: the dealer's ``Ready``.
+        ready: the dealer's, over ``ready_signed``.
     """
 
     box: bytes
@@ -424,13 +429,13 @@ class Dealt(reading.Record):
 
 @dataclass(frozen=True)
 class Setup(reading.SizedMessage):
-    """S -> i, with the first request for a term: dealer (every site) -> what it dealt to this site."""
+    """S -> i, with the first request for a term: dealer (every site) -> the shares it dealt to this site."""
 
     dealt: Mapping[str, Dealt]
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, sites: int, slots: int) -> Setup:
-        """Read and check.
+        """Read a message from the wire and check it.
 
         Raises:
             MessageError: TF-604.
@@ -449,12 +454,12 @@ class Setup(reading.SizedMessage):
 
 
 def _box(slots: int) -> reading.Check:
-    """Reads a box: nonce, sealed shares and the tag of AES-GCM."""
+    """Return a check for a box: nonce, sealed shares and the tag of AES-GCM."""
     return reading.blob(NONCE_BYTES + box_plain_bytes(slots) + 16)
 
 
 def _hashes(slots: int) -> reading.Check:
-    """Reads the hashes of one holder's shares."""
+    """Return a check for the hashes of one holder's shares."""
     return reading.blob(slots * len(GROUPS) * len(KINDS) * HASH_BYTES)
 
 
@@ -468,11 +473,11 @@ _SIGNATURE = reading.blob(SIGNATURE_BYTES)
 
 @dataclass(frozen=True)
 class TermRequest(reading.Message):
-    """S -> i: send your term of this sum, in this slot.
+    """S -> i: the request for a site's term of a sum.
 
     Attributes:
-        slot: which one-time secrets.
-        sum_id: which sum.
+        slot: the slot whose one-time secrets mask the term.
+        sum_id: the sum.
         schema: name of the schema in ``Params.schemas``.
         setup: a ``Setup`` with the first request of an epoch, else empty.
     """
@@ -494,7 +499,7 @@ class TermRequest(reading.Message):
 
 @dataclass(frozen=True)
 class Receipt(reading.Record):
-    """A site's signed statement of what its masked term was made from.
+    """A site's signed statement of the inputs of its masked term.
 
     Attributes:
         name: the site.
@@ -513,7 +518,7 @@ class Receipt(reading.Record):
     signature: bytes
 
     def signed(self, session: bytes) -> bytes:
-        """The string that ``signature`` is over."""
+        """Return the bytes that ``signature`` covers."""
         return encode_fields(
             "receipt",
             session,
@@ -558,7 +563,7 @@ class Masked(reading.Message):
 
 
 def survivors_signed(session: bytes, slot: int, sum_id: SumId, survivors: Sequence[str]) -> bytes:
-    """What a site signs of a survivor set smaller than the roster."""
+    """Return the bytes that a site signs for a survivor set smaller than the roster."""
     return encode_fields("survivors", session, slot, sum_id.as_value(), list(survivors))
 
 
@@ -602,7 +607,7 @@ class RevealRequest(reading.Message):
 
 @dataclass(frozen=True)
 class Reveal(reading.Message):
-    """i -> S: shares, signed. For a survivor a share of b, for a dropped site one of s.
+    """i -> S: signed shares; of b for each survivor, of s for each dropped site.
 
     Attributes:
         name: the site that reveals.
@@ -628,5 +633,5 @@ class Reveal(reading.Message):
     )
 
     def signed(self, session: bytes) -> bytes:
-        """The string that ``signature`` is over."""
+        """Return the bytes that ``signature`` covers."""
         return encode_fields("reveal", session, self.name, self.slot, dict(self.update), dict(self.static))

@@ -1,10 +1,10 @@
-"""The standard primitives, each called in one way only, all from ``cryptography``.
+"""The standard primitives, each with one fixed set of parameters, all from ``cryptography``.
 
-Every string that is signed, hashed or fed to a key derivation comes from ``encode_fields``: a
-fixed prefix, a tag of its own for each purpose, then the fields, each with its type and length.
-The prefix begins with the byte FF, which no UTF-8 text contains, because a provisioned key also
-answers the engine's login challenge by signing text of the server's choice: nothing that comes
-out of that login can ever pass for one of these strings.
+Every string that is signed, hashed or used in a key derivation comes from ``encode_fields``: a fixed
+prefix, a tag that is unique to the purpose, then the fields, each with its type and length. The
+prefix begins with the byte FF, which no UTF-8 text contains, because a provisioned key also answers
+the engine's login challenge by signing text of the server's choice: no signature of that login can
+be valid for one of these strings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NONCE_BYTES = 12
 SIGNATURE_BYTES = 64
 
 Random: TypeAlias = Callable[[int], bytes]
-"""Gives so many random bytes; ``os.urandom`` everywhere but in known-answer tests."""
+"""Returns as many random bytes as asked for; ``os.urandom`` except in known-answer tests."""
 
 Value: TypeAlias = Union[bool, int, float, str, bytes, Sequence["Value"], Mapping[str, "Value"]]  # noqa: UP007 - recursive
 
@@ -39,20 +39,20 @@ Value: TypeAlias = Union[bool, int, float, str, bytes, Sequence["Value"], Mappin
 class Secret:
     """Bytes that must never be shown: no repr, no pickling, compared in constant time.
 
-    Python cannot promise that a copy is gone from memory; dropping the last reference is what can
-    be done, and the protocol's states do so as early as they can.
+    Python cannot guarantee that a copy is erased from memory. The protocol's states drop their
+    references as early as possible, which is all that can be done.
     """
 
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
         if not isinstance(value, bytes | bytearray | memoryview):
-            # bytes(32) would be a secret of 32 zeros.
+            # bytes(32) would silently be a secret of 32 zeros.
             raise TypeError(f"Expected the bytes of a secret, but got {type(value).__name__}.")
         self._value = bytes(value)
 
     def expose(self) -> bytes:
-        """The bytes themselves; callers keep them for as short as they can."""
+        """Return the bytes; callers keep them as briefly as possible."""
         return self._value
 
     def __repr__(self) -> str:
@@ -62,14 +62,16 @@ class Secret:
         return isinstance(other, Secret) and hmac.compare_digest(self._value, other._value)
 
     def __hash__(self) -> int:
-        raise TypeError("a Secret has no hash, because a hash table would compare it early")
+        raise TypeError(
+            "a Secret has no hash, because a hash table's comparison stops at the first difference"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret is never pickled")
 
 
 def encode_fields(tag: str, *values: Value) -> bytes:
-    """The one injective encoding of a tag and its fields.
+    """Encode a tag and its fields injectively: different arguments give different bytes.
 
     Each value is a type byte, its length or count as 8 bytes (big-endian), then its bytes. Mappings
     are sorted by key; integers are 16 bytes signed; floats are IEEE 754 binary64.
@@ -84,27 +86,27 @@ def encode_fields(tag: str, *values: Value) -> bytes:
 
 
 def digest(tag: str, *values: Value) -> bytes:
-    """SHA-256 of ``encode_fields``: 32 bytes."""
+    """Return the SHA-256 of ``encode_fields``: 32 bytes."""
     return hashlib.sha256(encode_fields(tag, *values)).digest()
 
 
 def derive(secret: bytes, *, salt: bytes, tag: str, fields: Sequence[Value] = ()) -> bytes:
-    """HKDF-SHA256 (RFC 5869): a 32-byte key for one purpose."""
+    """Derive a 32-byte key for one purpose by HKDF-SHA256 (RFC 5869)."""
     return HKDF(SHA256(), KEY_BYTES, salt, encode_fields(tag, *fields)).derive(secret)
 
 
 def x25519_public(private: Secret) -> bytes:
-    """The public key of 32 private bytes (RFC 7748)."""
+    """Return the public key of 32 private bytes (RFC 7748)."""
     return X25519PrivateKey.from_private_bytes(private.expose()).public_key().public_bytes_raw()
 
 
 def x25519(private: Secret, public: bytes, *, owner: str) -> bytes:
-    """The shared secret of RFC 7748, 32 bytes.
+    """Return the X25519 shared secret (RFC 7748), 32 bytes.
 
     Raises:
-        KeyAgreementError: TF-606 if the result is all zero, that is for points of low order, or if
-            the public key is not 32 bytes.
-        ValueError: if the private key is not 32 bytes, for which its owner's peer is not to blame.
+        KeyAgreementError: TF-606 if the result is all zero, as for points of low order, or if the
+            public key is not 32 bytes.
+        ValueError: if the private key, which is not the peer's, is not 32 bytes.
     """
     own = X25519PrivateKey.from_private_bytes(private.expose())
     if len(public) != KEY_BYTES:
@@ -120,20 +122,20 @@ def x25519(private: Secret, public: bytes, *, owner: str) -> bytes:
 
 
 def ed25519_public(private: Secret) -> bytes:
-    """The public key of 32 private bytes (RFC 8032)."""
+    """Return the public key of 32 private bytes (RFC 8032)."""
     return Ed25519PrivateKey.from_private_bytes(private.expose()).public_key().public_bytes_raw()
 
 
 def ed25519_sign(private: Secret, message: bytes) -> bytes:
-    """64 bytes; deterministic."""
+    """Sign a message with Ed25519 (RFC 8032): 64 bytes, deterministic."""
     return Ed25519PrivateKey.from_private_bytes(private.expose()).sign(message)
 
 
 def ed25519_verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what: str) -> None:
-    """Return if the signature holds.
+    """Check an Ed25519 signature.
 
     Raises:
-        SignatureError: TF-603, naming whose signature of what.
+        SignatureError: TF-603, naming the owner of the key and the signed message.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
@@ -144,10 +146,10 @@ def ed25519_verify(public: bytes, signature: bytes, message: bytes, *, owner: st
 
 
 def seal(key: bytes, nonce: bytes, plain: bytes, bound: bytes) -> bytes:
-    """AES-256-GCM; ``bound`` is authenticated with it.
+    """Encrypt with AES-256-GCM; ``bound`` is the associated data.
 
     Raises:
-        ValueError: if the key is not 32 bytes or the nonce not 12, which the library would also take.
+        ValueError: if the key is not 32 bytes or the nonce not 12; the library accepts other sizes.
     """
     if len(nonce) != NONCE_BYTES:
         raise ValueError(f"Expected a nonce of {NONCE_BYTES} bytes, but got {len(nonce)}.")
@@ -155,11 +157,11 @@ def seal(key: bytes, nonce: bytes, plain: bytes, bound: bytes) -> bytes:
 
 
 def open_sealed(key: bytes, nonce: bytes, sealed: bytes, bound: bytes, *, owner: str) -> bytes:
-    """The inverse of ``seal``.
+    """Decrypt what ``seal`` encrypted.
 
     Raises:
-        ShareError: TF-607 if anything of it was altered.
-        ValueError: if the key, which is never the sender's word, is not 32 bytes.
+        ShareError: TF-607 if any part of it was altered.
+        ValueError: if the key, which never comes from the sender, is not 32 bytes.
     """
     cipher = _aes_256_gcm(key)
     try:
@@ -173,7 +175,7 @@ def open_sealed(key: bytes, nonce: bytes, sealed: bytes, bound: bytes, *, owner:
 
 
 def _aes_256_gcm(key: bytes) -> AESGCM:
-    # A shorter key would make it AES-128 or AES-192 without anybody asking for that.
+    # A shorter key would silently select AES-128 or AES-192.
     if len(key) != KEY_BYTES:
         raise ValueError(f"Expected a key of {KEY_BYTES} bytes, but got {len(key)}.")
     return AESGCM(key)

@@ -1,7 +1,7 @@
-"""How a message travels: one msgpack map, and every part of it is checked before it is used.
+"""The wire format of messages: one msgpack map, every part of which is checked before it is used.
 
-A reader (``Check``) takes a value as msgpack or JSON gives it and says where in the message it
-stands; it returns the value, or refuses it in words that do not show it.
+A check takes a value as msgpack or JSON decodes it and its path in the message. It returns the
+value, or raises an error that describes the value without showing it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from tightframe.securesum.errors import MessageError
 from tightframe.securesum.primitives import Value
 
 Check: TypeAlias = Callable[[object, str], Any]
-"""Takes a value and where it stands; raises MessageError (TF-604) if it is not what is expected."""
+"""(value, its path in the message) -> the value; raises MessageError (TF-604) if it is not as expected."""
 Keys: TypeAlias = Mapping[str, Check]
-"""What a map must have: exactly these keys, each with a value that its reader takes."""
+"""The exact keys of a map, each with the check for its value."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A frozen value that travels, or is hashed, as the map of its fields."""
+    """A frozen value that is sent, or hashed, as the map of its fields."""
 
     def as_value(self) -> dict[str, Value]:
-        """Plain values in the order of the fields, for travelling and hashing."""
+        """Return plain values in the order of the fields, for the wire and for hashing."""
         return {item.name: plain(getattr(self, item.name)) for item in fields(self)}
 
 
 class SizedMessage(Record):
-    """A record that travels by itself. How long its parts are depends on the epoch's parameters."""
+    """A record that is a message of its own. The lengths of its parts depend on the epoch's parameters."""
 
     def to_bytes(self) -> bytes:
-        """The travelling form."""
+        """Return the message in its wire format."""
         return pack(self.as_value())
 
     @classmethod
     def read(cls, raw: bytes, keys: Keys) -> Self:
-        """Read and check.
+        """Read a message from the wire and check it.
 
         Raises:
             MessageError: TF-604.
@@ -49,17 +49,17 @@ class SizedMessage(Record):
 
 
 class Message(SizedMessage):
-    """A record that travels by itself, always checked against the same ``KEYS``.
+    """A record that is a message of its own, always checked against the same ``KEYS``.
 
-    This class is no dataclass, and its subclasses set ``KEYS`` without annotating it: an annotation
-    would enter it in their ``__dataclass_fields__``.
+    This class is not a dataclass, and its subclasses set ``KEYS`` without an annotation, which would
+    make it one of their dataclass fields.
     """
 
     KEYS: ClassVar[Keys]
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
-        """Read and check.
+        """Read a message from the wire and check it.
 
         Raises:
             MessageError: TF-604.
@@ -68,7 +68,7 @@ class Message(SizedMessage):
 
 
 def plain(value: Any) -> Value:
-    """A field's value without our own types: what has ``as_value`` as that, tuples as lists."""
+    """Convert a field's value to plain values: ``as_value`` where there is one, tuples to lists."""
     if hasattr(value, "as_value"):
         return cast(Value, value.as_value())
     if isinstance(value, Mapping):
@@ -79,15 +79,15 @@ def plain(value: Any) -> Value:
 
 
 def pack(value: Mapping[str, Value]) -> bytes:
-    """A map in msgpack, its keys in the order given."""
+    """Encode a map in msgpack, its keys in the order given."""
     return cast(bytes, msgpack.packb(value, use_bin_type=True))
 
 
 def unpack(raw: bytes, what: str, read: Check) -> Any:
-    """What ``read`` makes of the one msgpack map that ``raw`` must be.
+    """Decode one msgpack map and return what ``read`` makes of it.
 
     Raises:
-        MessageError: TF-604, if it is none, has trailing bytes or a key that stands twice, or
+        MessageError: TF-604, if ``raw`` is not one map, has trailing bytes or a repeated key, or
             ``read`` refuses it.
     """
     try:
@@ -102,7 +102,7 @@ def unpack(raw: bytes, what: str, read: Check) -> Any:
 
 
 def record(keys: Keys) -> Check:
-    """Reads a map with exactly these keys, as a dict in their order."""
+    """Return a check for a map with exactly these keys; it gives a dict in their order."""
 
     def check(value: object, where: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -119,13 +119,13 @@ def record(keys: Keys) -> Check:
 
 
 def built(kind: Callable[..., object], keys: Keys) -> Check:
-    """Reads a map with exactly these keys, as ``kind`` called with them."""
+    """Return a check for a map with exactly these keys; it calls ``kind`` with them."""
     read = record(keys)
     return lambda value, where: kind(**read(value, where))
 
 
 def text(longest: int) -> Check:
-    """Reads text of 1 to ``longest`` bytes of UTF-8."""
+    """Return a check for text of 1 to ``longest`` bytes of UTF-8."""
 
     def check(value: object, where: str) -> str:
         if not isinstance(value, str) or not 1 <= len(value.encode()) <= longest:
@@ -136,7 +136,7 @@ def text(longest: int) -> Check:
 
 
 def one_of(*allowed: str) -> Check:
-    """Reads one of these words."""
+    """Return a check for one of these words."""
 
     def check(value: object, where: str) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -147,7 +147,7 @@ def one_of(*allowed: str) -> Check:
 
 
 def integer(least: int, most: int) -> Check:
-    """Reads an integer between two, both included; a truth value is none."""
+    """Return a check for an integer from ``least`` to ``most``; a boolean is refused."""
 
     def check(value: object, where: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -158,21 +158,21 @@ def integer(least: int, most: int) -> Check:
 
 
 def number(value: object, where: str) -> float:
-    """Reads a finite float; an integer is none."""
+    """Check for a finite float; an integer is refused."""
     if not isinstance(value, float) or not math.isfinite(value):
         raise MessageError(where, expected="a finite number", found=described(value))
     return value
 
 
 def flag(value: object, where: str) -> bool:
-    """Reads true or false."""
+    """Check for true or false."""
     if not isinstance(value, bool):
         raise MessageError(where, expected="true or false", found=described(value))
     return value
 
 
 def blob(least: int, most: int | None = None) -> Check:
-    """Reads bytes: ``least`` of them, or from ``least`` to ``most``."""
+    """Return a check for ``least`` bytes, or for ``least`` to ``most`` bytes."""
     largest = least if most is None else most
 
     def check(value: object, where: str) -> bytes:
@@ -185,7 +185,7 @@ def blob(least: int, most: int | None = None) -> Check:
 
 
 def either(first: Check, second: Check) -> Check:
-    """Reads what one of two readers takes; the second says what was expected."""
+    """Return a check that accepts what either of two checks accepts; the error is that of the second."""
 
     def check(value: object, where: str) -> Any:
         try:
@@ -197,7 +197,7 @@ def either(first: Check, second: Check) -> Check:
 
 
 def sequence(item: Check, least: int, most: int) -> Check:
-    """Reads a list of ``least`` to ``most`` items, as a tuple."""
+    """Return a check for a list of ``least`` to ``most`` items; it gives a tuple."""
 
     def check(value: object, where: str) -> tuple[Any, ...]:
         if not isinstance(value, list) or not least <= len(value) <= most:
@@ -208,7 +208,7 @@ def sequence(item: Check, least: int, most: int) -> Check:
 
 
 def mapping(item: Check, least: int, most: int) -> Check:
-    """Reads a map of ``least`` to ``most`` names, each of at most 256 bytes, to items."""
+    """Return a check for a map of ``least`` to ``most`` names, each of at most 256 bytes, to items."""
     name = text(256)
 
     def check(value: object, where: str) -> dict[str, Any]:
@@ -220,14 +220,14 @@ def mapping(item: Check, least: int, most: int) -> Check:
 
 
 def described(value: object) -> str:
-    """What a wrong value is, without showing it."""
+    """Describe a value by type and length, without showing it."""
     if isinstance(value, (str, bytes, list, dict)):
         return f"{type(value).__name__} of {len(value)}"
     return type(value).__name__
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A map, unless a key stands in it twice: two readers could see two different values."""
+    """Build a map, and refuse repeated keys, for which two readers could see two different values."""
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError

@@ -1,7 +1,7 @@
-"""The rules that a site enforces by its own configuration, never by what the server says.
+"""The rules that a site enforces from its own configuration, whatever the server proposes.
 
 Sources: Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS
-2017, section 6 for the threshold against a malicious server; the cohort rules are our own.
+2017, section 6, for the threshold against a malicious server; the cohort rules are our own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tightframe.securesum.messages import FieldSpec, Params
 
 Trust = Literal["malicious", "semi_honest"]
-"""What the server is assumed to do: anything at all, or what the protocol says (but looking)."""
+"""Trust model of the server: it may deviate in any way, or it follows the protocol and reads all it gets."""
 
 MIN_SITES, MAX_SITES = 3, 250
 MAX_SLOTS = 256
@@ -24,15 +24,15 @@ MIN_SURVIVORS = 3
 
 
 def default_colluders(sites: int) -> int:
-    """Colluding sites that are assumed: ``max(1, floor(n / 10))``."""
+    """Return the default number of colluding sites: ``max(1, floor(n / 10))``."""
     return max(1, sites // 10)
 
 
 def threshold(sites: int, colluders: int, trust: Trust = "malicious") -> int:
-    """Shares that are needed to open a sum.
+    """Return the number t of shares that are needed to open a sum.
 
-    Malicious: ``floor(2n/3) + 1``, and so many that ``2t > n + c``, because then two survivor sets
-    cannot both find t - c honest signers. Semi-honest: ``floor(n/2) + 1``, and more than c.
+    Malicious: at least ``floor(2n/3) + 1``, and large enough for ``2t > n + c``, so that two survivor
+    sets cannot both have t - c honest signers. Semi-honest: ``floor(n/2) + 1``, and more than c.
 
     >>> [threshold(n, default_colluders(n)) for n in (3, 4, 6, 10, 20, 100)]
     [3, 3, 5, 7, 14, 67]
@@ -43,17 +43,17 @@ def threshold(sites: int, colluders: int, trust: Trust = "malicious") -> int:
 
 
 def honest_sites(threshold: int, colluders: int) -> int:
-    """T - c: the least number of honest sites in any sum that can be opened; 1 at least, a site itself."""
+    """Return ``max(1, t - c)``: the least number of honest sites in any sum that can be opened."""
     return max(1, threshold - colluders)
 
 
 def minimum_survivors(params: Params) -> int:
-    """The smallest survivor set for which anything is revealed."""
+    """Return the size of the smallest survivor set for which shares are revealed."""
     return smallest_set(params.threshold, params.colluders, params.min_sites)
 
 
 def smallest_set(threshold: int, colluders: int, min_sites: int) -> int:
-    """``minimum_survivors``, of numbers that are not in parameters yet."""
+    """Return ``minimum_survivors`` for values that are not part of parameters yet."""
     return max(threshold, min_sites, MIN_SURVIVORS, colluders + 2)
 
 
@@ -63,13 +63,13 @@ class SiteRules:
 
     Attributes:
         minimum_cohort: the smallest roster and survivor set that it takes part in.
-        colluders: at least so many colluding sites must be assumed.
-        trust: servers that it accepts to assume; ``semi_honest`` has to be allowed.
-        weights: weight rules that it accepts.
-        any_static_cohort: whether the static group may be opened for other cohorts, which gives the
-            difference of two cohorts away exactly (research only).
+        colluders: the least number of colluding sites that parameters must assume.
+        trust: the trust models that it accepts; ``semi_honest`` must be allowed explicitly.
+        weights: the weight rules that it accepts.
+        any_static_cohort: whether the static group may be opened for other cohorts, which discloses
+            the exact difference between two cohorts (research only).
         pins: peer -> SHA-256 of the public keys (DER, SubjectPublicKeyInfo) that it accepts for it.
-            A peer without an entry is known by its certificate alone, unless ``pinned_only``.
+            A peer without an entry is identified by its certificate alone, unless ``pinned_only``.
         pinned_only: refuse peers that have no pin.
     """
 
@@ -84,25 +84,25 @@ class SiteRules:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a site knows of its job without the server: from its own copy, for a roster of the proposed size.
+    """The parameters that a site derives from its own copy of the job, for a roster of the proposed size.
 
-    Nothing of it is taken from what the server says, so that a server can neither lower nor raise it. Of
-    ``Params`` only roster, epoch and ``static_open`` are the server's to choose; each has rules of its own.
+    None of them comes from the server, so a server can neither lower nor raise them. Of ``Params`` the
+    server chooses only roster, epoch and ``static_open``, and each of these has rules of its own.
 
     Attributes:
         name: the site's own name.
         job: the job's id, as the engine gives it to this site.
-        lineage: the first job of the chain that this site's job says it continues; itself if it is none.
-        sites: the job's silos; a roster is a part of them.
+        lineage: the first job of the chain that this site's job resumes; the job itself if it resumes none.
+        sites: the job's silos; a roster is a subset of them.
         colluders: silos that the job assumes to collude, in a roster of that size.
-        trust: what the job assumes of the server.
-        threshold: what both ask for in a roster of that size.
+        trust: the trust model of the server that the job assumes.
+        threshold: the threshold that colluders and trust require in a roster of that size.
         min_sites: the smallest survivor set of the job in a roster of that size.
         weights: the job's weight rule.
         config_sha256: SHA-256 of the job configuration that this site runs.
         version: of the package that this site runs.
-        slots: of an epoch of the job; None where the caller cannot plan the job's sums.
-        schemas: of the job's sums, likewise. Each is compared once more when a term is masked.
+        slots: of an epoch of the job; None if the caller cannot plan the job's sums.
+        schemas: of the job's sums; None as for ``slots``. Each is compared again when a term is masked.
     """
 
     name: str
@@ -124,7 +124,7 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
     """Refuse parameters that are not this job's or below this site's rules.
 
     Raises:
-        ParametersError: TF-601, naming the first rule that is broken, with both values.
+        ParametersError: TF-601, naming the first rule that is violated, with both values.
     """
     sites, roster = len(params.roster), set(params.roster)
     least = max(MIN_SITES, rules.minimum_cohort)
@@ -163,7 +163,7 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
         (least <= sites <= MAX_SITES, "the number of sites", f"from {least} to {MAX_SITES}", str(sites)),
         (
             params.trust in rules.trust,
-            "the server's assumed conduct",
+            "the trust model of the server",
             f"one of {sorted(rules.trust)} (this site's policy)",
             params.trust,
         ),
@@ -194,7 +194,7 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
         (1 <= params.slots <= MAX_SLOTS, "the number of slots", f"from 1 to {MAX_SLOTS}", str(params.slots)),
         (
             params.trust == expected.trust,
-            "the server's assumed conduct",
+            "the trust model of the server",
             f"{expected.trust} (the job's)",
             params.trust,
         ),
@@ -223,9 +223,9 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
             str(params.slots),
         ),
     )
-    for holds, what, wanted, found in demands:
+    for holds, rule, required, proposed in demands:
         if not holds:
-            raise ParametersError(what, expected=wanted, found=found)
+            raise ParametersError(rule, expected=required, found=proposed)
     if expected.schemas is not None and params.schemas != expected.schemas:
         names = {*params.schemas, *expected.schemas}
         differing = sorted(name for name in names if params.schemas.get(name) != expected.schemas.get(name))

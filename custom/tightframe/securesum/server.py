@@ -1,7 +1,7 @@
-"""The server's half of the secure sum: it adds masked terms and takes the masks off their total.
+"""The server's half of the secure sum: it adds masked terms and removes the masks from their total.
 
-Setup (``Enrolment``, ``Session``) is in ``server_setup``. A ``Sum`` holds one accumulator a group,
-whatever the number of sites; an upload is added as it arrives and forgotten.
+Setup (``Enrolment``, ``Session``) is in ``server_setup``. A ``Sum`` holds one accumulator for each
+group, whatever the number of sites; an upload is added when it arrives, and not kept.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ __all__ = ["Enrolment", "Opened", "Session", "Sum"]
 
 @dataclass(frozen=True)
 class Opened:
-    """One sum, opened.
+    """One opened sum.
 
     Attributes:
         survivors: the sites whose terms are in it, in roster order.
         groups: group -> its total, integers of the ring, little-endian in schema order; without
-            ``static`` where that stayed shut.
-        blamed: site -> code, for those whose reveal had to be set aside.
+            ``static`` if that was not opened.
+        blamed: site -> code, for sites whose reveal was refused.
     """
 
     survivors: tuple[str, ...]
@@ -75,12 +75,12 @@ class Opened:
 class Sum:
     """One sum in one slot: collect terms, close, agree after a drop-out, reveal, open.
 
-    Whatever an ``add`` refuses leaves the sum as it was, so that the sum goes on without it.
+    A message that an ``add`` method refuses leaves the sum unchanged, and the sum continues without it.
 
     Args:
         session: complete.
-        slot: whose one-time secrets are used.
-        sum_id: which sum.
+        slot: the slot whose one-time secrets are used.
+        sum_id: the sum's id.
         schema: name of the schema in the epoch's parameters.
         broadcast: SHA-256 of the broadcast's canonical tensor bytes.
     """
@@ -107,12 +107,12 @@ class Sum:
 
     @property
     def epoch(self) -> int:
-        """The epoch whose slot it uses."""
+        """The epoch of the slot."""
         return self._params.epoch
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
-        """Of the terms that are in, in roster order."""
+        """The receipts of the terms added so far, in roster order."""
         return tuple(self._receipts[name] for name in self._params.roster if name in self._receipts)
 
     @property
@@ -122,17 +122,17 @@ class Sum:
 
     @property
     def agreements(self) -> Mapping[str, bytes]:
-        """Site -> its signature under the survivor set, so far."""
+        """Site -> its signature of the survivor set, so far."""
         return MappingProxyType(dict(sorted(self._agreements.items())))
 
     @property
     def revealers(self) -> tuple[str, ...]:
-        """The sites whose good reveals are in, in roster order."""
+        """The sites whose valid reveals have arrived, in roster order."""
         return tuple(name for name in self._params.roster if name in self._reveals)
 
     @property
     def full(self) -> bool:
-        """Whether the terms of everybody are in."""
+        """True if the terms of all sites have arrived."""
         return len(self._receipts) == len(self._params.roster)
 
     def add(self, site: str, raw: bytes) -> None:
@@ -143,7 +143,9 @@ class Sum:
             ProtocolError: of the kind that fits, with ``blamed`` set to ``site``; nothing was added.
         """
         if self._survivors is not None:
-            raise StateError(f"the term of {site}", expected="before the sum was closed", found="a late one")
+            raise StateError(
+                f"the term of {site}", expected="sent before the sum was closed", found="a late one"
+            )
         check_sender(site, self._params, self._receipts)
         try:
             masked = Masked.from_bytes(raw)
@@ -156,10 +158,10 @@ class Sum:
         self._receipts[site] = masked.receipt
 
     def close(self) -> tuple[str, ...]:
-        """Take no more terms; the survivors, in roster order.
+        """Stop accepting terms and return the survivors, in roster order.
 
         Raises:
-            SurvivorsError: TF-611, if they are too few for any site to reveal anything.
+            SurvivorsError: TF-611, if they are too few for any site to reveal its shares.
         """
         least = minimum_survivors(self._params)
         if len(self._receipts) < least:
@@ -172,18 +174,18 @@ class Sum:
         return self._survivors
 
     def agreement_request(self) -> AgreementRequest:
-        """What the survivors are to sign, after a drop-out.
+        """Return the request to sign the survivor set, after a drop-out.
 
         Raises:
-            StateError: TF-609, before ``close`` or if nobody dropped out.
+            StateError: TF-609, before ``close`` or if no site dropped out.
         """
         survivors = self._closed()
         if self.full:
-            raise StateError("the survivors", expected="fewer than the roster", found="everybody")
+            raise StateError("the survivors", expected="fewer than the roster", found="the whole roster")
         return AgreementRequest(self.slot, tuple(self._receipts[name] for name in survivors))
 
     def add_agreement(self, site: str, raw: bytes) -> None:
-        """Take one survivor's signature under the survivor set.
+        """Add one survivor's signature of the survivor set.
 
         Raises:
             ProtocolError: of the kind that fits, with ``blamed`` set to ``site``.
@@ -198,7 +200,7 @@ class Sum:
                 item.signature,
                 survivors_signed(self._session.session, self.slot, self.sum_id, survivors),
                 owner=site,
-                what="the survivors",
+                what="the survivor set",
             )
         except ProtocolError as error:
             error.blamed = site
@@ -206,15 +208,15 @@ class Sum:
         self._agreements[site] = item.signature
 
     def reveal_request(self) -> RevealRequest:
-        """What the survivors are to see before they reveal.
+        """Return the request to reveal shares, with everything that a survivor checks first.
 
         Raises:
-            RecoveryError: TF-613, after a drop-out with fewer than t signatures: nobody would reveal.
+            RecoveryError: TF-613, after a drop-out with fewer than t signatures: no site would reveal.
         """
         survivors, needed = self._closed(), self._params.threshold
         if not self.full and len(self._agreements) < needed:
             raise RecoveryError(
-                f"the signatures under the survivors of sum {self.sum_id}",
+                f"the number of signatures under the survivor set of sum {self.sum_id}",
                 expected=f"at least {needed}",
                 found=str(len(self._agreements)),
             )
@@ -222,14 +224,14 @@ class Sum:
         return RevealRequest(self.slot, receipts, dict(sorted(self._agreements.items())))
 
     def add_reveal(self, site: str, raw: bytes) -> None:
-        """Take one survivor's shares, each held against the hash that its dealer signed.
+        """Add one survivor's shares, each checked against the hash that its dealer signed.
 
-        A holder checks its shares when they are dealt, so whoever shows another one later is to
-        blame, and not the dealer.
+        A holder checks its shares when they are dealt, so a holder that reveals a different one is at
+        fault, and not the dealer.
 
         Raises:
-            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``. The reveal is set
-                aside, and ``open`` names the site too; the sum can be opened with t good ones.
+            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``. The reveal is not used,
+                and ``open`` names the site as well; t valid reveals are enough to open the sum.
         """
         self._closed()
         check_sender(site, self._params, self._reveals)
@@ -253,22 +255,22 @@ class Sum:
         self._reveals[site] = item
 
     def open(self) -> Opened:
-        """Recover the survivors' b and the others' s, take their masks off the totals.
+        """Recover b of the survivors and s of the dropped sites, and remove their masks from the totals.
 
         Raises:
-            RecoveryError: TF-613, with fewer than t good reveals; or naming the dealer whose secret
-                is not the one that it advertised, though every share is one that it signed.
+            RecoveryError: TF-613, with fewer than t valid reveals; or naming the dealer whose secret is
+                not the one that it advertised, although it signed every share.
             StateError: TF-609, before ``close`` or a second time.
         """
         survivors = self._closed()
         if self._opened:
-            raise StateError(f"sum {self.sum_id}", expected="opened once", found="opened before")
+            raise StateError(f"sum {self.sum_id}", expected="opened once", found="an earlier opening")
         with_static = {site: item for site, item in self._reveals.items() if item.static}
         usable: dict[Group, Mapping[str, Reveal]] = {"update": self._reveals}
         if self._layouts["static"].nbytes and len(with_static) >= self._params.threshold:
             usable["static"] = with_static
-        # All secrets are recovered and checked before any mask comes off, so that a refusal leaves
-        # the totals masked and another reveal can still be added.
+        # All secrets are recovered and checked before any mask is removed, so that after an error the
+        # totals are still masked and another reveal can be added.
         secrets = {group: self._recover(group, reveals) for group, reveals in usable.items()}
         for group, recovered in secrets.items():
             self._totals[group].add_streams(*self._streams(group, recovered))
@@ -282,7 +284,7 @@ class Sum:
 
     def _closed(self) -> tuple[str, ...]:
         if self._survivors is None:
-            raise StateError(f"sum {self.sum_id}", expected="closed", found="open for terms")
+            raise StateError(f"sum {self.sum_id}", expected="closed", found="a sum that still accepts terms")
         return self._survivors
 
     def _check_masked(self, site: str, masked: Masked) -> None:
@@ -290,16 +292,16 @@ class Sum:
         check_name("a receipt", site, receipt.name)
         verify_receipt(receipt, self._session.session, self._session.peers[site].session_key)
         hashes = {"update": masked_hash(masked.update), "static": masked_hash(masked.static)}
-        for what, expected, found in (
+        for part, expected, received in (
             ("slot", str(self.slot), str(receipt.slot)),
             ("sum", str(self.sum_id), str(receipt.sum_id)),
             ("broadcast", self.broadcast.hex(), receipt.broadcast.hex()),
             ("update group's hash", hashes["update"].hex(), receipt.update.hex()),
             ("static group's hash", hashes["static"].hex(), receipt.static.hex()),
         ):
-            if expected != found:
+            if expected != received:
                 raise InconsistencyError(
-                    f"the {what} in the receipt of {site}", expected=expected, found=found
+                    f"the {part} in the receipt of {site}", expected=expected, found=received
                 )
         sizes: Mapping[Group, int] = {"update": len(masked.update), "static": len(masked.static)}
         for group, size in sizes.items():
@@ -326,32 +328,32 @@ class Sum:
             )
         for dealer, salted in shares.items():
             kind = self._kind(dealer)
-            found = share_hash(session.session, dealer, item.name, self.slot, group, kind, salted)
-            if found != session.signed_hash(dealer, item.name, self.slot, group, kind):
+            hashed = share_hash(session.session, dealer, item.name, self.slot, group, kind, salted)
+            if hashed != session.signed_hash(dealer, item.name, self.slot, group, kind):
                 raise ShareError(
                     f"the {group} share of {dealer} that {item.name} revealed",
                     expected="the one whose hash its dealer signed",
-                    found="another",
+                    found="a different one",
                 )
 
     def _kind(self, dealer: str) -> Kind:
         return "self" if dealer in self._receipts else "pair"
 
     def _recover(self, group: Group, reveals: Mapping[str, Reveal]) -> dict[str, Secret]:
-        """Site -> its secret of this slot, each checked against what the site advertised."""
+        """Return site -> its secret of this slot, each checked against the site's advertisement."""
         roster, needed = self._params.roster, self._params.threshold
         holders = [name for name in roster if name in reveals][:needed]
         if len(holders) < needed:
             raise RecoveryError(
-                f"the good reveals of sum {self.sum_id}",
+                f"the number of valid reveals of sum {self.sum_id}",
                 expected=f"at least {needed}",
                 found=str(len(holders)),
             )
         revealed = {name: item.update if group == "update" else item.static for name, item in reveals.items()}
         joined = b"".join(revealed[holder][dealer][SALT_BYTES:] for holder in holders for dealer in roster)
         shares: NDArray[np.uint8] = np.frombuffer(joined, np.uint8).reshape(needed, len(roster), KEY_BYTES)
-        found = recover_many([self._params.index(name) for name in holders], shares)
-        secrets = {dealer: Secret(found[place].tobytes()) for place, dealer in enumerate(roster)}
+        recovered = recover_many([self._params.index(name) for name in holders], shares)
+        secrets = {dealer: Secret(recovered[place].tobytes()) for place, dealer in enumerate(roster)}
         for dealer, secret in secrets.items():
             self._check_secret(dealer, group, secret)
         return secrets
@@ -359,31 +361,31 @@ class Sum:
     def _check_secret(self, dealer: str, group: Group, secret: Secret) -> None:
         peer = self._session.peers[dealer]
         if self._kind(dealer) == "self":
-            found, advertised = (
+            derived, advertised = (
                 commitment(dealer, self.slot, group, secret.expose()),
                 peer.commitment(self.slot, group),
             )
         else:
-            found, advertised = x25519_public(secret), peer.slot_key(self.slot, group)
-        if not hmac.compare_digest(found, advertised):
+            derived, advertised = x25519_public(secret), peer.slot_key(self.slot, group)
+        if not hmac.compare_digest(derived, advertised):
             raise RecoveryError(
                 f"the {group} secret of {dealer} in slot {self.slot}",
                 expected="the one that it advertised",
-                found="another, from shares that it signed",
+                found="a different one, from shares that it signed",
                 blamed=dealer,
             )
 
     def _streams(self, group: Group, secrets: Mapping[str, Secret]) -> tuple[list[bytes], list[bytes]]:
-        """Keys of the streams to add and to take off: what is left in the total of the survivors' masks."""
+        """Return the keys of the streams to add and to subtract, so that no mask is left in the total."""
         session, slot = self._session.session, self.slot
         plus: list[bytes] = []
         minus: list[bytes] = []
         for site in self._closed():
             minus.append(self_key(secrets[site].expose(), session, slot, group, site))
-        for gone in sorted(set(self._params.roster) - set(self._receipts)):
+        for dropped in sorted(set(self._params.roster) - set(self._receipts)):
             for site in self._closed():
                 public = self._session.peers[site].slot_key(slot, group)
-                key = pair_mask(secrets[gone], public, session, slot, group, own=gone, other=site)
-                # The survivor added this stream if the other site comes after it, else it took it off.
-                (minus if site < gone else plus).append(key)
+                key = pair_mask(secrets[dropped], public, session, slot, group, own=dropped, other=site)
+                # The survivor added this stream if the dropped site comes after it, else it subtracted it.
+                (minus if site < dropped else plus).append(key)
         return plus, minus

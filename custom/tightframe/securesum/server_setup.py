@@ -1,7 +1,7 @@
-"""The server's half of an epoch's setup: collect advertisements, then what the sites deal.
+"""The server's half of an epoch's setup: collect advertisements, then the dealt shares.
 
-The server checks what it relays, so that a site that sends rubbish is named at once, by itself. No
-site relies on these checks: each makes its own.
+The server checks every message that it relays, so that a site that sends an invalid one is named at
+once. No site relies on these checks: each makes its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from tightframe.securesum.checks import Keys, read_advertisements, verify, verif
 from tightframe.securesum.errors import MessageError, ProtocolError, ReplayError, RosterError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.messages import (
-    HASH_BYTES,
     Advertisement,
     Advertisements,
     Confirmation,
@@ -28,6 +27,7 @@ from tightframe.securesum.messages import (
     session_id,
     share_offset,
 )
+from tightframe.securesum.primitives import HASH_BYTES
 
 
 class Enrolment:
@@ -35,7 +35,7 @@ class Enrolment:
 
     Args:
         params: of the epoch.
-        verifier: the server's own view of identities.
+        verifier: checks identities for the server.
     """
 
     def __init__(self, params: Params, *, verifier: Verifier) -> None:
@@ -48,19 +48,19 @@ class Enrolment:
 
     @property
     def missing(self) -> list[str]:
-        """The sites of the roster that have not advertised, in its order."""
+        """The sites that have not advertised, in roster order."""
         return [name for name in self.params.roster if name not in self._raw]
 
     @property
     def applications(self) -> Mapping[str, bytes]:
-        """Site -> the application's bytes in its verified advertisement, so far."""
+        """Site -> application data of its verified advertisement, so far."""
         return MappingProxyType({name: item.application for name, item in sorted(self._items.items())})
 
     def add(self, site: str, raw: bytes) -> None:
-        """Take one site's advertisement; ``site`` is who sent it, by the engine's word.
+        """Add one site's advertisement; ``site`` is the sender as the engine authenticated it.
 
         Raises:
-            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``; nothing was taken.
+            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``; nothing was added.
         """
         check_sender(site, self.params, self._raw)
         try:
@@ -74,22 +74,22 @@ class Enrolment:
         self._raw[site], self._items[site] = raw, item
 
     def relay(self) -> Advertisements:
-        """All advertisements, as they came, in roster order.
+        """Return all advertisements as received, in roster order.
 
         Raises:
             StateError: TF-609, if some are missing.
         """
         if self.missing:
-            raise StateError("the advertisements", expected="all", found=f"none from {self.missing}")
+            raise StateError("the advertisements", expected="complete", found=f"none from {self.missing}")
         return Advertisements(tuple(self._raw[name] for name in self.params.roster))
 
 
 class Session:
-    """Collects what the sites dealt, and hands each its part.
+    """Collects the confirmations of an epoch, and gives each site the shares dealt to it.
 
     Args:
         params: of the epoch.
-        advertisements: what ``Enrolment.relay`` returned.
+        advertisements: those of ``Enrolment.relay``.
     """
 
     def __init__(self, params: Params, advertisements: Advertisements) -> None:
@@ -102,19 +102,19 @@ class Session:
 
     @property
     def missing(self) -> list[str]:
-        """The sites of the roster that have not confirmed, in its order."""
+        """The sites that have not confirmed, in roster order."""
         return [name for name in self.params.roster if name not in self._confirmed]
 
     @property
     def ready(self) -> Mapping[str, bytes]:
-        """Site -> its signature under this session, so far."""
+        """Site -> its signature of readiness for this session, so far."""
         return MappingProxyType({name: item.ready for name, item in sorted(self._confirmed.items())})
 
     def add(self, site: str, raw: bytes) -> None:
-        """Take one site's confirmation.
+        """Add one site's confirmation.
 
         Raises:
-            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``; nothing was taken.
+            ProtocolError: of the kind that fits, with ``blamed`` set to ``site``; nothing was added.
         """
         check_sender(site, self.params, self._confirmed)
         try:
@@ -128,7 +128,7 @@ class Session:
         self._digests[site] = b"".join(hashes_digest(item.hashes[name]) for name in self.params.roster)
 
     def setup_for(self, site: str) -> Setup:
-        """What everybody dealt to one site.
+        """Return the shares that all sites dealt to one site.
 
         Raises:
             StateError: TF-609, if confirmations are missing.
@@ -148,30 +148,30 @@ class Session:
         )
 
     def require_complete(self) -> None:
-        """Return if everybody has confirmed.
+        """Check that all sites have confirmed.
 
         Raises:
             StateError: TF-609.
         """
         if self.missing:
-            raise StateError("the confirmations", expected="all", found=f"none from {self.missing}")
+            raise StateError("the confirmations", expected="complete", found=f"none from {self.missing}")
 
     def signed_hash(self, dealer: str, holder: str, slot: int, group: Group, kind: Kind) -> bytes:
-        """The hash that a dealer signed of one share."""
+        """Return the hash of one share, as its dealer signed it: 32 bytes."""
         start = share_offset(slot, group, kind, HASH_BYTES)
         return self._confirmed[dealer].hashes[holder][start : start + HASH_BYTES]
 
     def _check(self, item: Confirmation) -> None:
         roster, key = self.params.roster, self.peers[item.name].session_key
-        for what, found, expected in (
+        for part, holders, expected in (
             ("hashes", set(item.hashes), set(roster)),
             ("boxes", set(item.boxes), set(roster) - {item.name}),
         ):
-            if found != expected:
+            if holders != expected:
                 raise MessageError(
-                    f"the holders of the {what} of {item.name}",
+                    f"the holders of the {part} of {item.name}",
                     expected=str(sorted(expected)),
-                    found=str(sorted(found)),
+                    found=str(sorted(holders)),
                 )
         digests = [hashes_digest(item.hashes[name]) for name in roster]
         verify(
@@ -190,21 +190,23 @@ class Session:
         )
 
 
-def check_sender(site: str, params: Params, taken: Mapping[str, object]) -> None:
-    """Return if ``site`` is of the roster and has sent nothing of this kind before.
+def check_sender(site: str, params: Params, received: Mapping[str, object]) -> None:
+    """Check that ``site`` is in the roster and has sent no message of this kind before.
 
     Raises:
         RosterError: TF-605.
         ReplayError: TF-608.
     """
     if site not in params.roster:
-        raise RosterError("the sender", expected=f"of the roster {list(params.roster)}", found=repr(site))
-    if site in taken:
-        raise ReplayError(f"the messages of {site}", expected="one of a kind", found="a second", blamed=site)
+        raise RosterError("the sender", expected=f"in the roster {list(params.roster)}", found=repr(site))
+    if site in received:
+        raise ReplayError(
+            f"the messages of {site}", expected="one of each kind", found="a second one", blamed=site
+        )
 
 
 def check_name(what: str, site: str, name: str) -> None:
-    """Return if a message says that it is of the site that sent it.
+    """Check that a message names the site that sent it.
 
     Raises:
         RosterError: TF-605.

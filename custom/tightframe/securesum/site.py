@@ -1,10 +1,9 @@
 """A site's half of the secure sum: pure state machines.
 
-Every handler takes a state and a message and returns a ``Step``: the state from now on, the reply,
-and the journal entries. The caller makes the entries durable, then the state, then sends the
-reply; and it answers a resent message with the reply that it kept, because most handlers refuse to
-run twice. The first half, ``advertise`` and ``confirm``, is in ``site_setup``; the states are in
-``site_state``.
+Every handler takes a state and a message and returns a ``Step``: the next state, the reply and the
+journal entries. The caller makes the entries durable, stores the state, then sends the reply. It
+answers a repeated message with the stored reply, because most handlers refuse to run twice. The
+first half, ``advertise`` and ``confirm``, is in ``site_setup``; the states are in ``site_state``.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from tightframe.securesum.errors import (
 from tightframe.securesum.masks import Accumulator, Layout, self_key
 from tightframe.securesum.messages import (
     GROUPS,
-    HASH_BYTES,
     Agreement,
     AgreementRequest,
     FieldSpec,
@@ -37,7 +35,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     survivors_signed,
 )
-from tightframe.securesum.primitives import ed25519_sign
+from tightframe.securesum.primitives import HASH_BYTES, ed25519_sign
 from tightframe.securesum.site_setup import (
     Step,
     advertise,
@@ -84,41 +82,44 @@ def mask(
     history: journal.History,
     profile: journal.Profile | None = None,
 ) -> Step[Established, Masked]:
-    """Mask a term with the secrets of one slot, which are then gone.
+    """Mask a term with the one-time secrets of a slot, and drop these secrets.
 
-    Once a masked term is out, t others can open it without this site. So what a term binds its site to,
-    cohort and release profile, is in the journal before it leaves, whether or not the site is ever asked
-    to reveal; and it stays there where a drop-out kept the static group shut.
+    Once a masked term has left, t other sites can open it without this one. So the cohort and the
+    release profile that it commits its site to are in the journal before it leaves, whether or not
+    the site is ever asked to reveal. They stay there if a drop-out keeps the static group masked.
 
-    Slots only rise. Whatever an older slot still holds is erased here: its sum is over or was given
-    up, and a server that brings this about early gets less from this site, never more.
+    Slot numbers only increase. Whatever an older slot still holds is erased here: its sum is finished
+    or was abandoned, and a server that provokes this early gets less from this site, never more.
 
     Args:
         state: ``Confirmed`` before the first term of an epoch, which needs a setup in the request.
-        request: what the server asks for.
+        request: the server's request.
         fields: this site's own schema.
         broadcast: SHA-256 of the broadcast as it was received.
         term: the encoded integers of each group, little-endian in schema order.
-        history: all that this site's journal holds.
-        profile: how this term was formed; None where noise stands in for one profile.
+        history: everything in this site's journal.
+        profile: the term's release profile; None if noise makes a single profile unnecessary.
 
     Raises:
         ParametersError: TF-601, if slot or schema are not those of the epoch's parameters.
-        MessageError: TF-604, if a term has not the schema's size.
+        MessageError: TF-604, if a term does not have the schema's size.
         ReplayError: TF-608, if the slot or the sum was used before, or another setup came before.
         StateError: TF-609, if the setup is missing.
         StaticCohortError: TF-612, if the static group was masked for another cohort meanwhile.
-        ReleaseProfileError: TF-617, if terms were formed in another way meanwhile.
+        ReleaseProfileError: TF-617, if terms were formed under another profile meanwhile.
         ProtocolError: as ``establish`` raises with the first request.
     """
     require_state(state, Confirmed, Established)
     params, slot = state.epoch.params, request.slot
     _check_request(state, request, fields)
     if len(broadcast) != HASH_BYTES or not set(term) <= set(GROUPS):
-        raise ValueError("Expected a SHA-256 of the broadcast and terms of the two groups only.")
+        raise ValueError(
+            f"Expected `broadcast` to be a SHA-256 and `term` to hold the two groups {list(GROUPS)} only, "
+            f"but got {len(broadcast)} bytes and {sorted(term)}."
+        )
     history.check_slot(params.job, params.epoch, slot, request.sum_id)
     layouts = {group: group_layout(fields, group) for group in GROUPS}
-    bound = _bound(state.epoch, layouts["static"], profile, history)
+    commitments = _commitments(state.epoch, layouts["static"], profile, history)
     established = _established(state, request)
     fresh = established.slots[slot]
     if not isinstance(fresh, Fresh):
@@ -133,25 +134,26 @@ def mask(
     }
     receipt = _receipt(established, request, broadcast, masked)
     slots = (
-        *(_let_go(item) for item in established.slots[:slot]),
+        *(_erased(item) for item in established.slots[:slot]),
         MaskedSlot(request.schema, receipt, fresh.shares),
         *established.slots[slot + 1 :],
     )
     used = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
     after = replace(established, sums=(*established.sums, request.sum_id), slots=slots)
-    return Step(after, Masked(masked["update"], masked["static"], receipt), (*bound, used))
+    return Step(after, Masked(masked["update"], masked["static"], receipt), (*commitments, used))
 
 
 def agree(
     state: Established, request: AgreementRequest, *, history: journal.History
 ) -> Step[Established, Agreement]:
-    """After a drop-out: sign the one survivor set of a slot.
+    """Sign the survivor set of a slot after a drop-out; a site signs one set for each slot.
 
     Raises:
-        SignatureError: TF-603, if a receipt is not its site's own of this session.
-        StateError: TF-609, if this site has nothing masked in this slot, or no longer.
+        SignatureError: TF-603, if a receipt was not signed by its site in this session.
+        StateError: TF-609, if this slot holds no masked term of this site, or no longer.
         InconsistencyError: TF-610, if a receipt is of another sum or another broadcast than this site's.
-        SurvivorsError: TF-611, if the set is everybody, too small, lacks this site, or is a second one.
+        SurvivorsError: TF-611, if the set is the whole roster, too small, lacks this site, or differs
+            from the one signed before.
     """
     require_state(state, Established)
     epoch, params = state.epoch, state.epoch.params
@@ -160,7 +162,7 @@ def agree(
         raise SurvivorsError(
             f"the survivors to sign in slot {request.slot}",
             expected="fewer than the roster",
-            found="everybody, which needs no signature",
+            found="the whole roster, which needs no signature",
         )
     signed = survivors_signed(state.session, request.slot, held.receipt.sum_id, survivors)
     reply = Agreement(epoch.name, request.slot, ed25519_sign(state.signing, signed))
@@ -172,18 +174,18 @@ def agree(
 def reveal(
     state: Established, request: RevealRequest, *, history: journal.History
 ) -> Step[Established, Reveal]:
-    """Give this site's shares of a slot: of b for the survivors, of s for the others.
+    """Reveal this site's shares of a slot: of b for the survivors, of s for the dropped sites.
 
-    If everybody survived, receipts are enough. Else at least t sites must have signed exactly the
-    set that this site signed. Two openings of one slot over different sets would need t - c honest
-    sites each, which 2t > n + c excludes.
+    If all sites survived, receipts are enough. Otherwise at least t sites must have signed exactly
+    the set that this site signed. Opening one slot over two different sets would need t - c honest
+    sites for each, which 2t > n + c rules out.
 
     Raises:
-        SignatureError: TF-603, if a receipt or an agreement is not its site's own.
-        StateError: TF-609, if this site has nothing masked in this slot, or no longer.
+        SignatureError: TF-603, if a receipt or an agreement was not signed by its site.
+        StateError: TF-609, if this slot holds no masked term of this site, or no longer.
         InconsistencyError: TF-610, if a receipt is of another sum or another broadcast than this site's.
-        SurvivorsError: TF-611, if the set is too small, lacks this site, was not signed by it or by
-            fewer than t, or is a second one.
+        SurvivorsError: TF-611, if the set is too small, lacks this site, was not signed by it, was signed
+            by fewer than t, or differs from the one signed before.
     """
     require_state(state, Established)
     epoch, params, slot = state.epoch, state.epoch.params, request.slot
@@ -210,27 +212,27 @@ def reveal(
     return Step(state.with_slot(slot, Revealed(survivors)), reply, tuple(entries))
 
 
-def _bound(
+def _commitments(
     epoch: Epoch, static: Layout, profile: journal.Profile | None, history: journal.History
 ) -> tuple[journal.Entry, ...]:
-    """What this term binds the site to that is not on record yet.
+    """Return entries for the cohort and the profile of a term, as far as they are not in the journal yet.
 
     Raises:
         StaticCohortError: TF-612.
         ReleaseProfileError: TF-617.
     """
     params, dataset = epoch.params, epoch.dataset
-    bound: list[journal.Entry] = []
+    commitments: list[journal.Entry] = []
     if params.static_open and static.nbytes:
         if not epoch.any_static_cohort:
             history.check_static(dataset, params.roster)
         if not history.static_known(dataset, params.roster):
-            bound.append(journal.StaticMasked(dataset, params.roster, params.lineage))
+            commitments.append(journal.StaticMasked(dataset, params.roster, params.lineage))
     if profile is not None:
         history.check_profile(dataset, profile)
         if profile not in history.profiles(dataset):
-            bound.append(journal.ProfileUsed(dataset, profile, params.lineage))
-    return tuple(bound)
+            commitments.append(journal.ProfileUsed(dataset, profile, params.lineage))
+    return tuple(commitments)
 
 
 def _check_request(
@@ -248,7 +250,7 @@ def _check_request(
         differing = {item.name for item in set(agreed) ^ set(fields)}
         raise ParametersError(
             f"the fields of schema {request.schema}",
-            expected="this site's own, in their order",
+            expected="those of this site's own schema, in the same order",
             found=f"a difference in {sorted(differing) or 'the order'}",
         )
 
@@ -259,12 +261,12 @@ def _established(state: Confirmed | Established, request: TermRequest) -> Establ
             raise StateError("the first request of an epoch", expected="with a setup", found="none")
         return establish(state, request.setup)
     if request.setup and setup_digest(request.setup) != state.setup:
-        raise ReplayError("the setup", expected="the one that this epoch began with", found="another")
+        raise ReplayError("the setup", expected="the one that this epoch began with", found="a different one")
     return state
 
 
 def _masked(state: Established, fresh: Fresh, slot: int, group: Group, layout: Layout, data: bytes) -> bytes:
-    """enc(x) + PRG(b) + the sum of PRG(m_ij) over later sites - that over earlier sites."""
+    """Return enc(x) + PRG(b) + the sum of PRG(m_ij) over later sites - that over earlier ones, as bytes."""
     total = Accumulator(layout, data)
     own = state.epoch.name
     seed, private = slot_secret(fresh.secrets, group, "self"), slot_secret(fresh.secrets, group, "pair")
@@ -294,15 +296,15 @@ def _receipt(
     return replace(unsigned, signature=ed25519_sign(state.signing, unsigned.signed(state.session)))
 
 
-def _let_go(slot: SlotState) -> SlotState:
-    """What becomes of an older slot: nothing of it is kept but for whom it was opened."""
+def _erased(slot: SlotState) -> SlotState:
+    """Return an older slot without its secrets; of a revealed slot the survivors are kept."""
     return slot if isinstance(slot, Revealed) else Abandoned()
 
 
 def _survivors(
     state: Established, slot: int, receipts: Sequence[Receipt], history: journal.History
 ) -> tuple[MaskedSlot | AgreedSlot, tuple[str, ...]]:
-    """The slot, and the survivor set that all receipts of this very sum make up."""
+    """Return the slot's state and the survivor set, once every receipt is checked to be of this sum."""
     epoch, params = state.epoch, state.epoch.params
     if slot >= params.slots:
         raise StateError("the slot", expected=f"below {params.slots}", found=str(slot))
@@ -312,16 +314,16 @@ def _survivors(
     if isinstance(held, AgreedSlot | Revealed) and held.survivors != survivors:
         raise SurvivorsError(
             f"the survivors of slot {slot}",
-            expected=f"those answered for before, {list(held.survivors)}",
+            expected=f"the set that this site answered before, {list(held.survivors)}",
             found=str(list(survivors)),
         )
     if not isinstance(held, MaskedSlot | AgreedSlot):
         raise StateError(f"slot {slot}", expected="masked", found=type(held).__name__.lower())
-    known = [name for name in params.roster if name in survivors]
-    if list(survivors) != known or epoch.name not in known:
+    in_order = [name for name in params.roster if name in survivors]
+    if list(survivors) != in_order or epoch.name not in in_order:
         raise SurvivorsError(
             f"the survivors of slot {slot}",
-            expected=f"sites of the roster, sorted, each once, with {epoch.name}",
+            expected=f"sites of the roster, sorted, each once, {epoch.name} among them",
             found=str(list(survivors)),
         )
     if len(survivors) < epoch.least:
@@ -337,17 +339,19 @@ def _survivors(
 
 def _check_receipt(state: Established, own: Receipt, receipt: Receipt) -> None:
     verify_receipt(receipt, state.session, state.peers[receipt.name].session_key)
-    for what, expected, found in (
+    for part, expected, received in (
         ("slot", str(own.slot), str(receipt.slot)),
         ("sum", str(own.sum_id), str(receipt.sum_id)),
         ("broadcast", own.broadcast.hex(), receipt.broadcast.hex()),
     ):
-        # Nobody is blamed: a server that shows sites different models causes this as well.
-        if expected != found:
-            raise InconsistencyError(f"the {what} of {receipt.name}", expected=expected, found=found)
+        # No site is blamed, because a server that shows sites different models causes this as well.
+        if expected != received:
+            raise InconsistencyError(
+                f"the {part} in the receipt of {receipt.name}", expected=expected, found=received
+            )
     if receipt.name == own.name and receipt != own:
         raise InconsistencyError(
-            f"the receipt of {own.name}", expected="as this site sent it", found="another"
+            f"the receipt of {own.name}", expected="the one that this site sent", found="a different one"
         )
 
 
@@ -362,20 +366,20 @@ def _check_agreements(
         raise SurvivorsError(
             f"the survivors of slot {slot}", expected="signed by this site", found=str(list(survivors))
         )
-    strangers = sorted(set(agreements) - set(survivors))
-    if strangers:
+    outsiders = sorted(set(agreements) - set(survivors))
+    if outsiders:
         raise SurvivorsError(
-            f"the signers of the survivors of slot {slot}", expected="survivors", found=str(strangers)
+            f"the signers of the survivor set of slot {slot}", expected="survivors", found=str(outsiders)
         )
     if len(agreements) < threshold:
         raise SurvivorsError(
-            f"the signatures under the survivors of slot {slot}",
+            f"the number of signatures under the survivor set of slot {slot}",
             expected=f"at least {threshold}",
             found=str(len(agreements)),
         )
     signed = survivors_signed(state.session, slot, held.receipt.sum_id, survivors)
     for name, signature in agreements.items():
-        verify(state.peers[name].session_key, signature, signed, owner=name, what="the survivors")
+        verify(state.peers[name].session_key, signature, signed, owner=name, what="the survivor set")
 
 
 def _groups(
@@ -384,16 +388,16 @@ def _groups(
     survivors: tuple[str, ...],
     history: journal.History,
 ) -> tuple[Group, ...]:
-    """The groups to open: the static one only where nothing was or will be opened for another cohort."""
+    """Return the groups to open; ``static`` only if it was and will be opened for no other cohort."""
     epoch, params = state.epoch, state.epoch.params
-    shut: tuple[Group, ...] = ("update",)
+    update_only: tuple[Group, ...] = ("update",)
     if not params.static_open or not group_layout(params.schemas[held.schema], "static").nbytes:
-        return shut
+        return update_only
     if not epoch.any_static_cohort:
         if survivors != params.roster:
-            return shut
+            return update_only
         try:
             history.check_static(epoch.dataset, params.roster)
         except StaticCohortError:  # another job of this site opened it since this epoch began
-            return shut
+            return update_only
     return GROUPS

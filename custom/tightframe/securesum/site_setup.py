@@ -30,7 +30,6 @@ from tightframe.securesum.errors import (
 from tightframe.securesum.identity import Signer, Verifier
 from tightframe.securesum.messages import (
     GROUPS,
-    HASH_BYTES,
     KINDS,
     SALT_BYTES,
     SHARE_BYTES,
@@ -47,6 +46,7 @@ from tightframe.securesum.messages import (
     share_hash,
 )
 from tightframe.securesum.primitives import (
+    HASH_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
     Random,
@@ -69,12 +69,12 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True)
 class Step(Generic[State, Reply]):
-    """What a handler returns.
+    """The result of a handler.
 
     Attributes:
-        state: the site's state from now on.
+        state: the site's next state.
         reply: the message to send.
-        entries: what must be in the journal, durably, before the state is stored and the reply sent.
+        entries: journal entries that must be durable before the state is stored and the reply sent.
     """
 
     state: State
@@ -97,21 +97,21 @@ def advertise(
     """Accept an epoch's parameters and advertise fresh keys for it.
 
     Args:
-        params: what the server proposes.
+        params: the parameters that the server proposes.
         rules: this site's own rules.
-        expected: what this site knows of its job.
+        expected: the parameters that this site derives from its own copy of the job.
         signer: signs with the provisioned key.
-        history: all that this site's journal holds.
+        history: everything in this site's journal.
         dataset: this site's data set.
-        application: bytes that travel with the keys, at most 4096.
-        profile: how this site's terms are formed; None where noise stands in for one profile.
-        random: gives random bytes.
+        application: application data sent and signed with the keys, at most 4096 bytes.
+        profile: the release profile of this site's terms; None if noise makes a single profile unnecessary.
+        random: source of random bytes.
 
     Raises:
         ParametersError: TF-601.
         ReplayError: TF-608, if this epoch of the job, or a later one, was begun before.
         StaticCohortError: TF-612, if the static group is to be opened for another cohort than before.
-        ReleaseProfileError: TF-617, if terms would be formed in another way than before.
+        ReleaseProfileError: TF-617, if terms would be formed under another profile than before.
     """
     check(params, rules, expected)
     _check_rings(params)
@@ -149,35 +149,37 @@ def advertise(
 def confirm(
     state: Advertised, message: Advertisements, *, verifier: Verifier, random: Random = os.urandom
 ) -> Step[Confirmed, Confirmation]:
-    """Verify everybody's advertisement and deal shares of all own secrets.
+    """Verify the advertisements of all sites and deal shares of this site's secrets.
 
     Raises:
         MessageError: TF-604.
-        RosterError: TF-605, if they are not exactly the roster's, or this site's own was changed.
+        RosterError: TF-605, if they are not exactly the roster's, or this site's own was altered.
         IdentityError, SignatureError: TF-602, TF-603, naming the site.
         KeyAgreementError: TF-606, if a key is of low order or occurs twice.
         StateError: TF-609, if this site is not in the state Advertised.
     """
     require_state(state, Advertised)
     epoch, params = state.epoch, state.epoch.params
-    shown = read_advertisements(params, message)
+    advertisements = read_advertisements(params, message)
     if message.items[epoch.index] != state.advertisement:
         raise RosterError(
-            f"the advertisement of {epoch.name}", expected="as this site sent it", found="another"
+            f"the advertisement of {epoch.name}",
+            expected="the one that this site sent",
+            found="a different one",
         )
     parameters, keys = params.digest(), Keys(params.slots)
-    for item in shown:
-        # Pins are for peers: a site need not have one for itself.
+    for item in advertisements:
+        # A site pins its peers, and need not pin itself.
         pinned = item.name != epoch.name and verifier.pinned_only
         verify_advertisement(replace(verifier, pinned_only=pinned), item, parameters)
         keys.add(item)
-    session = session_id(params, shown)
+    session = session_id(params, advertisements)
     dealt = _deal(state, random)
     hashes = {name: _hashes(session, epoch.name, name, plain) for name, plain in dealt.items()}
     digests = [hashes_digest(item) for item in hashes.values()]
     boxes = {
         item.name: _sealed(state, session, item, dealt[item.name], random)
-        for item in shown
+        for item in advertisements
         if item.name != epoch.name
     }
     reply = Confirmation(
@@ -201,14 +203,14 @@ def confirm(
 
 
 def establish(state: Confirmed, raw: bytes) -> Established:
-    """Check all that was dealt to this site, and that everybody is ready for this very session.
+    """Check every share dealt to this site, and that all sites confirmed this session.
 
     Raises:
         MessageError: TF-604.
-        RosterError: TF-605, if it is not what exactly the roster dealt.
+        RosterError: TF-605, if the dealers are not exactly the roster.
         SignatureError: TF-603, naming the dealer.
         ShareError: TF-607, naming the dealer, if a box or a share is not what the dealer signed.
-        InconsistencyError: TF-610, if this site's own part was changed.
+        InconsistencyError: TF-610, if this site's own part was altered.
     """
     epoch, params = state.epoch, state.epoch.params
     setup = Setup.from_bytes(raw, sites=len(params.roster), slots=params.slots)
@@ -227,7 +229,8 @@ def establish(state: Confirmed, raw: bytes) -> Established:
             boxes.append(state.own_box.expose())
         else:
             boxes.append(_opened(state, dealer, dealt))
-    # From one box a dealer to one block a slot, so that each slot's shares can be let go by themselves.
+    # Regrouped from one box for each dealer to one block for each slot, so that the shares of a slot can
+    # be erased by themselves.
     by_dealer = np.frombuffer(b"".join(boxes), np.uint8).reshape(len(boxes), params.slots, SLOT_SHARES)
     slots = tuple(
         Fresh(secrets, Secret(by_dealer[:, slot].tobytes())) for slot, secrets in enumerate(state.secrets)
@@ -238,7 +241,7 @@ def establish(state: Confirmed, raw: bytes) -> Established:
 
 
 def require_state(state: object, *kinds: type[object]) -> None:
-    """Return if the state is one of ``kinds``.
+    """Check that the state is one of ``kinds``.
 
     Raises:
         StateError: TF-609.
@@ -249,7 +252,7 @@ def require_state(state: object, *kinds: type[object]) -> None:
 
 
 def setup_digest(raw: bytes) -> bytes:
-    """What a site remembers of its setup, to refuse another one later."""
+    """Return the hash by which a site recognises its setup, so that it refuses another one: 32 bytes."""
     return digest("setup", raw)
 
 
@@ -268,21 +271,21 @@ def _check_rings(params: Params) -> None:
 
 
 def _deal(state: Advertised, random: Random) -> dict[str, bytes]:
-    """Holder -> salts and shares of all this site's secrets, in the order of ``share_offset``."""
+    """Split this site's secrets: holder -> salts and shares, in the order of ``share_offset``."""
     params = state.epoch.params
     holders, parts = len(params.roster), params.slots * len(GROUPS) * len(KINDS)
     secrets: NDArray[np.uint8] = np.frombuffer(b"".join(item.expose() for item in state.secrets), np.uint8)
     shares = split_many(
         secrets.reshape(parts, KEY_BYTES), threshold=params.threshold, holders=holders, random=random
     )
-    # Salts keep a hash from telling whether a share has some value that a reader guesses.
+    # Without a salt, whoever sees a hash could test guesses of the share.
     salts = np.frombuffer(random(holders * parts * SALT_BYTES), np.uint8).reshape(holders, parts, SALT_BYTES)
     salted = np.concatenate([salts, shares], axis=2)
     return {name: salted[holder].tobytes() for holder, name in enumerate(params.roster)}
 
 
 def _hashes(session: bytes, dealer: str, holder: str, plain: bytes) -> bytes:
-    """The hashes of all shares in a box."""
+    """Return the hashes of all shares in a box, joined."""
     hashes, start = [], 0
     for slot in range(len(plain) // SLOT_SHARES):
         for group in GROUPS:
@@ -314,17 +317,19 @@ def _check_signatures(state: Confirmed, dealer: str, dealt: Dealt) -> None:
         raise ShareError(
             f"the hashes of shares from {dealer}",
             expected="those that it signed",
-            found="others",
+            found="different ones",
             blamed=dealer,
         )
     verify(key, dealt.ready, ready_signed(session, dealer), owner=dealer, what="readiness for this session")
 
 
 def _check_own(state: Confirmed, dealt: Dealt) -> None:
-    """This site's own part must be what it sent: another of its confirmations would deal other shares."""
+    """Check that this site's own part is as sent: with another of its confirmations shares would differ."""
     if dealt.digests != state.digests or dealt.box:
         raise InconsistencyError(
-            f"the confirmation of {state.epoch.name}", expected="as this site sent it", found="another"
+            f"the confirmation of {state.epoch.name}",
+            expected="the one that this site sent",
+            found="a different one",
         )
 
 
@@ -343,7 +348,7 @@ def _opened(state: Confirmed, dealer: str, dealt: Dealt) -> bytes:
         raise ShareError(
             f"the shares from {dealer}",
             expected="those whose hashes it signed",
-            found="others",
+            found="different ones",
             blamed=dealer,
         )
     return plain

@@ -1,13 +1,13 @@
-"""A site's states: explicit, frozen, each with one form in which it is stored.
+"""A site's states: explicit, frozen, each with one stored form.
 
     Advertised -> Confirmed -> Established, whose slots go Fresh -> Masked (-> Agreed) -> Revealed
 
-A slot that is passed over or whose sum was given up is Abandoned. A state holds only the secrets
-that later steps still need: a slot's own secrets go when its term is masked, its shares when they
-are revealed or a later slot is used, the channel key when all boxes are open.
+A slot that was skipped or whose sum was abandoned is Abandoned. A state holds only the secrets that
+later steps still need: a slot's own secrets are dropped when its term is masked, its shares when
+they are revealed or a later slot is used, the channel key when all boxes are open.
 
-The stored form holds secrets. Where a site must store it (the simulator, whose sites are one
-process a task), the caller keeps it readable for its owner alone.
+The stored form contains secrets. A caller that has to store it (the simulator, in which every task
+of a site is a process of its own) makes it readable by its owner only.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ SLOT_SHARES = len(GROUPS) * len(KINDS) * SHARE_BYTES
 
 @dataclass(frozen=True)
 class Epoch:
-    """What a site holds fixed during an epoch.
+    """The values that stay constant at a site during an epoch.
 
     Attributes:
         params: the parameters that it accepted.
         name: its own name.
-        dataset: its data set, to which the rule of the static group is bound.
+        dataset: its data set, for which the rule of the static group holds.
         minimum_cohort: of its own rules.
         any_static_cohort: of its own rules.
     """
@@ -62,7 +62,7 @@ class Epoch:
 
     @property
     def index(self) -> int:
-        """This site's place in the roster."""
+        """This site's index in the roster."""
         return self.params.index(self.name)
 
     @property
@@ -86,7 +86,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Fresh:
-    """A slot not used yet: this site's own secrets, and every dealer's shares for this site."""
+    """A slot that was not used yet: this site's own secrets, and every dealer's shares for this site."""
 
     secrets: Secret
     shares: Secret
@@ -94,7 +94,7 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Masked:
-    """A slot whose term was sent: what its receipt says, and the shares."""
+    """A slot whose term was sent: its receipt and the shares."""
 
     schema: str
     receipt: Receipt
@@ -113,27 +113,27 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Revealed:
-    """A slot whose shares were given, for these survivors, and are gone from here."""
+    """A slot whose shares were revealed for these survivors and are erased."""
 
     survivors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Abandoned:
-    """A slot that was passed over, or whose sum was given up: its secrets and shares are gone."""
+    """A slot that was skipped, or whose sum was abandoned: its secrets and shares are erased."""
 
 
 SlotState: TypeAlias = Fresh | Masked | Agreed | Revealed | Abandoned
 
 
 def slot_secret(secrets: Secret, group: Group, kind: Kind) -> Secret:
-    """One of a slot's own secrets: b (``self``) or the X25519 private key s (``pair``)."""
+    """Return one of a slot's own secrets: b (``self``) or the X25519 private key s (``pair``)."""
     start = share_offset(0, group, kind, KEY_BYTES)
     return Secret(secrets.expose()[start : start + KEY_BYTES])
 
 
 def slot_share(shares: Secret, dealer: int, group: Group, kind: Kind) -> bytes:
-    """Salt and share of one dealer, in a slot."""
+    """Return one dealer's share in a slot: salt, then share, 48 bytes."""
     start = dealer * SLOT_SHARES + share_offset(0, group, kind, SHARE_BYTES)
     return shares.expose()[start : start + SHARE_BYTES]
 
@@ -144,7 +144,7 @@ class _Stored(ABC):
     _kind: ClassVar[str]
 
     def to_bytes(self) -> bytes:
-        """The stored form, which holds secrets."""
+        """Return the stored form, which contains secrets."""
         return cast(bytes, msgpack.packb([VERSION, self._kind, *self._parts()], use_bin_type=True))
 
     @classmethod
@@ -152,14 +152,14 @@ class _Stored(ABC):
         """Read a stored state.
 
         Raises:
-            StateError: TF-609, if it is none of this kind and version.
+            StateError: TF-609, if it is not of this kind and version.
         """
         expected = f"version {VERSION} of {cls._kind}"
         try:
             version, kind, *parts = cast("list[Any]", msgpack.unpackb(raw, raw=False, use_list=True))
             if (version, kind) == (VERSION, cls._kind):
                 return cls._restored(parts)
-        except Exception:  # whatever goes wrong in it, this is no such state; and it holds secrets
+        except Exception:  # any failure means that this is no such state; its text could show secrets
             raise StateError("a stored state", expected=expected, found="something else") from None
         raise StateError("a stored state", expected=expected, found="another version or kind")
 
@@ -173,11 +173,11 @@ class _Stored(ABC):
 
 @dataclass(frozen=True)
 class Advertised(_Stored):
-    """A site whose advertisement is out: its own secrets, and nothing yet of others.
+    """A site that has sent its advertisement: it holds its own secrets, and nothing of other sites.
 
     Attributes:
-        epoch: what it accepted.
-        advertisement: its own advertisement as it travelled.
+        epoch: the constants of the epoch.
+        advertisement: its own advertisement as sent.
         channel, signing: private keys of its boxes and of its signatures in this epoch.
         secrets: for each slot, for each group: b and s.
     """
@@ -207,7 +207,7 @@ class Advertised(_Stored):
 
 
 class _Peers:
-    """What a site knows of its peers once it has verified all advertisements."""
+    """The peers of a site, once it has verified all advertisements."""
 
     epoch: Epoch
     advertisements: tuple[bytes, ...]
@@ -221,7 +221,7 @@ class _Peers:
 
     @property
     def applications(self) -> Mapping[str, bytes]:
-        """Site -> the application's bytes in its verified advertisement."""
+        """Site -> application data of its verified advertisement."""
         return MappingProxyType({name: item.application for name, item in self.peers.items()})
 
 
@@ -232,9 +232,9 @@ class Confirmed(_Stored, _Peers):
     Attributes:
         epoch, channel, signing, secrets: as in ``Advertised``.
         session: T.
-        advertisements: all advertisements as they travelled, in roster order.
-        own_box: the shares that it keeps of its own secrets, laid out as in a box.
-        digests: ``hashes_digest`` of every holder, joined: what it signed itself.
+        advertisements: all advertisements as sent, in roster order.
+        own_box: the shares that it keeps of its own secrets, in the layout of a box.
+        digests: ``hashes_digest`` of every holder, joined, as this site signed them.
     """
 
     _kind = "confirmed"
@@ -261,11 +261,11 @@ class Confirmed(_Stored, _Peers):
 
     @classmethod
     def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, shown, channel, signing, secrets, own_box, digests = parts
+        epoch, session, advertisements, channel, signing, secrets, own_box, digests = parts
         return cls(
             Epoch._restored(epoch),
             session,
-            tuple(shown),
+            tuple(advertisements),
             _secret(channel),
             _secret(signing),
             _hidden(secrets),
@@ -276,11 +276,11 @@ class Confirmed(_Stored, _Peers):
 
 @dataclass(frozen=True)
 class Established(_Stored, _Peers):
-    """A site that has checked what all dealt to it: it can take part in sums.
+    """A site that has checked every share dealt to it, and can take part in sums.
 
     Attributes:
         epoch, session, advertisements, signing: as in ``Confirmed``.
-        setup: SHA-256 of the setup that it checked.
+        setup: ``setup_digest`` of the setup that it checked.
         sums: the sums for which it masked a term.
         slots: the state of each slot.
     """
@@ -295,7 +295,7 @@ class Established(_Stored, _Peers):
     slots: tuple[SlotState, ...]
 
     def with_slot(self, slot: int, state: SlotState) -> Established:
-        """The same with another state of one slot."""
+        """Return this state with one slot's state replaced."""
         return replace(self, slots=(*self.slots[:slot], state, *self.slots[slot + 1 :]))
 
     def _parts(self) -> list[Any]:
@@ -311,11 +311,11 @@ class Established(_Stored, _Peers):
 
     @classmethod
     def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, shown, signing, setup, sums, slots = parts
+        epoch, session, advertisements, signing, setup, sums, slots = parts
         return cls(
             Epoch._restored(epoch),
             session,
-            tuple(shown),
+            tuple(advertisements),
             _secret(signing),
             setup,
             tuple(SumId(*item) for item in sums),
@@ -324,8 +324,8 @@ class Established(_Stored, _Peers):
 
 
 def _secret(value: object) -> Secret:
-    if not isinstance(value, bytes):  # of an integer, bytes() would make so many zeros
-        raise TypeError("a secret is stored as bytes")
+    if not isinstance(value, bytes):  # bytes() of an integer would give that many zeros
+        raise TypeError(f"Expected a stored secret as bytes, but got {type(value).__name__}.")
     return Secret(value)
 
 
@@ -366,7 +366,7 @@ def _slot_restored(value: list[Any]) -> SlotState:
         case ["abandoned"]:
             return Abandoned()
         case _:
-            raise ValueError("no state of a slot")
+            raise ValueError("Expected a stored slot state, but got another value.")
 
 
 def _receipt_restored(value: dict[str, Any]) -> Receipt:

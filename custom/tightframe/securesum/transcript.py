@@ -1,13 +1,13 @@
-"""The record of a run: what was signed for each sum, one line each, chained by hashes; and its check.
+"""The transcript of a run and its verification: one line for each sum, chained by hashes.
 
-No line can be altered, removed or moved without all that follow. The chain itself is signed by
-nobody: whoever holds a file can write it anew. What a rewrite cannot make is the sites' signatures,
-and these are what ``verify`` goes by: advertisements by provisioned keys, one ``Ready`` of every
-site over the whole session, and for each sum the receipts and, after a drop-out, agreements. What is
-*not* signed is the writer's word alone: whose view it is, times, the name of a schema, which groups
-were opened, their totals, who was blamed, why a sum failed or a run ended, which receipts it shows
-of a sum that failed before its survivors were settled, and that no sum was left out.
-``docs/transcript.md`` says what follows from this.
+No line can be altered, removed or moved without changing all that follow. The chain itself is not
+signed: whoever holds a file can rewrite it. A rewrite cannot forge the sites' signatures, and these
+are what ``verify`` relies on: advertisements signed by provisioned keys, a signature of readiness of
+every site over the whole session, and for each sum the receipts and, after a drop-out, the
+agreements. All that is *not* signed rests on the writer's word: whose view it is, times, the name of
+a schema, which groups were opened, their totals, who was blamed, why a sum failed or a run ended,
+which receipts are listed for a sum that failed before it had a survivor set, and that no sum was
+left out. ``docs/transcript.md`` explains the consequences.
 
 ``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript_lines``).
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from cryptography import x509
@@ -50,7 +51,6 @@ from tightframe.securesum.transcript_lines import (
     session,
     start,
 )
-from tightframe.securesum.transcript_report import EpochReport, Report, SumReport, TranscriptError
 
 __all__ = [
     "FIRST",
@@ -72,7 +72,101 @@ __all__ = [
 ]
 
 SIMULATED = "SIMULATED IDENTITY"
-"""Stands in the subject of a root certificate that a simulator made for itself."""
+"""Mark in the subject of a root certificate that the simulator generated."""
+
+
+class TranscriptError(ProtocolError):
+    """A transcript violates the rules, or a signature in it is wrong (TF-616).
+
+    Args:
+        line: the first invalid line, from 1.
+        what, expected, found, blamed: as for ``ProtocolError``.
+    """
+
+    code = "TF-616"
+
+    def __init__(self, line: int, what: str, *, expected: str, found: str, blamed: str | None = None) -> None:
+        super().__init__(what, expected=expected, found=found, blamed=blamed)
+        self.line = line
+
+    def __str__(self) -> str:
+        return f"Line {self.line}: {super().__str__()}"
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One epoch, with the parameters that every site signed.
+
+    Attributes:
+        params: the parameters of the epoch.
+        time: when certificates were checked, according to the writer.
+        keys: site -> SHA-256 (hex) of its provisioned public key, in the format of a pin.
+    """
+
+    params: Params
+    time: datetime
+    keys: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SumReport:
+    """One sum; if it was not opened, ``failure`` is the code and ``groups`` is empty."""
+
+    epoch: int
+    slot: int
+    sum_id: SumId
+    groups: tuple[Group, ...]
+    missing: tuple[str, ...]
+    failure: str | None
+    blamed: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The content of a valid transcript.
+
+    Attributes:
+        view, job, version, started: of the run, according to its writer.
+        epochs, sums: in order.
+        simulated: whether the subject of the root certificate is marked as a simulated identity.
+        complete: whether the transcript has its end line.
+        reason: why the run ended early, according to the writer.
+        head: SHA-256 of the last line (hex), by which two copies can be compared.
+    """
+
+    view: str
+    job: str
+    version: str
+    started: datetime
+    epochs: tuple[EpochReport, ...]
+    sums: tuple[SumReport, ...]
+    simulated: bool
+    complete: bool
+    reason: str | None
+    head: str
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """All sites of all epochs, sorted."""
+        return tuple(sorted({site for epoch in self.epochs for site in epoch.params.roster}))
+
+    @property
+    def opened(self) -> tuple[SumReport, ...]:
+        """The sums that were opened."""
+        return tuple(item for item in self.sums if item.failure is None)
+
+    @property
+    def failed(self) -> tuple[SumReport, ...]:
+        """The sums that were not opened."""
+        return tuple(item for item in self.sums if item.failure is not None)
+
+    @property
+    def skipped(self) -> tuple[tuple[int, int], ...]:
+        """(epoch, slot) without a line, below an epoch's last used slot: not used, or left out."""
+        used = {(item.epoch, item.slot) for item in self.sums}
+        last = {epoch: max(slot for at, slot in used if at == epoch) for epoch, _ in used}
+        every = ((epoch, slot) for epoch in sorted(last) for slot in range(last[epoch]))
+        return tuple(place for place in every if place not in used)
 
 
 def verify(
@@ -82,7 +176,7 @@ def verify(
     pins: Mapping[str, frozenset[bytes]] | None = None,
     any_static_cohort: bool = False,
 ) -> Report:
-    """Read a transcript and check everything that can be checked without any secret.
+    """Read a transcript and check everything that can be checked without a secret.
 
     Args:
         lines: the file's lines, with or without their newlines.
@@ -92,9 +186,9 @@ def verify(
             sites' rule of that name permits.
 
     Raises:
-        TranscriptError: TF-616, at the first line that is wrong. That the last line is missing is
-            no error: ``Report.complete`` says it.
-        IdentityError: TF-602, if the root is no certificate at all.
+        TranscriptError: TF-616, at the first invalid line. A missing end line is not an error; see
+            ``Report.complete``.
+        IdentityError: TF-602, if the root is not a certificate.
     """
     simulated = _is_simulated(anchor.root)
     reading: _Reading | None = None
@@ -128,7 +222,7 @@ def verify(
 
 @dataclass
 class _Session:
-    """The current epoch: what its signatures are over, whose keys they are by, the slots used."""
+    """The current epoch: its parameters, session id (T), session keys by site, and the slots used so far."""
 
     params: Params
     identifier: bytes
@@ -138,7 +232,7 @@ class _Session:
 
 @dataclass
 class _Reading:
-    """What has been read so far: every line is held against it, then added to it."""
+    """The transcript read so far: every line is checked against it, then added to it."""
 
     anchor: Anchor
     pins: Mapping[str, frozenset[bytes]]
@@ -158,54 +252,59 @@ class _Reading:
 
     def take(self, value: Mapping[str, Any]) -> None:
         kind = value["line"]
-        _demand(self.last is None, "the transcript", "at its end after its end line", f"a {kind} line")
+        _demand(self.last is None, "the transcript", "finished after its end line", f"a {kind} line")
         _demand(
             value["previous"] == self.previous,
             "the hash of the line before",
             self.previous,
             value["previous"],
         )
-        read = read_body(value, server=self.view == SERVER)
+        body = read_body(value, server=self.view == SERVER)
         if kind == "session":
-            self.take_session(read)
+            self.take_session(body)
         elif kind == "sum":
             if self.session is None:
-                raise ProtocolError("the line", expected="after a session line", found="a sum before any")
-            self.take_sum(read, self.session)
+                raise ProtocolError(
+                    "the line", expected="after a session line", found="a sum line before any"
+                )
+            self.take_sum(body, self.session)
         elif kind == "end":
-            found, wanted = read["sums"], len(self.sums)
-            _demand(found == wanted, "the number of sums", str(wanted), str(found))
-            self.last = read
+            stated, counted = body["sums"], len(self.sums)
+            _demand(stated == counted, "the number of sums", str(counted), str(stated))
+            self.last = body
         else:
             _demand(self.previous == FIRST, "a run line", "the first line", "a later one")
 
-    def take_session(self, read: Mapping[str, Any]) -> None:
-        params = Params.from_bytes(read["params"])
-        _demand(params.to_bytes() == read["params"], "session.params", "in canonical form", "in another")
+    def take_session(self, body: Mapping[str, Any]) -> None:
+        params = Params.from_bytes(body["params"])
+        _demand(params.to_bytes() == body["params"], "session.params", "in canonical form", "another form")
         self.check_params(params)
-        shown = read_advertisements(params, Advertisements(read["advertisements"]))
-        again = tuple(item.to_bytes() for item in shown)
-        _demand(again == read["advertisements"], "session.advertisements", "in canonical form", "in another")
-        verifier, digest = Verifier(self.anchor, self.pins, False, read["time"]), params.digest()
+        items = read_advertisements(params, Advertisements(body["advertisements"]))
+        encoded = tuple(item.to_bytes() for item in items)
+        canonical = encoded == body["advertisements"]
+        _demand(canonical, "session.advertisements", "in canonical form", "another form")
+        verifier, digest = Verifier(self.anchor, self.pins, False, body["time"]), params.digest()
         keys = Keys(params.slots)
-        for item in shown:
+        for item in items:
             verify_advertisement(verifier, item, digest)
             keys.add(item)
-        session_keys = {item.name: item.session_key for item in shown}
-        current, ready = _Session(params, session_id(params, shown), session_keys), read["ready"]
+        session_keys = {item.name: item.session_key for item in items}
+        current, ready = _Session(params, session_id(params, items), session_keys), body["ready"]
         roster = params.roster
         _demand(set(ready) == set(roster), "session.ready", f"of {list(roster)}", str(sorted(ready)))
         for name in roster:
             signed = ready_signed(current.identifier, name)
-            check_signature(session_keys[name], ready[name], signed, owner=name, what="a Ready")
+            check_signature(
+                session_keys[name], ready[name], signed, owner=name, what="readiness for this session"
+            )
         self.session = current
-        hashes = {item.name: public_key_hash(item.certificate).hex() for item in shown}
-        self.epochs.append(EpochReport(params, read["time"], hashes))
+        hashes = {item.name: public_key_hash(item.certificate).hex() for item in items}
+        self.epochs.append(EpochReport(params, body["time"], hashes))
 
     def check_params(self, params: Params) -> None:
-        """The rules that every site enforces whatever its own policy is, and one job throughout."""
+        """Check the rules that every site enforces whatever its policy, and that no epoch changes the job."""
         widest = rules.SiteRules(
-            minimum_cohort=1,  # the epoch's own minimum is not judged, but ``minimum_survivors`` is
+            minimum_cohort=1,  # a site's own minimum is not known here; ``minimum_survivors`` is checked
             trust=frozenset({"malicious", "semi_honest"}),
             weights=frozenset({params.weights}),
         )
@@ -226,7 +325,7 @@ class _Reading:
         if self.session is None:
             return
         before = self.session.params
-        for holds, what, wanted, found in (
+        for holds, what, required, stated in (
             (params.epoch > before.epoch, "the epoch", f"above {before.epoch}", str(params.epoch)),
             (params.lineage == before.lineage, "the lineage", repr(before.lineage), repr(params.lineage)),
             (
@@ -236,43 +335,43 @@ class _Reading:
                 params.config_sha256.hex(),
             ),
         ):
-            _demand(holds, what, wanted, found)
+            _demand(holds, what, required, stated)
 
-    def take_sum(self, read: Mapping[str, Any], current: _Session) -> None:
+    def take_sum(self, body: Mapping[str, Any], current: _Session) -> None:
         record = SumRecord(
-            epoch=read["epoch"],
-            slot=read["slot"],
-            sum_id=read["sum_id"],
-            schema=read["schema"],
-            broadcast=read["broadcast"],
-            receipts=read["receipts"],
-            survivors=read["survivors"],
-            agreements=read["agreements"],
+            epoch=body["epoch"],
+            slot=body["slot"],
+            sum_id=body["sum_id"],
+            schema=body["schema"],
+            broadcast=body["broadcast"],
+            receipts=body["receipts"],
+            survivors=body["survivors"],
+            agreements=body["agreements"],
         )
-        groups, roster = read.get("groups", ()), current.params.roster
+        groups, roster = body.get("groups", ()), current.params.roster
         self.check_place(record, current)
         signers = _check_receipts(record, current)
         _check_agreed(record, current, signers, opened=bool(groups))
         if groups:
             self.check_opened(record, current, groups)
-            total = read.get("total", groups)
+            total = body.get("total", groups)
             _demand(set(total) == set(groups), "sum.total", f"of {list(groups)}", str(sorted(total)))
-        blamed = read.get("blamed", {})
+        blamed = body.get("blamed", {})
         _demand(set(blamed) <= set(roster), "sum.blamed", f"sites of {list(roster)}", str(sorted(blamed)))
         current.slots.add(record.slot)
         self.identifiers.add(record.sum_id)
-        # Before it is shown the receipts, a site does not know who else was there: nobody counts as missing.
+        # A site that was not shown the receipts does not know which other sites took part: none is missing.
         present = signers if self.view == SERVER else record.survivors or roster
         missing = tuple(name for name in roster if name not in present)
-        failure = None if groups else read["failure"]["code"]
+        failure = None if groups else body["failure"]["code"]
         self.sums.append(
             SumReport(record.epoch, record.slot, record.sum_id, groups, missing, failure, blamed)
         )
 
     def check_place(self, record: SumRecord, current: _Session) -> None:
-        """The current epoch; a schema of it; a slot and a sum id that were not used before."""
+        """Check that the epoch is current, the schema is one of its own, and slot and sum id are new."""
         params, slot, name = current.params, record.slot, str(record.sum_id)
-        for holds, what, wanted, found in (
+        for holds, what, required, stated in (
             (record.epoch == params.epoch, "sum.epoch", str(params.epoch), str(record.epoch)),
             (slot < params.slots, "sum.slot", f"from 0 to {params.slots - 1}", str(slot)),
             (slot not in current.slots, "sum.slot", "used once in an epoch", f"{slot} again"),
@@ -284,23 +383,25 @@ class _Reading:
                 repr(record.schema),
             ),
         ):
-            _demand(holds, what, wanted, found)
+            _demand(holds, what, required, stated)
 
     def check_opened(self, record: SumRecord, current: _Session, groups: tuple[Group, ...]) -> None:
-        """Enough survivors, the writer among them; and the rule of the static group."""
+        """Check the number of survivors, that the writer is one of them, and the rule of the static group."""
         params, survivors = current.params, record.survivors
         least = rules.minimum_survivors(params)
         _demand(len(survivors) >= least, "the number of survivors", f"at least {least}", str(len(survivors)))
         inside = self.view == SERVER or self.view in survivors
-        _demand(inside, "the survivors", f"with {self.view}, who revealed shares", str(list(survivors)))
+        _demand(
+            inside, "the survivors", f"a set with {self.view}, which revealed shares", str(list(survivors))
+        )
         in_order = [group for group in GROUPS if group in groups]
         _demand(list(groups) == in_order, "sum.groups", str(in_order), str(list(groups)))
         if "static" not in groups:
             return
         what = "the static group"
-        _demand(params.static_open, what, "shut in this epoch", "opened")
+        _demand(params.static_open, what, "not opened in this epoch", "an opening")
         if not self.any_static_cohort:
-            # The first opening settles the cohort for the whole run, as it does in the sites' journals.
+            # The first opening fixes the cohort for the whole run, as it does in the sites' journals.
             cohort = self.static_cohort or params.roster
             _demand(
                 survivors == params.roster, what, f"opened for {list(params.roster)}", str(list(survivors))
@@ -310,12 +411,12 @@ class _Reading:
 
 
 def _check_receipts(record: SumRecord, current: _Session) -> tuple[str, ...]:
-    """Every receipt is its site's, for this sum and this broadcast; returns who signed."""
+    """Check that every receipt is its site's, for this sum and this broadcast; return the signers."""
     signers = tuple(item.name for item in record.receipts)
     _demand(list(signers) == sorted(set(signers)), "sum.receipts", "sorted, one a site", str(list(signers)))
     for item in record.receipts:
         name, what = item.name, f"the receipt of {item.name}"
-        for holds, part, wanted, found in (
+        for holds, part, required, stated in (
             (name in current.keys, "the site", f"one of {list(current.keys)}", repr(name)),
             (item.slot == record.slot, "the slot", str(record.slot), str(item.slot)),
             (item.sum_id == record.sum_id, "the sum id", str(record.sum_id), str(item.sum_id)),
@@ -326,13 +427,13 @@ def _check_receipts(record: SumRecord, current: _Session) -> tuple[str, ...]:
                 item.broadcast.hex(),
             ),
         ):
-            _demand(holds, f"{part} in {what}", wanted, found)
+            _demand(holds, f"{part} in {what}", required, stated)
         verify_receipt(item, current.identifier, current.keys[name])
     return signers
 
 
 def _check_agreed(record: SumRecord, current: _Session, signers: tuple[str, ...], *, opened: bool) -> None:
-    """The survivors are those who signed receipts; where somebody is missing, enough of them agreed."""
+    """Check that the survivors are the signers of the receipts and, after a drop-out, that enough agreed."""
     params, survivors, agreed = current.params, record.survivors, record.agreements
     _demand(
         survivors == signers or not (survivors or opened),
@@ -366,6 +467,6 @@ def _is_simulated(root: bytes) -> bool:
 
 
 def _demand(holds: bool, what: str, expected: str, found: str) -> None:
-    """Refuse; ``verify`` adds the line's number and the code."""
+    """Raise unless the condition holds; ``verify`` adds the line's number and the code."""
     if not holds:
         raise ProtocolError(what, expected=expected, found=found)

@@ -1,8 +1,8 @@
-"""The lines of a transcript: made when something was signed, read back by ``transcript.verify``.
+"""The lines of a transcript: written as the protocol runs, read back by ``transcript.verify``.
 
-Every line is one JSON object in canonical form (sorted keys, no spaces, ASCII), so that one content
-has one hash; it holds SHA-256 of the line before it. Functions here make and read bytes; files are
-the caller's.
+Every line is one JSON object in canonical form (sorted keys, no spaces, ASCII), so that equal
+content has an equal hash. It contains the SHA-256 of the line before it. Functions here make and
+read bytes; the caller writes the file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.messages import (
     GROUPS,
-    HASH_BYTES,
     MAX_ADVERTISEMENT,
     Advertisement,
     Group,
@@ -29,31 +28,31 @@ from tightframe.securesum.messages import (
     SumId,
     read_sum_id,
 )
-from tightframe.securesum.primitives import SIGNATURE_BYTES
+from tightframe.securesum.primitives import HASH_BYTES, SIGNATURE_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
 
 FORMAT = 1
 FIRST = "0" * 64
-"""What the first line has in place of a hash."""
+"""The value of ``previous`` in the first line."""
 SERVER = "server"
 """The view of a transcript that the server wrote; any other view is a site's name."""
 MAX_LINE = 2**28
 MAX_WORDS = 2**16
-"""Longest reason; one that names every site with its own is far shorter."""
+"""Longest reason in bytes; one that lists every site with its own reason is far shorter."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Where a transcript stands: the SHA-256 that its next line must carry."""
+    """The end of a transcript so far: the SHA-256 that its next line must contain."""
 
     previous: str = FIRST
 
     @classmethod
     def resume(cls, last_line: bytes) -> Chain:
-        """Go on after a line, with or without its newline; the next process of a run does so too.
+        """Continue after a line, with or without its newline, for example in a run's next process.
 
         Raises:
-            MessageError: TF-604, if this is no whole line, for example one that a crash cut off.
+            MessageError: TF-604, if this is not a whole line, for example one that a crash cut off.
         """
         parse(last_line.removesuffix(b"\n"))
         return cls(line_hash(last_line))
@@ -61,14 +60,15 @@ class Chain:
 
 @dataclass(frozen=True)
 class SumRecord:
-    """What is recorded of every sum, opened or not.
+    """The record of a sum, opened or failed.
 
     Attributes:
-        epoch, slot, sum_id, schema: which sum it is.
+        epoch, slot, sum_id, schema: of the sum.
         broadcast: SHA-256 of the broadcast's canonical tensor bytes.
-        receipts: those of the survivors; of a sum that failed before, all that are known.
-        survivors: the survivor set; empty if a sum failed before there was one.
-        agreements: site -> its signature of the survivor set; empty if nobody was missing.
+        receipts: those of the survivors; if the sum failed before there was a survivor set, all that
+            arrived.
+        survivors: the survivor set; empty if the sum failed before there was one.
+        agreements: site -> its signature of the survivor set; empty if no site was missing.
     """
 
     epoch: int
@@ -82,7 +82,7 @@ class SumRecord:
 
 
 def start(*, view: str, job: str, version: str, time: datetime) -> bytes:
-    """The first line. ``view`` is ``SERVER`` or the site's name. All lines end in a newline."""
+    """Return the first line. ``view`` is ``SERVER`` or the site's name. All lines end in a newline."""
     values = {"format": FORMAT, "view": view, "job": job, "version": version, "started": _utc(time)}
     return _line(Chain(), "run", values)
 
@@ -95,7 +95,7 @@ def session(
     ready: Mapping[str, bytes],
     time: datetime,
 ) -> bytes:
-    """The line of one epoch, once every site is ready; ``time`` is when certificates were checked."""
+    """Return the line of an epoch in which every site is ready; certificates were checked at ``time``."""
     values = {
         "params": _base64_text(params.to_bytes()),
         "advertisements": [
@@ -115,15 +115,15 @@ def opened(
     total: Mapping[Group, bytes | memoryview] | None = None,
     blamed: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The line of a sum that was opened.
+    """Return the line of a sum that was opened.
 
     Args:
-        chain: where the transcript stands.
-        record: what was signed.
-        groups: those that were opened; at a site, those that it revealed its shares for, because
-            it never learns whether the server found enough of them.
+        chain: the end of the transcript so far.
+        record: the signed record of the sum.
+        groups: the groups that were opened; at a site, those for which it revealed its shares, because
+            it never learns whether the server received enough of them.
         total: group -> the opened ring bytes, of which the hash is recorded; only at the server.
-        blamed: site -> why; only at the server.
+        blamed: site -> reason; only at the server.
     """
     values = {**_sum_values(record), "groups": [group for group in GROUPS if group in groups]}
     if total is not None:
@@ -133,36 +133,36 @@ def opened(
 
 
 def failed(chain: Chain, record: SumRecord, *, code: str, blamed: Mapping[str, str] | None = None) -> bytes:
-    """The line of a sum that was not opened; ``blamed`` is None at a site."""
+    """Return the line of a sum that was not opened; ``blamed`` is None at a site."""
     values = {**_sum_values(record), "failure": {"code": code}}
     return _line(chain, "sum", values if blamed is None else {**values, "blamed": dict(blamed)})
 
 
 def end(chain: Chain, *, reason: str | None, sums: int) -> bytes:
-    """The last line: why the run ended early, or None, and how many lines of sums there are."""
+    """Return the last line: the reason why the run ended early, or None, and the number of sum lines."""
     return _line(chain, "end", {"reason": reason, "sums": sums})
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """A line without its newline as a map that has ``line``, its kind, and ``previous``.
+    """Parse a line without its newline: a map that has ``line``, its kind, and ``previous``.
 
     Raises:
-        MessageError: TF-604, if it is cut off, not canonical, or of no kind that is known.
+        MessageError: TF-604, if it is cut off, not canonical, or of an unknown kind.
     """
     if len(raw) > MAX_LINE:
         raise MessageError("the line", expected=f"at most {MAX_LINE} bytes", found=f"{len(raw)}")
     try:
         value = json.loads(raw.decode("ascii"))
-        # Escapes of half a character pass as JSON, but are no text and can be neither hashed nor shown.
+        # A lone surrogate is valid JSON, but it is not text and can be neither hashed nor shown.
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise MessageError(
-            "the line", expected="one JSON object", found=f"{len(raw)} bytes that are none, or cut off"
+            "the line", expected="one JSON object", found=f"{len(raw)} bytes that are not one, or cut off"
         ) from None
     if not isinstance(value, dict):
         raise MessageError("the line", expected="one JSON object", found=reading.described(value))
     if _canonical(value) != raw:
-        # This also refuses a key that stands twice, of which a reader would see only one.
+        # This also refuses a repeated key, of which a reader would see only one value.
         raise MessageError("the line", expected="in canonical form", found="the same content in another form")
     reading.one_of(*BODIES, "sum")(value.get("line"), "the kind of line")
     reading.text(64)(value.get("previous"), "the hash of the line before")
@@ -170,11 +170,11 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 
 def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
-    """What a parsed line says, checked in every part, in the protocol's own types.
+    """Check the body of a parsed line, and convert it to the protocol's own types.
 
     Args:
-        value: of ``parse``.
-        server: whether the transcript is the server's, whose lines of sums say more.
+        value: the result of ``parse``.
+        server: whether the transcript is the server's, whose sum lines have more keys.
 
     Raises:
         MessageError: TF-604, if a key is missing or unknown, or a value malformed.
@@ -193,13 +193,13 @@ def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
 
 
 def line_hash(line: bytes) -> str:
-    """SHA-256 (hex) of a line without its newline."""
+    """Return the SHA-256 (hex) of a line without its newline."""
     return hashlib.sha256(line.removesuffix(b"\n")).hexdigest()
 
 
 def _read(keys: reading.Keys, body: Mapping[str, Any], where: str) -> dict[str, Any]:
-    read: dict[str, Any] = reading.record(keys)(body, where)
-    return read
+    checked: dict[str, Any] = reading.record(keys)(body, where)
+    return checked
 
 
 def _line(chain: Chain, kind: str, values: Mapping[str, Any]) -> bytes:
@@ -250,7 +250,7 @@ def _base64(least: int, most: int) -> reading.Check:
             data = base64.b64decode(value, validate=True) if isinstance(value, str) else None
         except ValueError:
             data = None
-        # One content, one text: a decoder alone would ignore bits behind the last byte.
+        # Each value has one text: a decoder alone would ignore bits after the last byte.
         if data is None or _base64_text(data) != value or not least <= len(data) <= most:
             raise MessageError(
                 where, expected=f"base64 of {least} to {most} bytes", found=reading.described(value)

@@ -28,7 +28,7 @@ from tightframe.errors import SiteConfigError
 from tightframe_app.cli import app
 from tightframe_app.federation import kits
 from tightframe_app.site import engine as site_engine
-from tightframe_app.site.findings import Asked
+from tightframe_app.site.findings import Scope
 
 TEMPLATES = ROOT / "provisioning"
 NOW = datetime.now(UTC)
@@ -144,7 +144,7 @@ def test_a_hospital_that_joins_later_adds_one_file(tmp_path: Path) -> None:
     assert set(after) - set(before) == {"requests/hospital-4.yml"}
     assert {name: after[name] for name in before} == before
     assert f"written: {tmp_path}/requests/hospital-4.yml" in told
-    assert f"there already: {tmp_path}/project.yml" in told
+    assert f"exists already: {tmp_path}/project.yml" in told
 
 
 def test_other_values_replace_nothing(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_kit_is_made_ready(kit: Path, add_site: Callable[..., Result], tmp_pat
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
     assert hashes(kit / "startup") == startup, "what provisioning gave is never changed"
     assert f"hospital-1={own_pin(SITE)}" in told
-    engine = list(site_engine.files(Asked(config, production=True), guarded=True))
+    engine = list(site_engine.files(Scope(config, production=True), guarded=True))
     assert [item.state for item in engine] == ["ok", "ok", "ok"]
 
 
@@ -208,7 +208,7 @@ def test_a_second_time_changes_nothing_and_own_files_are_never_replaced_unasked(
 ) -> None:
     add_site()
     before = hashes(kit)
-    assert add_site().output.count("there already") == 4
+    assert add_site().output.count("exists already") == 4
     assert hashes(kit) == before
     own = json.loads((kit / "local/resources.json").read_text()) | {"class_allow_list": ["mine."]}
     (kit / "local/resources.json").write_text(json.dumps(own))
@@ -260,7 +260,7 @@ def test_two_accounts_have_a_kit_each_and_no_launcher_of_the_engine(kit: Path, t
     both = ["add-site", "hospital-1", "--training-account", "trainer", "--socket", str(socket)]
     engine = make_kit(tmp_path / "engine")
     told = federation(*both, "--kit", str(engine)).output
-    assert "jobs are started by the training account, trainer, through" in told
+    assert "the training account, trainer, starts jobs, through" in told
     assert {path.name for path in (engine / "local").iterdir()} == {
         *("resources.json", "privacy.json", "authorization.json")
     }

@@ -19,7 +19,7 @@ from tightframe.flare.identity import person_identity
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders, recipes
 from tightframe_app.site import job as site_job
-from tightframe_app.site.findings import Asked
+from tightframe_app.site.findings import Scope
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}
@@ -57,7 +57,7 @@ def test_a_signed_folder_is_valid_and_says_until_when(folder: Path, tmp_path: Pa
     made = folders.sign(folder, signer, days=3)
     assert folders.check_folder(folder) == []
     told = CliRunner().invoke(app, ["jobs", "check", str(folder)]).output
-    assert f"signed by lead@example.org, to be taken up until {made.expires}" in " ".join(told.split())
+    assert f"signed by lead@example.org, valid until {made.expires}" in " ".join(told.split())
     assert timedelta(days=3) == made.until - datetime.strptime(made.created, "%Y-%m-%dT%H:%M:%SZ").replace(
         tzinfo=UTC
     )
@@ -85,10 +85,10 @@ def test_a_site_is_told_whether_a_job_is_signed_for_it(folder: Path, tmp_path: P
     job, policy = parse_job(folders.read_job(folder)), PolicyBlock().resolve(production=True)
     lead = issue(ROOT, "lead@example.org", role="lead", **DATES)
     startup = kit(tmp_path / "site", issue(ROOT, "hospital-1", **DATES), person=False)
-    asked = Asked(tmp_path / "tightframe.json", production=True, kit=startup, folder=folder)
+    scope = Scope(tmp_path / "tightframe.json", production=True, kit=startup, folder=folder)
 
     def told() -> tuple[str, str]:
-        (finding,) = site_job.signature(job, "hospital-1", policy, asked)
+        (finding,) = site_job.signature(job, "hospital-1", policy, scope)
         return finding.state, finding.text
 
     assert told()[0] == "note" and "not signed yet" in told()[1]

@@ -54,6 +54,6 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     stopped = run.invoke(app, ["jobs", "export", "--method", "fednh", "--data", "eicu", "--resume", "."])
     assert stopped.exit_code == 2 and "--resume" in stopped.output
     told = run.invoke(app, ["jobs", "export", "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"}).output
-    assert all(name in told for name in pairs.BASES) and "NAME and --set dataset=digits" in told
+    assert all(name in told for name in pairs.BASES) and "NAME with --set dataset=digits" in told
     unknown = run.invoke(app, ["jobs", "export", "--method", "fednh", "--data", "mri"])
     assert unknown.exit_code and "fed_heart_disease" in str(unknown.exception)

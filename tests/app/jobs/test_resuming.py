@@ -16,7 +16,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.site import MARKER
 from tightframe.errors import JobError
 from tightframe.flare import simulator
-from tightframe.rounds.rows import Row
+from tightframe.results.exchanges import Row
 from tightframe.rounds.server import resume
 from tightframe_app import cli
 from tightframe_app.jobs import folders, recipes
@@ -169,7 +169,7 @@ def test_a_resumed_run_that_did_no_round_is_run_again_with_the_same_state(
     monkeypatch.setenv(simulator.PREVIOUS_RUN, "")
     code, _, err = typed("simulate", "next", "-w", "old", "--previous-run", "old")
     assert code == 130, err
-    line = " ".join(err.split()).partition("no new round was done, so run it again: ")[2]
+    line = " ".join(err.split()).partition("no new round was completed, so run it again: ")[2]
     words = shlex.split(line)
     assert words[:6] == ["tightframe", "simulate", "next", "-w", "old", "--previous-run"], err
     place = tmp_path / words[6] / "server" / "simulate_job" / "checkpoint.safetensors"
@@ -185,7 +185,7 @@ def test_what_it_refuses(stopped: Path, tmp_path: Path, typed: Typed) -> None:
     assert "is of 'our_study'" in told("fedmr_isic", stopped)
     assert "checkpoint.safetensors" in told("our_study", tmp_path)
     for more in (["--rounds", "9"], ["--set", "seed=1"], ["--preset", "full"], ["--sites", "a,b,c"]):
-        assert f"leave out {more[0]}" in told("our_study", stopped, *more)
+        assert f"omit {more[0]}" in told("our_study", stopped, *more)
     shutil.copytree(stopped, tmp_path / "done")
     values = json.loads((stopped / "outcome.json").read_text())
     (tmp_path / "done" / "outcome.json").write_text(json.dumps(values | {"trained": True, "reason": None}))

@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tightframe import federation
+from tightframe.config.site import MARKER
 from tightframe.data.isic.folder import IMAGES, SPLIT
 from tightframe.errors import JobError, JobFolderError, SiteConfigError, WorkspaceError
 from tightframe.flare import simulator, workspace
@@ -106,7 +107,7 @@ def test_it_is_taken_back_from_a_run_that_fails(
     simulate: Callable[..., Result], given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(command: Sequence[str]) -> int:
-        assert local(tmp_path) == ["tightframe.json", simulator.MARKER]
+        assert local(tmp_path) == ["tightframe.json", MARKER]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(simulator, "run_apart", broken)
@@ -124,7 +125,7 @@ def test_what_a_crash_left_behind_is_taken_back_first(
     )
     command = [sys.executable, "-c", crash, str(tmp_path / "ws"), str(given)]
     assert subprocess.run(command, check=False).returncode == 9
-    assert local(tmp_path) == ["tightframe.json", simulator.MARKER]
+    assert local(tmp_path) == ["tightframe.json", MARKER]
     done = simulate()
     assert done.exit_code == 0 and "site configuration: none" in done.output
     assert started[0]["sites"] is None and local(tmp_path) == []
@@ -420,7 +421,7 @@ def test_an_interrupted_run_leaves_its_page_and_says_how_to_go_on(
     assert "Not trained" in (results / "report.html").read_text()
     commands = [line.strip() for line in done.output.splitlines() if line.startswith("  tightframe")]
     if not begun:
-        anew = f"begin anew:  tightframe simulate heart -w ws {shlex.join(options)}\n"
+        anew = f"start again:  tightframe simulate heart -w ws {shlex.join(options)}\n"
         assert anew in done.output and commands == [], "with the records that the first run had"
         return
     assert commands[1].endswith(f" -w ws --previous-run ws {shlex.join(options)}")

@@ -41,7 +41,7 @@ def test_a_large_model_is_told_to_need_more_time() -> None:
     assert str(small) == (
         "a task moves up to 0.40 MB to a silo and 0.50 MB back: 0.7 s of its 120 s on a line of 10 Mbit/s"
     )
-    assert "raise `site_timeout`, or see that no line is slower than 7.8 Mbit/s" in str(large)
+    assert "raise `site_timeout`, or ensure that no line is slower than 7.8 Mbit/s" in str(large)
     assert Traffic(146_000_000, 146_000_000, 3600, 1200).seconds(2 * LINE) == pytest.approx(116.8)
     assert "raise" not in str(Traffic(146_000_000, 146_000_000, 3600, 1200))
     # Where little comes down, the answer's way alone decides; of a very large one its last 64 MiB.

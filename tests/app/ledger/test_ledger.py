@@ -110,15 +110,15 @@ def test_verify(state: Path, root: Path) -> None:
     assert done.exit_code == 0 and said.startswith("whole: ")
     assert "entries 13" in said and "signed by site-1, certificate" in said and ": 13 entries" in said
     proved, _, rest = said.partition("What this does not prove")
-    assert "none was changed, moved or taken out" in proved
-    for limit in ("older copy", "noise was drawn as it was charged", "the site's key", "the site's clock"):
+    assert "none was changed, moved or removed" in proved
+    for limit in ("older copy", "noise was drawn as charged", "the site's key", "the site's clock"):
         assert limit in rest
     head = next(line.split()[-1] for line in done.stdout.splitlines() if line.strip().startswith("head"))
     assert head.startswith("13:")
     again = flat(run("verify", "--state-dir", state, "--root", root, "--known", head).stdout)
     assert (
-        "goes on from the heads that were given" in again
-        and "any entries after the newest of the heads" in again
+        "continues the heads given with --known" in again
+        and "any entries after the newest of the given heads" in again
     )
     done = run("verify", "--state-dir", state, "--root", root, "--known", "14:" + "0" * 64)
     assert done.exit_code == 1 and "Expected 14 entries, as a head that was written down says" in flat(
@@ -212,8 +212,8 @@ def test_explain_what_if(state: Path) -> None:
 def test_an_empty_ledger_and_one_with_data_only(tmp_path: Path, keys: SiteKeys, root: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     open_ledger(path, keys, create=True).close()
-    assert "nothing was charged yet" in flat(run("show", path).stdout)
-    assert "nothing was charged yet" in flat(run("explain", path).stdout)
+    assert "nothing has been charged yet" in flat(run("show", path).stdout)
+    assert "nothing has been charged yet" in flat(run("explain", path).stdout)
     assert run("verify", path, "--root", root).exit_code == 0
     with open_ledger(path, keys) as ledger:
         ledger.note_data("ward-7", "ab" * 32)
@@ -231,7 +231,7 @@ def test_which_ledger(state: Path, keys: SiteKeys, root: Path, tmp_path: Path) -
         none = run(command, "--state-dir", empty)
         assert (
             none.exit_code == 0
-            and "the first job with secure sums or differential privacy makes it" in none.stdout
+            and "the first job with secure sums or differential privacy creates it" in none.stdout
         )
     assert run("verify", "--state-dir", empty, "--root", root).exit_code == 2, "nothing is verified"
     assert run("show", "--state-dir", tmp_path / "nowhere").exit_code == 2
@@ -257,7 +257,7 @@ def test_the_sites_file_says_what_no_option_says(state: Path, keys: SiteKeys, tm
     for command in ("show", "explain"):
         said = flat(run(command, "-c", config).stdout)
         assert said.startswith(flat(run(command, *typed).stdout)), "as if it had been typed"
-        assert "of 4" in said and "in this ledger, too, and not shown: ward-8" in said
+        assert "of 4" in said and "also in this ledger, and not shown: ward-8" in said
     said = flat(
         run("explain", "-c", config, "--epsilon", "8", "--delta", "1e-5", "--dataset", "ward-8").stdout
     )
@@ -267,9 +267,9 @@ def test_the_sites_file_says_what_no_option_says(state: Path, keys: SiteKeys, tm
     other = tmp_path / "other"
     open_ledger(ledger_path(other, "site-1"), keys, create=True).close()
     for place in (["--state-dir", other], [ledger_path(other, "site-1")]):
-        assert "nothing was charged yet" in flat(run("explain", "-c", config, *place).stdout)
+        assert "nothing has been charged yet" in flat(run("explain", "-c", config, *place).stdout)
     said = flat(run("explain", "-c", write(dataset_id="ward-9")).stdout)
-    assert "nothing was charged on ward-9 yet" in said and "ward-7, ward-8" in said
+    assert "nothing has been charged on ward-9 yet" in said and "ward-7, ward-8" in said
     assert "of 8." in flat(run("explain", "-c", write()).stdout), "all, with the cap of `standard`"
     said = flat(run("explain", "-c", write(policy={"epsilon_cap": None})).stdout)
     assert "Spent:" in said and "Left of the cap" not in said, "no cap, nothing left of it"

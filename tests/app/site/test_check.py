@@ -27,8 +27,8 @@ from tightframe.securesum.identity import public_key_hash
 from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
 from tightframe_app.site import engine, machine
-from tightframe_app.site.check import look
-from tightframe_app.site.findings import Asked, Finding
+from tightframe_app.site.check import check_site
+from tightframe_app.site.findings import Finding, Scope
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}
@@ -84,7 +84,7 @@ def _change(config: Path, **changes: Any) -> None:
 
 
 def _found(config: Path, **how: Any) -> list[Finding]:
-    return list(look(Asked(config, **{"production": True} | how)))
+    return list(check_site(Scope(config, **{"production": True} | how)))
 
 
 def _problems(config: Path, **how: Any) -> list[str]:
@@ -135,7 +135,7 @@ def test_all_problems_are_told_at_once(hospital: Path, tmp_path: Path) -> None:
     (hospital.parent / "privacy.json").unlink()
     problems = _problems(hospital)
     for part in (
-        "configuration: .* can be changed by others",
+        "configuration: others can change ",
         "policy: pinned_only without any pin",
         "data: fed_isic2019: TF-20",
         "device: TF-303",
@@ -161,16 +161,16 @@ def test_every_wrong_key_of_the_configuration_is_told_and_the_rest_is_looked_at(
     ("file", "change", "told"),
     [
         ("privacy.json", {"default_scope": "other"}, "no egress guard"),
-        ("privacy.json", {"components": []}, "a job's filter would have the last word"),
+        ("privacy.json", {"components": []}, "a job's filter would run after it"),
         (
             "privacy.json",
             {"scopes": [{"name": "tightframe"}, {"name": "b"}]},
             "the scopes tightframe, b lack",
         ),
         ("resources.json", {"allow_log_streaming": True}, '"allow_log_streaming": false'),
-        ("resources.json", {"class_allow_list": ["*"]}, "build other classes than ours"),
-        ("resources.json", {"class_allow_list": ["tightframe."]}, "build other classes than ours"),
-        ("resources.json", {"class_list_enforcement_mode": "warn"}, "only warns of other classes"),
+        ("resources.json", {"class_allow_list": ["*"]}, "build classes other than ours"),
+        ("resources.json", {"class_allow_list": ["tightframe."]}, "build classes other than ours"),
+        ("resources.json", {"class_list_enforcement_mode": "warn"}, "only warns about other classes"),
         ("resources.json", {"components": []}, '"path": "tightframe.flare.doors.SiteDoors", "args": {}} to'),
         ("authorization.json", {"permissions": {"project_admin": "any"}}, "shell_commands"),
         ("authorization.json", {"permissions": {"lead": {"shell_commands": "o:site"}}}, "shell_commands"),
@@ -262,7 +262,7 @@ def test_production_needs_a_kit_a_state_folder_and_records(hospital: Path, tmp_p
     assert any("no startup kit" in text for text in problems)
     assert sum("TF-201" in text for text in problems) == 2
     hospital.write_text(json.dumps({"sites": {}}))
-    assert any("each has a file of its own" in text for text in _problems(hospital))
+    assert any("each site has its own file" in text for text in _problems(hospital))
     _change(hospital, state_dir=str(tmp_path / "none"))
 
 
@@ -322,14 +322,12 @@ def test_a_ledger_of_an_earlier_project_is_whole_once_its_root_is_named(
     path = ledger_path(tmp_path / "state", "hospital-a")
     open_ledger(path, keys, create=True, clock=lambda: NOW).close()
     (problem,) = _problems(hospital, records=False)
-    assert (
-        problem.startswith(f"ledger: {path}: TF-702") and "name that one's root in `ledger_roots`" in problem
-    )
+    assert problem.startswith(f"ledger: {path}: TF-702") and "add that root to `ledger_roots`" in problem
     root = tmp_path / "earlier.pem"
     values = json.loads(hospital.read_text()) | {"ledger_roots": [str(root)]}
     hospital.write_text(json.dumps(values))
     (problem,) = _problems(hospital, records=False)
-    assert "was not looked at: TF-202" in problem and f"{root} gave No such file" in problem
+    assert "was not checked: TF-202" in problem and f"{root} gave No such file" in problem
     root.write_bytes(earlier.x509.public_bytes(Encoding.PEM))
     assert _problems(hospital, records=False) == []
     found = _found(hospital, records=False)
@@ -354,7 +352,7 @@ def test_the_simulators_file_is_looked_at_site_by_site(hospital: Path, tmp_path:
         "the site that was asked for alone"
     )
     (problem,) = _problems(path, production=False, site="site-9")
-    assert problem == "configuration: TF-201: the file has no entry of site-9; it has site-1, site-2"
+    assert problem == "configuration: TF-201: the file has no entry for site-9; it has site-1, site-2"
 
 
 def test_a_file_of_many_sites_is_a_line_a_site_and_what_is_wrong(hospital: Path, tmp_path: Path) -> None:
@@ -367,7 +365,7 @@ def test_a_file_of_many_sites_is_a_line_a_site_and_what_is_wrong(hospital: Path,
     for verbose in (False, True):
         line = ["site", "check", "-c", str(path), "--no-records", *(["--verbose"] if verbose else [])]
         done = CliRunner().invoke(app, line)
-        assert done.exit_code == 1 and "1 problem: mend it" in done.output, done.output
+        assert done.exit_code == 1 and "1 problem: correct it" in done.output, done.output
         lines[verbose] = [row.split() for row in done.output.splitlines()]
     short, whole = lines[False], lines[True]
     for name in sites:
@@ -420,9 +418,9 @@ def test_one_account_is_told_and_what_everybody_can_reach_in_it(hospital: Path, 
     folder.chmod(0o755)
     config.parent.chmod(0o777)
     texts = {item.text: item.state for item in _found(config) if item.area == "accounts"}
-    assert texts[f"any account of this machine can read records in {folder}"] == "note"
+    assert texts[f"any account on this machine can read records in {folder}"] == "note"
     changed = [text for text, state in texts.items() if state == "problem"]
-    assert any(f"can change {config}, or put another in its place: policy" in text for text in changed)
+    assert any(f"can change or replace {config}: policy" in text for text in changed)
 
 
 def test_two_accounts_are_held_apart_by_what_the_files_say(hospital: Path, tmp_path: Path) -> None:
@@ -435,7 +433,7 @@ def test_two_accounts_are_held_apart_by_what_the_files_say(hospital: Path, tmp_p
     tmp_path.chmod(0o700)
     assert _problems(hospital) == []
     ok = [item.text for item in _found(hospital) if item.area == "accounts" and item.state == "ok"]
-    assert any(text.startswith("nobody reads neither records, state folder nor key of") for text in ok)
+    assert any(text.startswith("nobody can read neither records, state folder nor key of") for text in ok)
     assert any(text.endswith("mode 0700") and "state folder" in text for text in ok)
     launcher["args"] = {"account": "daemon"}
     resources["components"][-1] = {"id": "training_launcher", **launcher}
@@ -451,7 +449,7 @@ def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> Non
     resources["components"][-1] = ours
     (hospital.parent / "resources.json").write_text(json.dumps(resources))
     tmp_path.chmod(0o700)
-    assert any("engine's own kit was not looked at" in item.text for item in _found(hospital, records=False))
+    assert any("engine's own kit was not checked" in item.text for item in _found(hospital, records=False))
     kit = tmp_path / "engine"
     _kit(kit / "startup", issue(PROJECT, "hospital-a", **DATES))
     (kit / "local").mkdir()
@@ -462,7 +460,9 @@ def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> Non
         return _problems(hospital, records=False, engine_kit=place)
 
     if os.geteuid() == 0:
-        assert any(f"TF-742: the engine's key {key} is {me}'s: chown nobody" in text for text in problems())
+        assert any(
+            f"TF-742: the engine's key {key} belongs to {me}: chown nobody" in text for text in problems()
+        )
         shutil.chown(key, user="nobody")
         assert problems() == problems(kit / "startup") == []
     key.chmod(0o640)
@@ -475,7 +475,7 @@ def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> Non
     assert any(f"{kit / 'local'}/resources.json names the launchers []" in text for text in problems())
     shutil.copy(tmp_path / "startup" / "client.crt", kit / "startup" / "client.crt")
     assert any("TF-745: the engine's kit" in text for text in problems())
-    assert any("TF-745" in text and "no second one" in text for text in problems(tmp_path))
+    assert any("TF-745" in text and "not a second one" in text for text in problems(tmp_path))
     key.unlink()
     assert any(f"TF-615: the engine's kit has no key at {key}" in text for text in problems())
     (kit / "startup" / "fed_client.json").unlink()
@@ -489,7 +489,7 @@ def test_the_engines_own_kit_is_looked_at(hospital: Path, tmp_path: Path) -> Non
         ("state", 0o750, None),
         ("state", 0o705, "can read the ledger and journal in"),
         ("startup/client.key", 0o604, "can read the key"),
-        (".", 0o711, "can read what jobs leave in"),
+        (".", 0o711, "can read the jobs' results in"),
         ("startup", 0o757, "can change"),
         ("local/privacy.json", 0o646, "can change"),
     ],
@@ -511,6 +511,6 @@ def test_engine_accounts_that_cannot_be_are_named(hospital: Path) -> None:
     _change(hospital, engine_account="no-such-account")
     assert any("TF-742: Expected the account 'no-such-account'" in text for text in _problems(hospital))
     _change(hospital, engine_account="root")
-    assert any("root, which reads everything" in text for text in _problems(hospital))
+    assert any("root, which can read everything" in text for text in _problems(hospital))
     _change(hospital, engine_account="../x")
     assert any("TF-202" in text and "engine_account" in text for text in _problems(hospital))

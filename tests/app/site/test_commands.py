@@ -13,7 +13,7 @@ from tests.app.site.test_check import _kit
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
-from tightframe.rounds.sums.vault import remember, turn
+from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.journal import CohortAccepted, Entry, History, StaticOpened
 from tightframe_app.cli import app
@@ -47,7 +47,7 @@ def journal(config: Path) -> Memory:
 
 
 def write(memory: Memory, entries: Sequence[Entry]) -> None:
-    with turn(memory.lasting()) as ledger:
+    with locked_ledger(memory.site_ledger()) as ledger:
         remember(ledger, entries)
 
 
@@ -132,7 +132,7 @@ def test_it_says_what_is_given_away_before_it_asks(
     assert asked, "it asks"
     assert f"The total over\n  {', '.join(BEFORE)}\nwas opened already" in said
     assert f"Once the total over\n  {', '.join(silos)}\nis opened too" in said
-    assert f"learns, exactly,\n  {difference}\n" in said
+    assert f"learns exactly\n  {difference}\n" in said
     assert "Secure sums do not prevent it" in said
     assert journal.read()[-1] == CohortAccepted(DATASET, silos)
 
@@ -159,7 +159,7 @@ def test_the_difference_is_told_from_what_was_accepted_last(
     assert accept(cohort, SMALLER, "--yes").exit_code == 0
     done = accept(cohort, OTHER, "--yes")
     assert f"The total over\n  {', '.join(SMALLER)}\nwas opened already" in done.output
-    assert "learns, exactly,\n  the counts of hospital-e together\n" in done.output
+    assert "learns exactly\n  the counts of hospital-e together\n" in done.output
 
 
 @pytest.mark.parametrize(

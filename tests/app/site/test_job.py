@@ -31,7 +31,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.enrolment_check import UNKNOWN
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.sums.release import release_profile
-from tightframe.rounds.sums.vault import remember, turn
+from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
@@ -73,7 +73,7 @@ def test_what_the_policy_refuses_of_a_job(hospital: Path, job_folder: Callable[.
 def test_a_job_for_others_of_other_records_or_that_cannot_be(hospital: Path, job_folder: Any) -> None:
     job = folders.read_job(job_folder())
     problems = _problems(hospital, job={**job, "sites": ["x", "y", "z"]})
-    assert any("the job is for x, y, z, and not for hospital-a" in text for text in problems)
+    assert any("the job is for x, y, z, not for hospital-a" in text for text in problems)
     other = {
         **job,
         "dataset": "fed_heart_disease",
@@ -126,7 +126,7 @@ def _state(hospital: Path) -> dict[str, str]:
 
 def _write(hospital: Path, *entries: Entry) -> None:
     """Add to what the site remembers."""
-    with turn(memory_of(hospital, "hospital-a", None).lasting()) as ledger:
+    with locked_ledger(memory_of(hospital, "hospital-a", None).site_ledger()) as ledger:
         remember(ledger, entries)
 
 
@@ -202,12 +202,12 @@ def test_a_job_is_held_against_what_is_left_of_the_cap(
     refused = _enrolment(hospital, folder, tmp_path / "enrolment")
     assert (refused is None) == fits
     if refused is None:
-        assert code == 0 and told == [] and "fits into the privacy budget" in said
+        assert code == 0 and told == [] and "fit into the privacy budget" in said
     else:
         assert code == 1 and f"Left: {left:.3f}." in str(refused)
         assert told == [str(refused)] and str(refused).startswith("TF-701: ")
         assert (
-            "this site will refuse this job as it is: tell the lead" in said
+            "this site will refuse this job as it is: inform the lead" in said
             and "before this site takes part" not in said
         )
     assert _state(hospital) != before, "the enrolment itself does write"
@@ -219,7 +219,7 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     """No `dataset_id`: no export could help. No ledger: nothing to hold it against but the cap."""
     folder = job_folder(weights="uniform", privacy={"epsilon": 3.0})
     code, said = _check(hospital, folder)
-    assert code == 1 and "TF-201: Expected `dataset_id`" in said and "1 problem: mend it before" in said
+    assert code == 1 and "TF-201: Expected `dataset_id`" in said and "1 problem: correct it before" in said
     assert "tell the lead" not in said
     _change(hospital, dataset_id="skin")
     assert _check(hospital, folder)[0] == 0
@@ -227,7 +227,7 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     ledger.parent.mkdir(parents=True)
     ledger.with_name(ledger.name + ".head").touch()
     code, said = _check(hospital, folder)
-    assert code == 1 and "TF-620: " in said and "not held against what is left" in said
+    assert code == 1 and "TF-620: " in said and "privacy budget not checked" in said
 
 
 def test_a_job_that_goes_on_is_not_said_to_fit(
@@ -239,8 +239,8 @@ def test_a_job_that_goes_on_is_not_said_to_fit(
         opened.charge(replace(mine, job_id=UNKNOWN), cap=Cap(4.0, DELTA, 0))
     folder = job_folder(weights="uniform", privacy={"epsilon": 3.0, "delta": DELTA})
     code, said = _check(hospital, folder)
-    assert code == 0 and "each charge is held against what is left" in said
-    assert "fits into the privacy budget" not in said
+    assert code == 0 and "each charge is checked when it is made" in said
+    assert "fit into the privacy budget" not in said
 
 
 def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
@@ -249,8 +249,8 @@ def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
     folder, config = job_folder(), hospital.parents[1] / "copied.json"
     config.write_text(hospital.read_text())
     _, said = _check(config, folder)
-    assert "not held against cohort: say with --site whose file this is" in said
-    assert "not held against cohort" not in _check(hospital, folder)[1]
+    assert "not compared with cohort: name its site with --site" in said
+    assert "not compared with cohort" not in _check(hospital, folder)[1]
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -290,7 +290,9 @@ def test_a_newcomer_is_told_that_older_totals_tell_its_counts(
 
     def told(**changes: Any) -> list[str]:
         folder = job_folder(**changes)
-        return [item.text for item in _looked(hospital, folder) if "subtracted from this job's" in item.text]
+        return [
+            item.text for item in _looked(hospital, folder) if "subtract them from this job's" in item.text
+        ]
 
     (text,) = told()
     assert "hospital-b, hospital-c" in text and "of skin" in text and "ask them before you take part" in text
@@ -335,7 +337,7 @@ def test_rules_that_only_the_protocol_knows_are_held_against_too(
     assert "TF-601" in problem and "from 5 to" in problem
     foreign = {**folders.read_job(job_folder()), "sites": ["x", "y", "z"]}
     (problem,) = _problems(hospital, job=foreign, records=False)
-    assert "and not for hospital-a" in problem
+    assert "x, y, z, not for hospital-a" in problem
 
 
 def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
@@ -345,8 +347,8 @@ def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
     code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
     assert "TF-614: epsilon_cap: the job asks for 8, at most 4 is allowed" in said
     assert code == 1 and "before this site takes part" not in said
-    assert "this site will refuse this job as it is: tell the lead." in said
+    assert "this site will refuse this job as it is: inform the lead." in said
     _change(hospital, device="cuda:7")
     code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
-    assert "1 problem: mend it before this site takes part" in said, "its own, and no other"
-    assert "this site will refuse this job as it is: tell the lead" in said
+    assert "1 problem: correct it before this site takes part" in said, "its own, and no other"
+    assert "this site will refuse this job as it is: inform the lead" in said

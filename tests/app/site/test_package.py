@@ -48,7 +48,7 @@ def test_a_changed_byte_is_found_and_the_file_named(root: Path, name: str) -> No
     path = root / name
     path.write_bytes(path.read_bytes().replace(b"#", b"%"))
     one = found(root)
-    assert one.state == "problem" and f": {name} was changed: install the signed wheel" in one.text
+    assert one.state == "problem" and f": {name} was changed: reinstall the signed wheel" in one.text
 
 
 def test_what_is_missing_or_was_put_beside_it_is_named(root: Path) -> None:
@@ -57,13 +57,15 @@ def test_what_is_missing_or_was_put_beside_it_is_named(root: Path) -> None:
     cache = root / "tightframe_app" / "__pycache__"
     cache.mkdir()
     (cache / "cli.cpython-311.pyc").touch()
-    assert "tightframe/privacy/noise.so is no part of it" in found(root).text
+    assert "tightframe/privacy/noise.so does not belong to it" in found(root).text
     assert f"{FILES[1]} is missing" in found(root).text and ".pyc" not in found(root).text
     (cache / "other.cpython-311.pyc").touch()
-    assert "__pycache__/other.cpython-311.pyc is no part of it" in found(root).text
+    assert "__pycache__/other.cpython-311.pyc does not belong to it" in found(root).text
     for number in range(9):
         (root / "tightframe" / f"m{number}.py").touch()
-    assert found(root).text.count("is no part of it") == 4 and ", and 7 more: install" in found(root).text
+    assert (
+        found(root).text.count("does not belong to it") == 4 and ", and 7 more: reinstall" in found(root).text
+    )
 
 
 def test_a_list_that_is_missing_is_no_proof(root: Path) -> None:

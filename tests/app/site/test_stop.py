@@ -175,7 +175,7 @@ def test_a_site_that_systemd_runs_is_said_to_be_its_service(
     killed = stopped("0::/system.slice/tightframe-site.service", STUBBORN="1")
     assert killed.count("`sudo systemctl stop tightframe-site`") == 2, "before, and once it was killed"
     assert killed.index("runs it as tightframe-site.service") < killed.index("was killed")
-    assert killed.index("was killed") < killed.index("start it anew, unless")
+    assert killed.index("was killed") < killed.index("restart it unless")
     asked = stopped("4:memory:/", "1:name=systemd:/system.slice/tightframe-b.service")
     assert asked.count("`sudo systemctl stop tightframe-b`") == 1, "it ended when asked to, so it stays ended"
     for other in (
@@ -233,7 +233,7 @@ def test_processes_of_another_account_are_not_touched(
 @pytest.mark.parametrize(
     ("file", "values", "found", "instead"),
     [
-        ("fed_server.json", None, "the server's kit, hospital-a", "sub_start.sh --once runs, or `kill"),
+        ("fed_server.json", None, "the server's kit, hospital-a", "sub_start.sh --once runs, or run `kill"),
         (
             "fed_admin.json",
             {"admin": {"username": "lead@example.org"}},

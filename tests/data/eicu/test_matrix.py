@@ -192,11 +192,11 @@ def stated(codes: list[Any]) -> str:
         (stated([]), "ascending order"),
         (stated([4, 4]), "ascending order"),
         (stated([11, 4]), "ascending order"),
-        (stated(["4"]), "whole numbers"),
-        (stated([4.0]), "whole numbers"),
-        (stated([True]), "whole numbers"),
-        (stated([-1]), "whole numbers"),
-        (stated([4, 11]).replace("11", "12"), "changed or cut off"),
+        (stated(["4"]), "integers in ascending order"),
+        (stated([4.0]), "integers in ascending order"),
+        (stated([True]), "integers in ascending order"),
+        (stated([-1]), "integers in ascending order"),
+        (stated([4, 11]).replace("11", "12"), "changed or truncated"),
     ],
 )
 def test_a_wrong_vocabulary_is_refused(tmp_path: Path, text: str | None, said: str) -> None:

@@ -168,10 +168,10 @@ def test_a_vocabulary_that_is_not_the_jobs_is_refused(prepared: Path, tables: Pa
 
 
 def test_the_kind_of_silo_must_be_the_jobs(prepared: Path) -> None:
-    with pytest.raises(DataError, match=r"Expected `hospitals` .*says region Midwest") as caught:
+    with pytest.raises(DataError, match=r"Expected `hospitals` .*got region Midwest") as caught:
         opened(prepared, {"silos": "hospitals"})
     assert caught.value.code == "TF-208"
-    with pytest.raises(DataError, match=r"Expected `region` .*says hospital 3"):
+    with pytest.raises(DataError, match=r"Expected `region` .*got hospital 3"):
         opened(prepared, hospitals=[3])
 
 

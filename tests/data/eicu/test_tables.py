@@ -146,7 +146,7 @@ def test_bounded_memory_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 6))
     monkeypatch.setattr("tightframe.data.eicu.tables.time.monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(eicu_tables, "_TOLD_ROWS", 2)
+    monkeypatch.setattr(eicu_tables, "_PROGRESS_ROWS", 2)
     lines: list[str] = []
     orders = [order(1, number) for number in range(5)]
     read_tables(write_tables(tmp_path, [unit(1, 1, 7)], HOSPITALS, orders), ("stay",), lines.append)
@@ -185,7 +185,7 @@ def bent(folder: Path) -> None:
         (lambda f: (f / "hospital.csv").write_text(""), "TF-204", r"\['hospitalid', 'region'\] are"),
         (patients(unit(2, 11, 9)), "TF-204", "hospitalid of the hospital table in record 3 .*'9'"),
         (patients(unit(2, 11, 7, "Dead")), "TF-207", "record 3 .*'Dead'"),
-        (patients(["x", *unit(2, 11, 7)[1:]]), "TF-204", "whole number as patientunitstayid .*'x'"),
+        (patients(["x", *unit(2, 11, 7)[1:]]), "TF-204", "an integer as patientunitstayid .*'x'"),
         (patients(unit(2, 11, 7)[:-1]), "TF-204", "6 values in record 3 .*'5'"),
         (
             lambda f: write(f / "hospital.csv", HOSPITAL, [[7, "", "", "Texas"]]),
@@ -193,9 +193,9 @@ def bent(folder: Path) -> None:
             "region of .*'Texas'",
         ),
         (orders(order(1, 5, 0, "Maybe")), "TF-204", "Yes or No in record 3 .*'Maybe'"),
-        (orders(order(1, "5.5")), "TF-204", "whole number as drughiclseqno in record 3 .*'5.5'"),
+        (orders(order(1, "5.5")), "TF-204", "an integer as drughiclseqno in record 3 .*'5.5'"),
         (orders(order(1, -4)), "TF-204", "drughiclseqno of 0.*'-4'"),
-        (orders([1, 1, "", "No", "", 5]), "TF-204", "whole number as drugstartoffset .*''"),
+        (orders([1, 1, "", "No", "", 5]), "TF-204", "an integer as drugstartoffset .*''"),
         (patients(unit(2, 2**63, 7)), "TF-204", "64 bits as patienthealthsystemstayid in record 3 .*5808'"),
         (patients(unit(2, -(2**63) - 1, 7)), "TF-204", "64 bits as patienthealthsystemstayid in record 3"),
         (
@@ -209,11 +209,11 @@ def bent(folder: Path) -> None:
         (cut_off, "TF-206", "to its end"),
         (bent, "TF-206", "to its end"),
         (lambda f: (f / "medication.csv").write_bytes(b"\xff\xfe\x00"), "TF-206", "to its end"),
-        (lambda f: write(f / "medication.csv", MEDICATION, []), "TF-208", "there is none"),
+        (lambda f: write(f / "medication.csv", MEDICATION, []), "TF-208", "there are none"),
         (
             lambda f: write(f / "patient.csv", PATIENT, [unit(1, 10, 7, ""), unit(2, 11, 3, "")]),
             "TF-208",
-            "there is none",
+            "there are none",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_subset_is_drawn_before_the_partition() -> None:
     [
         ({"partition": "class_disjoint"}, r"\['classes_per_silo'\].*but got no classes_per_silo"),
         ({"partition": "dirichlet"}, "but got no alpha"),
-        ({"alpha": 0.3}, "'iid' to come with .* but got alpha"),
+        ({"alpha": 0.3}, "'iid' with the required options .* but got alpha"),
         ({"partition": "shards", "classes_per_silo": 2, "alpha": 0.3}, "but got alpha"),
         ({"partition": "class_disjoint", "classes_per_silo": 2, "min_size": 4}, "but got min_size"),
         (
@@ -436,5 +436,5 @@ def test_a_run_on_the_real_digits_is_not_called_synthetic(tmp_path: Path) -> Non
     final = given.outcome.final()
     assert final is not None and final.evaluation is not None
     # The own test folds together are the whole test part of 359.
-    assert final.evaluation["test"]["records"] == 359
-    assert final.evaluation["test"]["accuracy"] > 0.5
+    assert final.evaluation.test.records == 359
+    assert final.evaluation.test.accuracy > 0.5

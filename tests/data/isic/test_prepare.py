@@ -364,7 +364,7 @@ def test_another_recipe_or_foreign_images_are_refused(again: Callable[..., Repor
         again()
     manifest.unlink()
     before = files(output)
-    with pytest.raises(FileExistsError, match="free or an earlier run's"):
+    with pytest.raises(FileExistsError, match="empty or the output of an earlier run"):
         again()
     assert files(output) == before
 
@@ -374,7 +374,7 @@ def test_files_beside_the_images_are_told(again: Callable[..., Report], output: 
     (output / IMAGES / "ISIC_0000099.jpg").write_bytes(b"mine")
     report = again()
     assert report.strangers == ("ISIC_0000099.jpg",)
-    assert any("does not vouch for: 1 (ISIC_0000099.jpg)" in text for text in report.problems)
+    assert any("did not make: 1 (ISIC_0000099.jpg)" in text for text in report.problems)
 
 
 def test_another_split_file_is_not_replaced(
@@ -389,7 +389,7 @@ def test_another_split_file_is_not_replaced(
 def test_the_output_is_not_the_originals_folder(download: Path, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (download / ORIGINALS).rename(tmp_path / "x" / IMAGES)
-    with pytest.raises(FileExistsError, match="beside the originals"):
+    with pytest.raises(FileExistsError, match="in another folder than the originals"):
         prepare(tmp_path / "x" / IMAGES, download / SPLIT, tmp_path / "x")
 
 

@@ -82,7 +82,7 @@ def of_another(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_training_accounts_service_no_job_starts(context: Any, tmp_path: Path) -> None:
-    with pytest.raises(AccountError, match=r"TF-741.*not started in this account instead"):
+    with pytest.raises(AccountError, match=r"TF-741.*not run in this account instead"):
         TrainingLauncher("nobody", str(tmp_path / "s")).launch_job(META, context())
     with pytest.raises(AccountError, match="TF-742: Expected the account 'no-such-one'"):
         TrainingLauncher("no-such-one", str(tmp_path / "s")).launch_job(META, context())
@@ -91,11 +91,11 @@ def test_without_the_training_accounts_service_no_job_starts(context: Any, tmp_p
 def test_a_service_of_this_or_a_third_account_is_asked_for_nothing(
     context: Any, listening: socket.socket, tmp_path: Path
 ) -> None:
-    for account, whose in (
-        ("nobody", f"of the account with id {os.geteuid()}|own"),
-        (ME, "this account's own"),
+    for account, owner in (
+        ("nobody", f"it runs as the account with id {os.geteuid()}|as this account"),
+        (ME, "it runs as this account"),
     ):
-        with pytest.raises(AccountError, match=rf"TF-741.*({whose})"):
+        with pytest.raises(AccountError, match=rf"TF-741.*({owner})"):
             TrainingLauncher(account, str(tmp_path / "s")).launch_job(META, context())
         connection, _ = listening.accept()
         with connection:
@@ -225,7 +225,7 @@ def test_a_job_with_code_or_another_listener_is_not_asked_for(context: Any, tmp_
             TrainingLauncher("nobody").launch_job(META, context(url, security))
     (tmp_path / JOB / "app_site-1" / "custom").mkdir()
     (tmp_path / JOB / "app_site-1" / "custom" / "mine.py").touch()
-    with pytest.raises(AccountError, match=r"configuration alone.*custom/mine\.py"):
+    with pytest.raises(AccountError, match=r"configuration files alone.*custom/mine\.py"):
         TrainingLauncher("nobody").launch_job(META, context())
 
 

@@ -25,7 +25,7 @@ from tightframe.methods.fedmr import (
 from tightframe.phases import Schema
 from tightframe.rounds import codec
 
-FORMS: list[Any] = ["paper", "official"]
+FORMS: list[Any] = ["correlation", "paper", "official"]
 SUPPORTS: list[Any] = ["observed", "all"]
 
 
@@ -47,12 +47,12 @@ def _intra_by_class(features: torch.Tensor, labels: torch.Tensor, form: str, eps
         correlation = standardised.T @ standardised / (len(chosen) - 1)
         if form == "paper":
             total = total + correlation.square().sum()
-        else:
-            off = correlation[~torch.eye(width, dtype=torch.bool)]
-            total = total + (len(chosen) - 1) ** 2 * off.square().mean()
+        elif width > 1:
+            off = correlation[~torch.eye(width, dtype=torch.bool)].square().mean()
+            total = total + (off if form == "correlation" else (len(chosen) - 1) ** 2 * off)
         used += 1
         records += len(chosen)
-    return total / max(used if form == "paper" else records, 1)
+    return total / max(records if form == "official" else used, 1)
 
 
 def _inter_by_pairs(
@@ -220,9 +220,49 @@ def test_missing_classes_act_only_with_all_prototypes() -> None:
     assert float(inter_class_loss(features, labels, prototypes, valid, support="all")) == 0.25
 
 
+@given(seed=st.integers(0, 10_000), width=st.sampled_from([2, 16, 300]))
+@settings(max_examples=15, deadline=None)
+def test_the_mean_squared_correlation_is_the_same_at_every_width(seed: int, width: int) -> None:
+    """Of independent features 1 / (N - 1), of one feature repeated 1: whatever the width."""
+    features, _ = _batch(seed, 400, width, 1)
+    labels = torch.zeros(400, dtype=torch.int64)
+    one = intra_class_loss(features[:, :1].repeat(1, width), labels, form="correlation")
+    assert float(one) == pytest.approx(1, abs=1e-6)
+    independent = float(intra_class_loss(features, labels, form="correlation"))
+    assert independent < 0.05
+    if width == 300:
+        assert independent == pytest.approx(1 / 399, rel=0.1)
+
+
+def test_a_feature_that_is_nearly_dead_gets_no_gradient_beyond_the_others() -> None:
+    """Of ReLU's outputs some are positive for one record of a class only, by very little."""
+    features, labels = _batch(1, 32, 64, 2)
+    features = features.relu()
+    features[:, :8] *= 1e-5
+    config = FedMRConfig()
+
+    def largest(eps: float, form: Any) -> tuple[float, float]:
+        given = features.clone().requires_grad_()
+        intra_class_loss(given, labels, form=form, eps=eps).backward()
+        assert given.grad is not None
+        return float(given.grad[:, :8].abs().max()), float(given.grad[:, 8:].abs().max())
+
+    dead, alive = largest(config.intra_eps, config.intra_form)
+    assert dead <= alive
+    dead, alive = largest(1e-8, config.intra_form)
+    assert dead > 100 * alive
+
+
+def test_other_forms_need_a_weight_of_their_own() -> None:
+    for form in ("paper", "official"):
+        with pytest.raises(ValueError, match=f"Expected `mu_intra` beside intra_form '{form}'"):
+            FedMRConfig(intra_form=form)  # type: ignore[arg-type]
+        assert FedMRConfig(intra_form=form, mu_intra=1e-5).mu_intra == 1e-5  # type: ignore[arg-type]
+
+
 def test_unknown_forms_are_refused() -> None:
     features, labels = _batch(0, 4, 3, 2)
-    with pytest.raises(ValueError, match="'paper' or 'official', but got 'both'"):
+    with pytest.raises(ValueError, match=r"one of .*'official'.*, but got 'both'"):
         intra_class_loss(features, labels, form="both")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'observed' or 'all', but got 'both'"):
         inter_class_loss(features, labels, features, labels, support="both")  # type: ignore[arg-type]

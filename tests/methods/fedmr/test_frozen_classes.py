@@ -61,18 +61,25 @@ def test_noise_leaves_deviations_positive_and_correlations_correlations() -> Non
         assert all(bool(torch.isfinite(item).all()) for item in (mean, deviation, correlation))
 
 
-def test_the_frozen_term_has_the_gradient_of_the_squared_correlations() -> None:
+@pytest.mark.parametrize("mean", [False, True], ids=["all entries", "mean off the diagonal"])
+def test_the_frozen_term_has_the_gradient_of_the_squared_correlations(mean: bool) -> None:
     features, labels = _records(4)
     statistics = _statistics(features, labels)
     chosen = labels == 0  # one class, so that both weigh it alike
     own, count = features[chosen], int(chosen.sum())
     standardised = ((own - statistics[0][0]) / statistics[1][0]).requires_grad_()
     correlations = standardised.T @ standardised / (count - 1)
-    (expected,) = torch.autograd.grad(correlations.square().sum(), standardised)
+    off_diagonal = ~torch.eye(WIDTH, dtype=torch.bool)
+    term = correlations[off_diagonal].square().mean() if mean else correlations.square().sum()
+    (expected,) = torch.autograd.grad(term, standardised)
     # The frozen statistics divide by N where the paper's unbiased ones divide by N - 1.
     frozen = (torch.zeros(CLASSES, WIDTH), torch.ones(CLASSES, WIDTH), statistics[2])
     value = frozen_intra_loss(
-        standardised, labels[chosen], tuple(item.double() for item in frozen), torch.ones(CLASSES).bool()
+        standardised,
+        labels[chosen],
+        tuple(item.double() for item in frozen),
+        torch.ones(CLASSES).bool(),
+        mean=mean,
     )
     (found,) = torch.autograd.grad(value, standardised)
     torch.testing.assert_close(found * (count / (count - 1)) ** 2, expected)

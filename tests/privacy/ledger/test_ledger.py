@@ -34,7 +34,7 @@ from tightframe.privacy.ledger.entries import (
     TamperError,
 )
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
-from tightframe.privacy.ledger.rows import ENTRY, HEAD, PREFIX, signed_message
+from tightframe.privacy.ledger.rows import ENTRY, HEAD
 from tightframe.privacy.ledger.store import head_file
 from tightframe.securesum import primitives
 from tightframe.securesum.primitives import encode_fields
@@ -466,11 +466,18 @@ def test_it_can_be_read_where_nothing_can_be_written(path: Path, keys: SiteKeys,
 
 
 def test_signed_strings_are_no_string_of_the_protocol(keys: SiteKeys) -> None:
-    """The same form, so that the same key signs them; tags that nothing else has."""
-    assert PREFIX == primitives.PREFIX
-    assert signed_message(ENTRY, "ab" * 32) == encode_fields(ENTRY, "ab" * 32)
-    assert signed_message(HEAD, "x", 3, "y", "z") == encode_fields(HEAD, "x", 3, "y", "z")
-    assert keys.signer.sign(signed_message(ENTRY, "ab" * 32))
+    """The same form, so that the same key signs them; tags that nothing else has.
+
+    The bytes are those that ledgers have been signed with since their first version.
+    """
+    zeros = bytes(7)
+    start = b"\xff\x00tightframe/secure-sum/1\x00t" + zeros
+    entry = start + b"\x16privacy-ledger/entry/1s" + zeros + b"\x02ab"
+    head = start + b"\x15privacy-ledger/head/1s" + zeros + b"\x01xi" + bytes(15) + b"\x03"
+    head += b"s" + zeros + b"\x01ys" + zeros + b"\x01z"
+    assert encode_fields(ENTRY, "ab") == entry
+    assert encode_fields(HEAD, "x", 3, "y", "z") == head
+    assert keys.signer.sign(encode_fields(ENTRY, "ab" * 32))
     source = Path(primitives.__file__).parents[1]
     elsewhere = [
         file

@@ -15,8 +15,6 @@ from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases import class_sums as module
 from tightframe.privacy.releases.class_sums import (
     SensitivityError,
-    as_numbers,
-    as_units,
     class_sums,
     clip_features,
     noise_for,
@@ -25,8 +23,6 @@ from tightframe.privacy.releases.class_sums import (
 from tightframe.privacy.releases.plan import (
     ClassSumsConfig,
     largest_term,
-    share_variance,
-    squared_sensitivity,
     term_bound,
     wrap_bound,
 )
@@ -153,7 +149,7 @@ def test_any_one_record_changes_at_most_the_sensitivity(drawn: Any) -> None:
     for gone in range(len(labels)):
         keep = torch.arange(len(labels)) != gone
         without = class_sums(features[keep], labels[keep], CLASSES, CONFIG)
-        assert _squared(whole - without) <= squared_sensitivity(CONFIG)
+        assert _squared(whole - without) <= CONFIG.squared_sensitivity
         # One class at most, and its count exactly.
         assert (whole - without)[:, -1].tolist() == [
             CONFIG.count_units * (c == int(labels[gone])) for c in range(CLASSES)
@@ -167,7 +163,7 @@ def test_any_one_patient_changes_at_most_the_sensitivity(drawn: Any) -> None:
     for gone in people.unique():
         keep = people != gone
         without = class_sums(features[keep], labels[keep], CLASSES, PATIENTS, patients=people[keep])
-        assert _squared(whole - without) <= squared_sensitivity(PATIENTS)
+        assert _squared(whole - without) <= PATIENTS.squared_sensitivity
 
 
 @pytest.mark.parametrize("width", [4, 512, 1280])
@@ -175,7 +171,7 @@ def test_the_sensitivity_is_reached_so_no_noise_is_wasted(width: int) -> None:
     features, labels = _some(40, width)
     people = torch.arange(40) // 20
     features = features * 100
-    squared = squared_sensitivity(CONFIG)
+    squared = CONFIG.squared_sensitivity
     one = class_sums(features[:1], labels[:1], CLASSES, CONFIG)
     assert 0.999 * squared < _squared(one) <= squared
     patient = class_sums(features[:20], labels[:20], CLASSES, PATIENTS, patients=people[:20])
@@ -202,7 +198,7 @@ def test_many_records_of_a_patient_do_not_wrap_around() -> None:
     # 2**13 records of norm 2**20 each in one place: their squared sum is far over 2**63.
     features, labels = torch.ones(2**13, 1), torch.zeros(2**13, dtype=torch.int64)
     found = class_sums(features, labels, 2, PATIENTS, patients=labels)
-    assert 0.999 < _squared(found) / squared_sensitivity(PATIENTS) <= 1
+    assert 0.999 < _squared(found) / PATIENTS.squared_sensitivity <= 1
 
 
 def test_patients_are_given_where_they_are_hidden_and_only_there() -> None:
@@ -235,7 +231,7 @@ def test_noise_is_drawn_anew_for_every_integer() -> None:
     assert first.dtype == torch.int64
     assert len(torch.cat([first, second]).unique()) > 0.99 * 2 * first.numel()
     deviation = float(first.double().std())
-    assert deviation == pytest.approx(math.sqrt(share_variance(CONFIG, 4)), rel=0.1)
+    assert deviation == pytest.approx(math.sqrt(CONFIG.share_variance(4)), rel=0.1)
 
 
 @pytest.mark.parametrize("bits", [8, 20, 24])
@@ -249,11 +245,11 @@ def test_integers_come_through_the_ring_unchanged(bits: int) -> None:
     wrap_bound(config, 200, 6, 4)
     total = np.zeros(CLASSES * 33, np.uint64)
     for term in terms:
-        values = as_numbers(term, config).numpy().reshape(-1)
+        values = config.as_numbers(term.numpy()).reshape(-1)
         bound = term_bound(config, 200, 4)
         encoding.add_into(total, encoding.encode(values, ring=64, bits=24, bound=bound, name="sums"))
-    opened = torch.from_numpy(encoding.decode(total, ring=64, bits=24)).reshape(CLASSES, 33)
-    assert torch.equal(as_units(opened, config), torch.stack(terms).sum(0))
+    opened = encoding.decode(total, ring=64, bits=24).reshape(CLASSES, 33)
+    assert (config.as_units(opened) == torch.stack(terms).sum(0).numpy()).all()
 
 
 def test_no_sum_is_over_its_largest_term() -> None:

@@ -26,8 +26,7 @@ from tests.support.audit import (
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.releases import class_sums
-from tightframe.privacy.releases import plan as release_plan
-from tightframe.privacy.releases.plan import ClassSumsConfig, events, lone_events, squared_sensitivity
+from tightframe.privacy.releases.plan import ClassSumsConfig
 
 TRIALS = 20_000
 DELTA = 0.01
@@ -63,13 +62,13 @@ def _record() -> tuple[torch.Tensor, torch.Tensor]:
 
 def _quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the noise that is promised, on every silo."""
-    real = release_plan.share_variance
-    monkeypatch.setattr(class_sums, "share_variance", lambda config, honest: real(config, honest) // 4)
+    real = ClassSumsConfig.share_variance
+    monkeypatch.setattr(ClassSumsConfig, "share_variance", lambda config, honest: real(config, honest) // 4)
 
 
 def test_a_canary_record_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon = gaussian_epsilon(1 / CONFIG.noise_multiplier, DELTA)
-    assert accounting.epsilons(events(CONFIG, 1), DELTA, prv=False).exact == pytest.approx(epsilon)
+    assert accounting.epsilons(CONFIG.events(1), DELTA, prv=False).exact == pytest.approx(epsilon)
     found = _audit(*_record(), CONFIG, honest=1, shares=1)
     assert found.mu <= 1.0
     assert found.epsilon <= epsilon
@@ -91,7 +90,8 @@ def test_the_shares_of_the_least_silos_together_and_one_of_them_missing() -> Non
 
 
 def test_what_holds_if_no_other_silo_adds_noise() -> None:
-    (lone,) = lone_events(CONFIG, 1, 4)
+    lone = CONFIG.lone_event(4)
+    assert lone is not None
     found = _audit(*_record(), CONFIG, honest=4, shares=1)
     assert found.mu <= 1 / lone.noise_multiplier == 2.0
     assert found.epsilon <= gaussian_epsilon(2.0, DELTA)
@@ -132,7 +132,7 @@ def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
     # c = 1; t as the secure sum's table has it, so that any t - c silos carry the promise.
     honest = {6: 4, 10: 6}[silos]
     shape, present = (4, 1500), silos - lost
-    promised = CONFIG.noise_multiplier**2 * squared_sensitivity(CONFIG)
+    promised = CONFIG.noise_multiplier**2 * CONFIG.squared_sensitivity
 
     def carried() -> float:
         total = sum(class_sums.noise_for(shape, CONFIG, honest) for _ in range(present))
@@ -148,7 +148,7 @@ def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
 
 
 def test_every_coordinate_of_every_class_has_its_noise() -> None:
-    runs = class_sums.noise_for((3000, 3, 4), CONFIG, 1).double() / math.sqrt(squared_sensitivity(CONFIG))
+    runs = class_sums.noise_for((3000, 3, 4), CONFIG, 1).double() / math.sqrt(CONFIG.squared_sensitivity)
     low, high = stats.chi2.ppf([1e-8, 1 - 1e-8], 3000)
     assert (((runs**2).sum(0) > low) & ((runs**2).sum(0) < high)).all()
     # And they are independent of one another.

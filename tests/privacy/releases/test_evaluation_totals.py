@@ -22,11 +22,7 @@ from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import (
     EvaluationConfig,
     cell_deviation,
-    events,
-    lone_event,
     noise_for,
-    share_variance,
-    squared_sensitivity,
     term_bound,
 )
 
@@ -54,7 +50,7 @@ def test_every_record_there_can_be_changes_the_vector_by_exactly_the_sensitivity
     labels, predictions = (np.array([record[i] for record in every]) for i in (0, 1))
     scores = np.array([record[2:] for record in every])
     whole = _vector(labels, predictions, scores, bins)
-    squared = squared_sensitivity(EvaluationConfig(1.0, classes))
+    squared = EvaluationConfig(1.0, classes).squared_sensitivity
     for place in range(len(every)):
         less = np.arange(len(every)) != place
         change = whole - _vector(labels[less], predictions[less], scores[less], bins)
@@ -65,7 +61,7 @@ def test_every_record_there_can_be_changes_the_vector_by_exactly_the_sensitivity
 @pytest.mark.parametrize("classes", [1, 2, 3, 8, 10, 700])
 def test_weighted_histograms_cost_no_more_than_the_confusion_matrix(classes: int) -> None:
     config = EvaluationConfig(1.0, classes)
-    cell, both = config.confusion_units**2, squared_sensitivity(config)
+    cell, both = config.confusion_units**2, config.squared_sensitivity
     assert 1.99 * cell < both <= 2 * cell
     # Without weights the noise of a cell would be sqrt(1 + C).
     assert cell_deviation(config, silos=1, honest=1) == pytest.approx(2**0.5, rel=3e-3)
@@ -77,7 +73,7 @@ def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
 ) -> None:
     # c = 1, t = 5, so that any 4 silos carry the promise.
     honest, present, config = 4, silos - lost, EvaluationConfig(2.0, 8)
-    promised = 4 * squared_sensitivity(config)
+    promised = 4 * config.squared_sensitivity
     shape = (8, 8)
 
     def carried() -> float:
@@ -91,8 +87,8 @@ def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
     assert cell_deviation(config, silos=present, honest=honest) == pytest.approx(
         (promised * present / honest) ** 0.5 / config.confusion_units
     )
-    half = share_variance(config, honest) // 4
-    monkeypatch.setattr(evaluation_totals, "share_variance", lambda config, honest: half)
+    half = config.share_variance(honest) // 4
+    monkeypatch.setattr(EvaluationConfig, "share_variance", lambda config, honest: half)
     assert carried() / (present / honest) < low
 
 
@@ -117,12 +113,12 @@ def _audit(*, honest: int, shares: int) -> Bounds:
 
 def test_a_canary_record_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon = gaussian_epsilon(1.0, DELTA)
-    assert accounting.epsilons(events(CONFIG, 1), DELTA, prv=False).exact == pytest.approx(epsilon)
+    assert accounting.epsilons(CONFIG.events(1), DELTA, prv=False).exact == pytest.approx(epsilon)
     found = _audit(honest=1, shares=1)
     assert 0.75 < found.mu <= 1.0
     assert found.epsilon <= epsilon
-    quarter = share_variance(CONFIG, 1) // 4
-    monkeypatch.setattr(evaluation_totals, "share_variance", lambda config, honest: quarter)
+    quarter = CONFIG.share_variance(1) // 4
+    monkeypatch.setattr(EvaluationConfig, "share_variance", lambda config, honest: quarter)
     caught = _audit(honest=1, shares=1)
     assert caught.mu > 1.5
     assert caught.epsilon > epsilon
@@ -133,17 +129,17 @@ def test_the_shares_of_the_least_silos_and_one_of_them_alone() -> None:
     assert together.mu <= 1.0
     assert together.epsilon <= gaussian_epsilon(1.0, DELTA)
     # The control: one of two shares is not what was promised, but what a site records beside it.
-    alone = lone_event(CONFIG, 2)
+    alone = CONFIG.lone_event(2)
     assert alone is not None and alone.noise_multiplier == pytest.approx(0.5**0.5)
     assert 1.0 < _audit(honest=2, shares=1).mu <= 2**0.5
-    assert lone_event(CONFIG, 1) is None
+    assert CONFIG.lone_event(1) is None
 
 
 def test_integers_survive_the_numbers_of_a_field() -> None:
     bound = term_bound(CONFIG, 2**24, 250)
     largest = round(bound * evaluation_totals.GRID)
     units = np.array([[0, 1, -1], [largest, -largest, 12345]])
-    assert (evaluation_totals.as_units(evaluation_totals.as_numbers(units)) == units).all()
+    assert (CONFIG.as_units(CONFIG.as_numbers(units)) == units).all()
     assert largest * 250 < 2**53
     with pytest.raises(ContributionError, match="TF-404"):
         term_bound(EvaluationConfig(1e9, 2), 2**24, 250)

@@ -15,18 +15,13 @@ from tests.support.audit import gaussian_delta, gaussian_mu
 from tightframe.errors import ContributionError
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian, PrivacyValueError
+from tightframe.privacy.releases.noise import ROUNDING_VARIANCE, variance_of_share
 from tightframe.privacy.releases.plan import (
-    ROUNDING_VARIANCE,
     ClassSumsConfig,
-    events,
     largest_term,
-    lone_events,
     noise_tail,
     release_rounds,
-    share_variance,
-    squared_sensitivity,
     term_bound,
-    variance_of_share,
     wrap_bound,
 )
 from tightframe.securesum import encoding
@@ -35,10 +30,10 @@ CONFIG = ClassSumsConfig(noise_multiplier=2.0)
 
 
 def test_sensitivity_in_units() -> None:
-    assert squared_sensitivity(CONFIG) == (2**20) ** 2 + round(0.3 * 2**20) ** 2
+    assert CONFIG.squared_sensitivity == (2**20) ** 2 + round(0.3 * 2**20) ** 2
     coarse = ClassSumsConfig(noise_multiplier=1.0, feature_clip=2.75, fractional_bits=1, count_weight=1.0)
     # 5.5 units of norm are 5 at most in whole ones: down, never up.
-    assert (coarse.feature_limit, coarse.count_units, squared_sensitivity(coarse)) == (5, 2, 29)
+    assert (coarse.feature_limit, coarse.count_units, coarse.squared_sensitivity) == (5, 2, 29)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +69,17 @@ def test_the_least_shares_carry_the_promise_and_hardly_more(
     noise: float, clip: float, bits: int, honest: int
 ) -> None:
     config = ClassSumsConfig(noise_multiplier=noise, feature_clip=clip, fractional_bits=bits)
-    promised = Fraction(noise) ** 2 * squared_sensitivity(config)
+    promised = Fraction(noise) ** 2 * config.squared_sensitivity
     if promised < ROUNDING_VARIANCE * honest:
         with pytest.raises(PrivacyValueError, match="fractional_bits"):
-            share_variance(config, honest)
+            config.share_variance(honest)
         return
-    carried = share_variance(config, honest) * honest
+    carried = config.share_variance(honest) * honest
     assert promised + ROUNDING_VARIANCE <= carried <= promised + (ROUNDING_VARIANCE + 1) * honest
 
 
 def test_the_rounding_is_nothing_on_the_default_grid() -> None:
-    assert share_variance(CONFIG, 4) * 4 / (4 * squared_sensitivity(CONFIG)) - 1 < 1e-10
+    assert CONFIG.share_variance(4) * 4 / (4 * CONFIG.squared_sensitivity) - 1 < 1e-10
 
 
 def test_too_coarse_a_grid_for_the_noise_is_refused() -> None:
@@ -142,7 +137,7 @@ def test_usefulness_as_the_design_says() -> None:
     mu, shares = gaussian_mu(8.0, 1e-5), []
     for releases in (1, 10, 100):
         config = ClassSumsConfig(noise_multiplier=math.sqrt(releases) / mu, count_weight=1.0)
-        deviation = math.sqrt(share_variance(config, 1)) / config.grid
+        deviation = math.sqrt(config.share_variance(1)) / config.grid
         shares.append(deviation * math.sqrt(512) / 190)
     assert shares == pytest.approx([0.10, 0.32, 1.01], abs=0.005)
 
@@ -152,23 +147,23 @@ def test_the_default_weight_of_the_counts_pays_for_most_of_the_overshoot() -> No
     mu, found = gaussian_mu(8.0, 1e-5), []
     for releases in (1, 10, 100):
         config = ClassSumsConfig(noise_multiplier=math.sqrt(releases) / mu)
-        found.append(math.sqrt(6 * share_variance(config, 4)) / config.grid * math.sqrt(512) / 190)
+        found.append(math.sqrt(6 * config.share_variance(4)) / config.grid * math.sqrt(512) / 190)
     assert found == pytest.approx([0.091, 0.289, 0.914], abs=0.001)
 
 
 @pytest.mark.parametrize("releases", [1, 7, 100])
 def test_what_is_charged(releases: int) -> None:
-    planned = events(CONFIG, releases)
+    planned = CONFIG.events(releases)
     assert planned == (Gaussian(noise_multiplier=2.0),) * releases
     # R releases are one Gaussian of mu = sqrt(R) / z.
     epsilon = accounting.epsilons(planned, 1e-5, prv=False).exact
     assert epsilon is not None
     assert gaussian_mu(epsilon, 1e-5) == pytest.approx(math.sqrt(releases) / 2, rel=1e-6)
-    assert lone_events(CONFIG, releases, 4) == (Gaussian(noise_multiplier=1.0),) * releases
+    assert CONFIG.lone_event(4) == Gaussian(noise_multiplier=1.0)
 
 
 def test_no_record_more_than_its_tail() -> None:
-    variance = share_variance(CONFIG, 4)
+    variance = CONFIG.share_variance(4)
     tail = noise_tail(CONFIG, 4)
     assert (tail - 1) ** 2 < 144 * variance <= tail**2
     # Subgaussian: 2 exp(-12**2 / 2) for one integer.

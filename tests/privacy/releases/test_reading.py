@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from tightframe.learning.class_sums import ratio_of_sums
 from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases.class_sums import class_sums, clip_features, noise_for
-from tightframe.privacy.releases.plan import ClassSumsConfig, squared_sensitivity
-from tightframe.privacy.releases.reading import ReleaseAverage, read_release
+from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.reading import ClassReading, ReleaseAverage
 
 CONFIG = ClassSumsConfig(noise_multiplier=2.0)
 CLASSES, WIDTH = 4, 8
@@ -33,9 +34,14 @@ def _means(features: torch.Tensor, labels: torch.Tensor, classes: int = CLASSES)
     return torch.stack([clipped[labels == c].mean(0).nan_to_num() for c in range(classes)])
 
 
+def _read(total: torch.Tensor, config: ClassSumsConfig, *, silos: int = 1, honest: int = 1) -> ClassReading:
+    """One release by itself."""
+    return ReleaseAverage.empty(*total.shape).add(total, silos=silos, honest=honest).read(config)
+
+
 def test_without_noise_the_means_and_counts_are_read() -> None:
     features, labels = _silo()
-    reading = read_release(class_sums(features, labels, CLASSES, CONFIG), CONFIG)
+    reading = _read(class_sums(features, labels, CLASSES, CONFIG), CONFIG)
     np.testing.assert_allclose(reading.means[:3], _means(features, labels)[:3], atol=2**-18)
     assert reading.counts.tolist() == pytest.approx([300, 190, 25, 1], rel=1e-5)
     assert reading.usable.tolist() == [True, True, True, False]
@@ -46,10 +52,14 @@ def test_without_noise_the_means_and_counts_are_read() -> None:
 def test_classes_under_the_floor_keep_the_old_value() -> None:
     features, labels = _silo()
     config = ClassSumsConfig(noise_multiplier=2.0, count_floor=26.0)
-    reading = read_release(class_sums(features, labels, CLASSES, config), config)
+    reading = _read(class_sums(features, labels, CLASSES, config), config)
     assert reading.usable.tolist() == [True, True, False, False]
+    assert not reading.means[2:].any()
+    # As methods read class sums: a class without records keeps what it has.
+    records = torch.where(reading.usable, reading.counts, 0.0)
     previous = torch.full((CLASSES, WIDTH), 5.0)
-    merged = reading.onto(previous)
+    merged, seen = ratio_of_sums(previous, reading.means * records[:, None], records)
+    assert seen.tolist() == [True, True, False, False]
     assert merged.dtype == torch.float32
     assert (merged[2:] == 5).all()
     np.testing.assert_allclose(merged[:2], _means(features, labels)[:2], atol=1e-5)
@@ -60,16 +70,16 @@ def test_the_floor_rises_with_the_noise_of_the_counts() -> None:
     total = class_sums(features, labels, CLASSES, CONFIG)
     # Three deviations of z D / lambda_int: 3 * 2 * 3.48 = 20.9 records alone, and of six silos where four
     # carry the promise, sqrt(6/4) of it: 25.6.
-    deviation = 2 * math.sqrt(squared_sensitivity(CONFIG)) / CONFIG.count_units
+    deviation = 2 * math.sqrt(CONFIG.squared_sensitivity) / CONFIG.count_units
     assert 3 * deviation == pytest.approx(20.88, abs=0.01)
-    assert read_release(total, CONFIG).usable.tolist() == [True, True, True, False]
-    assert read_release(total, CONFIG, silos=6, honest=4).usable.tolist() == [True, True, False, False]
+    assert _read(total, CONFIG).usable.tolist() == [True, True, True, False]
+    assert _read(total, CONFIG, silos=6, honest=4).usable.tolist() == [True, True, False, False]
 
 
 def test_a_class_of_nobody_hardly_ever_gets_a_mean() -> None:
     config = ClassSumsConfig(noise_multiplier=6.0)
     nobody = noise_for((4000, 3), config, 1)
-    usable = int(read_release(nobody, config).usable.sum())
+    usable = int(_read(nobody, config).usable.sum())
     assert usable <= 4000 * 0.00135 + 6 * math.sqrt(4000 * 0.00135)
     # The control: by the bare floor of 20 records, one in six.
     bare = (nobody[:, -1] / config.count_units >= 20).double().mean()
@@ -81,7 +91,7 @@ def test_shortening_long_means_brings_them_closer() -> None:
     features, labels = _silo((60, 60, 60, 60), 4096)
     true = _means(features, labels)
     total = class_sums(features, labels, CLASSES, CONFIG) + noise_for((CLASSES, 4097), CONFIG, 1)
-    reading = read_release(total, CONFIG)
+    reading = _read(total, CONFIG)
     raw = total[:, :-1] / CONFIG.grid / reading.counts[:, None]
     assert (raw.norm(dim=1) > 1)[reading.usable].all(), "not the case that this is about"
     assert reading.usable.any()
@@ -97,7 +107,7 @@ def test_the_average_of_releases_has_the_noise_of_one_that_spent_it_all() -> Non
     for _ in range(16):
         release = exact + noise_for((2, 65), config, 1)
         average = average.add(release)
-        single.append(read_release(release, config))
+        single.append(_read(release, config))
     errors = torch.stack([(reading.means - true).norm(dim=1) for reading in single]).mean(0)
     averaged = (average.read(config).means - true).norm(dim=1)
     np.testing.assert_allclose(errors / averaged, 4, rtol=0.4)
@@ -107,7 +117,7 @@ def test_the_average_of_releases_has_the_noise_of_one_that_spent_it_all() -> Non
     many = ReleaseAverage.empty(1, 65)
     for _ in range(16):
         many = many.add(small)
-    assert not read_release(small, config).usable.any()
+    assert not _read(small, config).usable.any()
     assert many.read(config).usable.all()
 
 

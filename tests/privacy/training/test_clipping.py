@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tightframe import models
-from tightframe.learning.stages import OptimizerSettings, Stage, Term, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, Term, cross_entropy
 from tightframe.privacy.os_randomness import poisson_batch
 from tightframe.privacy.training import dp_sgd
 from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum

@@ -16,13 +16,15 @@ from torch import nn
 
 from tightframe import models
 from tightframe.errors import TrainingError
-from tightframe.learning.stages import OptimizerSettings, ParameterTerm, Stage, Term, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import ParameterTerm, Stage, Term, cross_entropy
 from tightframe.methods.fedmr import intra_class_loss
 from tightframe.methods.scaffold import gradient_correction
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import poisson_batch
 from tightframe.privacy.training import dp_sgd
-from tightframe.privacy.training.dp_sgd import PrivateSettings, clipped_sum, private_fit
+from tightframe.privacy.training.clipping import clipped_sum
+from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.per_sample import ENGINES, EngineName, PrivacyError
 
 Item = tuple[torch.Tensor, int]

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe import models
-from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.normalisation import Form, FrozenNorm, make_private
 from tightframe.privacy.training.per_sample import PrivacyError

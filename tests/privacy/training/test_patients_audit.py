@@ -15,7 +15,8 @@ import torch
 from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
 from torch import nn
 
-from tightframe.learning.stages import OptimizerSettings, Stage, cross_entropy
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.heads import Classifier
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 

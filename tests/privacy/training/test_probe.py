@@ -14,15 +14,8 @@ from torch import nn
 
 from tightframe import models
 from tightframe.learning.losses import balanced_softmax_loss
-from tightframe.learning.stages import (
-    Batch,
-    BatchView,
-    OptimizerSettings,
-    ParameterTerm,
-    Stage,
-    Term,
-    cross_entropy,
-)
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Batch, BatchView, ParameterTerm, Stage, Term, cross_entropy
 from tightframe.methods.fedmr import inter_class_loss, intra_class_loss
 from tightframe.methods.moon import contrastive_loss
 from tightframe.models.geometry_heads import EtfHead

@@ -24,7 +24,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.phases import Schema
-from tightframe.privacy.releases import class_sums
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
 from tightframe.rounds import codec
 from tightframe.rounds.riders.noisy_class_sums import STATE
@@ -148,8 +148,10 @@ def _update(schema: Schema, server: PlainServer) -> NDArray[np.float64]:
 
 def _eighth(monkeypatch: pytest.MonkeyPatch) -> None:
     """An eighth of the noise in every draw; what is planned and charged stays as it is."""
-    variance, normal = class_sums.share_variance, dp_sgd.standard_normal
-    monkeypatch.setattr(class_sums, "share_variance", lambda config, honest: variance(config, honest) // 64)
+    variance, normal = ClassSumsConfig.share_variance, dp_sgd.standard_normal
+    monkeypatch.setattr(
+        ClassSumsConfig, "share_variance", lambda config, honest: variance(config, honest) // 64
+    )
     monkeypatch.setattr(dp_sgd, "standard_normal", lambda size, source: normal(size, source) / 8)
 
 

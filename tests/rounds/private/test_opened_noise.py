@@ -19,7 +19,7 @@ from tightframe.config.job import parse_job
 from tightframe.errors import RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.releases import class_sums, evaluation_totals
-from tightframe.privacy.releases.plan import squared_sensitivity
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
 from tightframe.rounds.riders.noisy_class_sums import STATE
 from tightframe.rounds.setup import prepare
@@ -66,7 +66,7 @@ def _carried(folder: Path) -> tuple[float, int]:
     assert plan is not None and plan.releases == (1,)
     total = federation.run_job(job, folder=folder).state.extra[STATE + "total"]
     config = plan.class_sums
-    promised = config.noise_multiplier**2 * squared_sensitivity(config)
+    promised = config.noise_multiplier**2 * config.squared_sensitivity
     return float((total**2).sum()) / promised, total.numel()
 
 
@@ -87,8 +87,8 @@ def test_the_opened_total_has_the_promised_variance_and_half_the_noise_is_found(
     low, high = stats.chi2.ppf([1e-7, 1 - 1e-7], numbers)
     assert low < found / ((4 - lost) / HONEST) < high
     assert found > high, "at least what was promised: three silos are more than two"
-    share = class_sums.share_variance
-    monkeypatch.setattr(class_sums, "share_variance", lambda config, honest: share(config, honest) // 4)
+    share = ClassSumsConfig.share_variance
+    monkeypatch.setattr(ClassSumsConfig, "share_variance", lambda config, honest: share(config, honest) // 4)
     halved, _ = _carried(tmp_path / "halved")
     assert halved < low
 

@@ -23,12 +23,11 @@ from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, NeighboursError
 from tightframe.privacy.releases.class_counts import COUNT_GRID
-from tightframe.privacy.releases.plan import squared_sensitivity
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget
-from tightframe.rounds.silo.private_view import taken_as_known, whole_patients
+from tightframe.rounds.silo.private_view import coarse_count, whole_patients
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -95,7 +94,7 @@ def some(gone: int | None = None) -> ArrayData:
 def test_a_federation_trains_and_charges_patients(tmp_path: Path) -> None:
     data = twins()
     result = federation.run_job(parse_job(JOB), data=data, folder=tmp_path)
-    assert result.outcome.trained and not result.outcome.absent
+    assert result.outcome.trained and not result.outcome.not_enrolled
     assert "for one patient more or less" in "\n".join(result.outcome.rules)
     start = prepare(JOB).initial_state().model
     assert any(not torch.equal(value, start[name]) for name, value in result.state.model.items())
@@ -112,8 +111,8 @@ def test_the_rate_and_an_epochs_steps_are_those_of_patients(tmp_path: Path) -> N
     data = twins()["site-1"]
     stays, patients = len(data.labels("train")), len(np.unique(data.groups("train")))  # type: ignore[attr-defined]
     settings = view(tmp_path, data, training={"batch_size": 16}).training_settings()
-    known = taken_as_known(patients)
-    assert known < taken_as_known(stays)
+    known = coarse_count(patients)
+    assert known < coarse_count(stays)
     assert settings.sampling_rate == 16 / known and settings.expected_batch == pytest.approx(16)
     assert settings.epoch_steps == int(np.ceil(known / 16))
 
@@ -193,7 +192,7 @@ def test_without_any_one_patient_a_release_changes_by_its_sensitivity_at_most(
         lambda count, *_, **__: torch.zeros(count, dtype=torch.int64),
     )
     config = view(tmp_path, some(), method=method)._plan.class_sums
-    limit = squared_sensitivity(config) if method == "fedmr" else COUNT_GRID**2
+    limit = config.squared_sensitivity if method == "fedmr" else COUNT_GRID**2
     whole = _released(tmp_path / "whole", some(), method)
     owners = some().groups("train")
     assert owners is not None
@@ -226,7 +225,7 @@ def test_portions_hold_all_records_of_a_patient() -> None:
 
 def test_portions_refuse_patients_that_are_apart_or_of_other_records() -> None:
     batches = [(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))]
-    with pytest.raises(ValueError, match="next to each other"):
+    with pytest.raises(ValueError, match="to be consecutive"):
         list(whole_patients(batches, torch.tensor([1, 2, 1])))
     with pytest.raises(ValueError, match="Expected 5 records, but got 3"):
         list(whole_patients(batches, torch.tensor([1, 1, 2, 2, 2])))

@@ -32,9 +32,9 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
-from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance
+from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
-from tightframe.rounds import lasting
+from tightframe.rounds import site_ledger
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import DECLARATION, SiloContext
 from tightframe.rounds.riders import noisy_class_sums
@@ -193,7 +193,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
 ) -> None:
     # As in production, where the ledger outlives a run and one root certifies a site for all of them.
     monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
-    monkeypatch.setattr(lasting, "signature_check", lambda anchors, name=None: lambda *signed: None)
+    monkeypatch.setattr(site_ledger, "signature_check", lambda anchors, name=None: lambda *signed: None)
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)
@@ -201,7 +201,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     earlier.charge("round 1 training", (SubsampledGaussian(1.5, 1.0, 2),))
     job = {**GIVEN, "privacy": {"epsilon": 6.0, "noise_multiplier": 1.5}}
     result = federation.run_job(parse_job(job), folder=tmp_path)
-    assert result.outcome.absent == {"site-2": "TF-701"}
+    assert result.outcome.not_enrolled == {"site-2": "TF-701"}
     assert result.outcome.trained and all("site-2" not in row.silos for row in result.outcome.rows)
     assert len(_charges_at(earlier.path)) == 1  # refused before anything was charged
     assert "the privacy budget does not suffice" in result.outcome.screen()
@@ -255,7 +255,7 @@ def test_the_total_over_the_silos_carries_the_promised_noise(
     # Six standard deviations of a sample variance either way; half the noise would be a quarter of it.
     assert abs(total.var() / promised**2 - 1) < 6 * (2 / count) ** 0.5
     assert abs(np.sum(drawn, 0).var() / promised**2 - 4 / 3) < 8 * (2 / count) ** 0.5
-    assert drawn[0].var() * config.grid**2 == pytest.approx(share_variance(config, honest), rel=0.25)
+    assert drawn[0].var() * config.grid**2 == pytest.approx(config.share_variance(honest), rel=0.25)
 
 
 def test_the_server_averages_releases_and_leaves_classes_below_the_floor() -> None:
@@ -307,7 +307,8 @@ def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path
         context = replace(spending._context, entry=entry, records=spending._context.data)
         Budget(context, setup.privacy, SITES).check(setup.privacy.release_events)
 
-    with pytest.raises(BudgetError, match=r"at most 1 releases, .* plans 2: .*class sums in 1 round"):
+    expected = r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"
+    with pytest.raises(BudgetError, match=expected):
         check(1)
     assert _charges_at(spending.path) == []
     check(2)  # what may be repeated is no release more

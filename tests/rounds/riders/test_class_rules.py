@@ -43,7 +43,7 @@ def test_nothing_is_offered_before_the_first_sum_and_then_what_three_silos_hold(
 def test_a_silo_withholds_what_is_rare_or_not_offered() -> None:
     counts = torch.tensor([9, 4, 0, 7])
     offer = torch.tensor([True, True, True, False])
-    kept = class_rules.withhold(SCHEMA, _tensors(), offer=offer, counts=counts, least=5, speaks=True)
+    kept = class_rules.withhold(SCHEMA, _tensors(), offer=offer, counts=counts, min_count=5, active=True)
     assert kept["sums"].tolist() == [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
     assert kept["counts"].tolist() == [9.0, 0.0, 0.0, 0.0]
     assert kept[class_rules.HOLDERS].tolist() == [1.0, 0.0, 0.0, 1.0]
@@ -53,7 +53,9 @@ def test_a_silo_withholds_what_is_rare_or_not_offered() -> None:
 def test_a_silo_that_keeps_its_prototypes_holds_nothing() -> None:
     everything = torch.ones(4, dtype=torch.bool)
     counts = torch.tensor([9, 4, 0, 7])
-    kept = class_rules.withhold(SCHEMA, _tensors(), offer=everything, counts=counts, least=1, speaks=False)
+    kept = class_rules.withhold(
+        SCHEMA, _tensors(), offer=everything, counts=counts, min_count=1, active=False
+    )
     assert not kept["sums"].any() and not kept["counts"].any() and not kept[class_rules.HOLDERS].any()
 
 

@@ -18,7 +18,8 @@ from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.contribute import Contributor, LocalSilo, choose_device, guarded, seeded
+from tightframe.rounds.silo.contribute import Contributor, choose_device, seeded
+from tightframe.rounds.silo.view import LocalSilo, guarded
 from tightframe.rounds.sums.plain import PlainServer
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.contribute import LocalSilo
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.declaration import Declaration
 
 EICU: dict[str, Any] = {

@@ -17,12 +17,12 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.federation import LocalTransport
 from tightframe.learning.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
-from tightframe.rounds.context import SiloContext
-from tightframe.rounds.server.coordinator import Coordinator, Message
+from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.secure_server import ServerIdentity
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
+from tightframe.rounds.sums.transcripts import ServerIdentity
 
 
 class NoOptions(BaseModel):

@@ -18,7 +18,7 @@ from tightframe import files
 from tightframe.privacy.ledger import store
 from tightframe.rounds.silo.session import SiloSession, failure_code
 from tightframe.rounds.sums import transcripts
-from tightframe.rounds.sums.vault import look_at_journal
+from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 
@@ -73,13 +73,13 @@ def test_a_full_disk_costs_one_round_and_no_file(
     # A term that is in a sum stays in it; the three others' shares are enough.
     assert first.silos == (REST if task == "contribute" else FOUR)
     assert first.dropped == ({"site-1": code} if task == "contribute" else {})
-    assert first.shut is (task == "contribute")
+    assert first.static_opened is (task != "contribute")
     assert second.silos == FOUR and result.outcome.trained
     root = x509.load_pem_x509_certificate((tmp_path / "server" / "simulated_root.pem").read_bytes())
     lines = (tmp_path / "site-1" / "transcript.jsonl").read_bytes().splitlines(keepends=True)
     report = transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
     assert len(report.opened) == 2, "the round without a line of its own is missing; the others are there"
-    assert look_at_journal(silos["site-1"].places, check=None)
+    assert read_journal(silos["site-1"].ledger_paths, check=None)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,10 @@ from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.phases import Schema
 from tightframe.rounds import checkpoint, codec
-from tightframe.rounds.context import SiloContext, lasting_journal
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import unpack
@@ -143,7 +144,7 @@ class Federation:
                 job_id=self.job_id,
                 production=True,
                 memory_only=True,
-                journal_dir=lasting_journal(own, name),
+                journal_dir=journal_folder(own, name),
                 ledger_dir=own,
                 kit=None if self._kits is None else self._kits / name,
                 identity=lambda: identity(name),

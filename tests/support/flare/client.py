@@ -30,8 +30,8 @@ from tightframe.errors import TightframeError
 from tightframe.flare.transport import FlareTransport
 from tightframe.flare.wire import MESSAGE
 from tightframe.rounds.context import Message
-from tightframe.rounds.server.coordinator import Accept
 from tightframe.rounds.silo.session import failure_code
+from tightframe.rounds.sums.plain import Accept
 
 JOB_ID = "job"
 PRIVACY = ROOT / "provisioning" / "local" / "privacy.json"

@@ -11,8 +11,7 @@ from tests.support.methods import by_hand
 from tests.support.methods.silo import FakeSilo
 from torch import nn
 
-from tightframe.learning.loop import FitReport
-from tightframe.learning.stages import BatchView, Stage, Term
+from tightframe.learning.stages import BatchView, FitReport, Stage, Term
 from tightframe.models import Classifier
 from tightframe.phases import Method
 

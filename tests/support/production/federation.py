@@ -356,7 +356,7 @@ def set_up(folder: Path) -> Federation:
         made.operations, "A hospital joins", more=f"{MEMBERS} --site {EXPIRED} --site {STRANGER}"
     )
     assert f"written: federation/requests/{NEWCOMER}.yml" in told
-    assert "there already: federation/project.yml" in told
+    assert "exists already: federation/project.yml" in told
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(made.provision, (NEWCOMER, EXPIRED)))
     made.provision_by("other", STRANGER)

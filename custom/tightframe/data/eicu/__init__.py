@@ -1,6 +1,6 @@
-"""Facts of eICU as FedILC uses it: mortality from drugs given, what a job may ask, what a site must say.
+"""Facts of eICU as FedILC uses it (mortality from drugs given), the options of a job and the entry of a site.
 
-A record is a hospital stay: which drugs (HICL codes) were ordered, and whether the patient died in
+A record is a hospital stay: the drugs that were ordered (HICL codes), and whether the patient died in
 hospital. The tables are those of the eICU Collaborative Research Database, full release or demo
 (Pollard et al., Sci. Data 2018, doi 10.1038/sdata.2018.178). Torch-free.
 """
@@ -18,44 +18,44 @@ from tightframe.options import StrictModel
 from tightframe.registry import deferred
 
 CLASS_NAMES = ("survived", "died")
-"""In hospital, in label order."""
+"""Outcome in hospital, in label order."""
 
 Window = Literal["48h", "stay"]
 WINDOWS: tuple[Window, ...] = ("48h", "stay")
-"""Drugs that start up to 48 hours after admission to a unit, or at any time of the stay."""
+"""Windows of drug orders: started up to 48 hours after admission to a unit, or at any time of the stay."""
 
 WINDOW_MINUTES = 2880
 
 Region = Literal["Midwest", "South", "West", "Northeast", "unknown"]
 REGIONS: tuple[Region, ...] = ("Midwest", "South", "West", "Northeast", "unknown")
-"""Of the hospital table; ``unknown`` where it has none. The order of the region silos."""
+"""Regions of the hospital table, in the order of the region silos; ``unknown`` if the table has none."""
 
 TRAIN_HOSPITALS = 20
-"""FedILC trains on the 20 largest hospitals; all others are out of distribution."""
+"""Number of hospitals that train: in FedILC the 20 largest; all others are out of distribution."""
 
-PAPER_HOSPITALS, PAPER_STAYS, PAPER_DRUGS = 58, 30_760, 1399
-"""The shape of FedILC's table, which is not published."""
+PAPER_DRUGS = 1399
+"""Drugs in FedILC's table, which is not published."""
 
 MOST_DRUGS = 20_000
 
 
 class EicuOptions(StrictModel):
-    """What a job may ask of eICU.
+    """A job's options for eICU.
 
     Attributes:
-        window: drugs of the first 48 hours in a unit, or of the whole stay (which includes
-            orders at the end of life: no prediction may be claimed with it).
+        window: drugs of the first 48 hours in a unit, or of the whole stay. The whole stay includes
+            orders at the end of life, so it supports no claim of prediction.
         silos: a silo is a region, or one or more of the training hospitals.
         drugs: columns of a record, D; the length of the drug vocabulary.
         vocabulary: SHA-256 of the drug vocabulary (``vocabulary_sha256``) that every silo must
             have; None checks its length only.
-        train_hospitals: how many of the largest hospitals train.
-        equal_sizes: cut every training hospital to the size of the smallest of them, as FedILC's
+        train_hospitals: number of hospitals that train, the largest ones.
+        equal_sizes: reduce every training hospital to the size of the smallest of them, as FedILC's
             code does.
         oversample_minority: repeat records of the rarer class in the training fold until the
             classes are equal, as FedILC's code does. A record then counts more than once.
-        twin_scale: part of each hospital's stays that the synthetic twin generates; without
-            meaning for real records.
+        twin_scale: share of each hospital's stays that the synthetic twin generates; not used for
+            real records.
     """
 
     window: Window = "48h"
@@ -72,14 +72,14 @@ HospitalIds = Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
 
 
 class EicuSite(StrictModel):
-    """What a site says about its records of eICU.
+    """A site's entry for its records of eICU.
 
     Attributes:
         root: a folder that ``prepare`` wrote, or one with the tables patient, hospital and
             medication (``.csv`` or ``.csv.gz``).
-        region: the region that this silo is, where the job's silos are regions.
-        hospitals: ids of the training hospitals that this silo has, where they are hospitals.
-        vocabulary: the drug vocabulary, if it is not the one beside the prepared matrices.
+        region: this silo's region, if the job's silos are regions.
+        hospitals: ids of this silo's training hospitals, if the job's silos are hospitals.
+        vocabulary: path of the drug vocabulary, if it is not the one next to the prepared matrices.
     """
 
     root: SitePath
@@ -88,7 +88,7 @@ class EicuSite(StrictModel):
     vocabulary: SitePath | None = None
 
     @model_validator(mode="after")
-    def _one_place(self) -> EicuSite:
+    def _region_or_hospitals(self) -> EicuSite:
         if (self.region is None) == (self.hospitals is None):
             raise ValueError("Expected either `region` or `hospitals`, and not both")
         if self.hospitals is not None and len(set(self.hospitals)) != len(self.hospitals):
@@ -97,7 +97,7 @@ class EicuSite(StrictModel):
 
 
 def vocabulary_sha256(codes: Iterable[int]) -> str:
-    """The fingerprint of a drug vocabulary, which a job can require of every silo.
+    """Return the fingerprint of a drug vocabulary, which a job can require of every silo.
 
     Args:
         codes: HICL codes in column order.

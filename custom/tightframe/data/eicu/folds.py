@@ -1,9 +1,8 @@
-"""Which hospitals train, which are out of distribution, and what of both a silo has.
+"""The split of hospitals into training and out-of-distribution ones, and a silo's folds.
 
-FedILC trains on the 20 largest hospitals and tests on all others. Here the test hospitals are
-shared out: a region has those that lie in it; a training hospital has its share of all of them,
-dealt out by size. Every choice is a pure function of the table, so that all processes agree.
-Torch-free.
+FedILC trains on the 20 largest hospitals and tests on all others. Here the test hospitals are divided
+among the silos: a region has its own; a training hospital has a share of all of them, dealt by size.
+Every choice is a pure function of the table, so that all processes agree. Torch-free.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Stays:
-    """What is known of each stay beside its drugs; all of one length n.
+    """The columns of a table of n stays other than the drugs, each of shape (n,).
 
     Attributes:
         label: 1 where the patient died in hospital, int64.
@@ -48,9 +47,9 @@ class HospitalSplit:
     """All hospitals of a table, the largest first.
 
     Attributes:
-        train: those that train.
-        other: those that are out of distribution.
-        smallest: stays of the smallest that trains.
+        train: ids of the training hospitals.
+        other: ids of the out-of-distribution hospitals.
+        smallest: number of stays of the smallest training hospital.
     """
 
     train: tuple[int, ...]
@@ -58,17 +57,16 @@ class HospitalSplit:
     smallest: int
 
     def share(self, hospital: int) -> tuple[int, ...]:
-        """The out-of-distribution hospitals dealt to one that trains.
+        """Return the out-of-distribution hospitals that are dealt to a training hospital.
 
-        The largest of them goes to the largest that trains, the next to the next, and so on, in
-        turns.
+        In the order of size they are dealt in turn to the training hospitals, the largest to the largest.
         """
         return self.other[self.train.index(hospital) :: len(self.train)]
 
 
 @dataclass(frozen=True)
 class Place:
-    """The hospitals of one silo: where it trains, and where it is tested."""
+    """The hospitals of one silo: those it trains on, and those it is tested on."""
 
     train: tuple[int, ...]
     test: tuple[int, ...]
@@ -79,10 +77,10 @@ class Folds:
     """Row numbers of a silo's folds, int64, in record order.
 
     Attributes:
-        train: may hold a row more than once, if the rarer class is oversampled.
-        validation: rows of the same hospitals that never train.
+        train: rows of the training hospitals; repeated if the rarer class is oversampled.
+        validation: rows of the same hospitals that are never trained on.
         test: rows of out-of-distribution hospitals.
-        left_out: stays of those hospitals whose patient also has a stay in a training hospital.
+        left_out: number of stays of these hospitals whose patient also has a stay in a training hospital.
     """
 
     train: Rows
@@ -92,11 +90,11 @@ class Folds:
 
 
 def split_hospitals(sizes: Mapping[int, int], train_hospitals: int) -> HospitalSplit:
-    """Rank hospitals by size, the smaller id first among equals, and split after the largest.
+    """Rank hospitals by size (equal ones by id) and split after the ``train_hospitals`` largest.
 
     Args:
         sizes: stays by hospital id.
-        train_hospitals: how many train.
+        train_hospitals: number of hospitals that train.
 
     Raises:
         DataError: TF-208 if no hospital is left to be out of distribution.
@@ -108,8 +106,8 @@ def split_hospitals(sizes: Mapping[int, int], train_hospitals: int) -> HospitalS
     if len(ranked) <= train_hospitals:
         raise DataError(
             f"Expected more than {train_hospitals} hospitals with usable stays, so that some are out of "
-            f"distribution, but got {len(ranked)}: point `root` at the tables of all hospitals (a silo "
-            "reads only its own stays of them), or lower `train_hospitals` in the job.",
+            f"distribution, but got {len(ranked)}: set `root` to the tables of all hospitals (a silo uses "
+            "only its own stays), or lower `train_hospitals` in the job.",
             code="TF-208",
         )
     train = tuple(ranked[:train_hospitals])
@@ -117,7 +115,7 @@ def split_hospitals(sizes: Mapping[int, int], train_hospitals: int) -> HospitalS
 
 
 def of_region(split: HospitalSplit, regions: Mapping[int, str], region: str) -> Place:
-    """The hospitals of a region.
+    """Return the hospitals of a region.
 
     Args:
         split: of all hospitals.
@@ -130,29 +128,29 @@ def of_region(split: HospitalSplit, regions: Mapping[int, str], region: str) -> 
     train = tuple(hospital for hospital in split.train if regions[hospital] == region)
     test = tuple(hospital for hospital in split.other if regions[hospital] == region)
     if not train or not test:
-        lacking, members = ("training", split.train) if not train else ("out-of-distribution", split.other)
+        kind, members = ("training", split.train) if not train else ("out-of-distribution", split.other)
         counts = Counter(regions[hospital] for hospital in members)
-        found = ", ".join(f"{name}: {counts[name]}" for name in REGIONS)
+        by_region = ", ".join(f"{name}: {counts[name]}" for name in REGIONS)
         raise DataError(
-            f"Expected a {lacking} hospital in the region {region}, but the {len(members)} there are lie "
-            f"elsewhere ({found}): leave this region out of the job's sites, or change `train_hospitals`.",
+            f"Expected a {kind} hospital in the region {region}, but all {len(members)} are in other regions "
+            f"({by_region}): leave this region out of the job's sites, or change `train_hospitals`.",
             code="TF-208",
         )
     return Place(train, test)
 
 
 def of_hospitals(split: HospitalSplit, hospitals: Sequence[int]) -> Place:
-    """Training hospitals with their shares of the out-of-distribution ones.
+    """Return training hospitals with their shares of the out-of-distribution ones.
 
     Raises:
-        DataError: TF-208 if one of them does not train, or if nothing is dealt to them.
+        DataError: TF-208 if one of them is not a training hospital, or if their share is empty.
     """
     others = [hospital for hospital in hospitals if hospital not in split.train]
     if others:
-        shown = ", ".join(map(str, split.train[:_SHOWN]))
+        training = ", ".join(map(str, split.train[:_SHOWN]))
         raise DataError(
-            f"Expected `hospitals` to be among the {len(split.train)} that train ({shown}), but got "
-            f"{others}: name one of these, or change `train_hospitals` in the job.",
+            f"Expected `hospitals` to be among the {len(split.train)} that train ({training}), but got "
+            f"{others}: name some of these, or change `train_hospitals` in the job.",
             code="TF-208",
         )
     test = tuple(other for hospital in hospitals for other in split.share(hospital))
@@ -168,17 +166,17 @@ def of_hospitals(split: HospitalSplit, hospitals: Sequence[int]) -> Place:
 def silo_folds(
     stays: Stays, split: HospitalSplit, place: Place, *, equal_sizes: bool, oversample_minority: bool
 ) -> Folds:
-    """The folds of one silo.
+    """Return the folds of one silo.
 
-    Validation is 15 % of the training hospitals' stays (``data.validation``), grouped by patient.
-    No patient is in two folds, of this silo or of two: who has a stay in a training hospital is
-    tested nowhere, and who has stays in the training hospitals of two silos validates nowhere.
+    Validation is 15 % of the training hospitals' stays (``data.validation``), grouped by patient. No
+    patient is in two folds, of one silo or of two: a patient with a stay in a training hospital is in no
+    test fold, and a patient with stays in the training hospitals of two silos is in no validation fold.
 
     Args:
         stays: of the table.
         split: of its hospitals.
-        place: the silo's.
-        equal_sizes: keep ``split.smallest`` stays of each training hospital, by a fixed hash.
+        place: the silo's hospitals.
+        equal_sizes: keep ``split.smallest`` stays of each training hospital, chosen by a fixed hash.
         oversample_minority: repeat the rarer class in the training fold until classes are equal.
 
     Raises:
@@ -187,18 +185,18 @@ def silo_folds(
     trains = np.isin(stays.hospital, split.train)
     own = np.isin(stays.hospital, place.train)
     tested = np.isin(stays.hospital, place.test)
-    known = np.isin(stays.patient, stays.patient[trains])
+    in_training = np.isin(stays.patient, stays.patient[trains])
     rows = np.flatnonzero(own)
     if equal_sizes:
         kept = [_kept(stays, rows[stays.hospital[rows] == h], split.smallest) for h in place.train]
         rows = np.sort(np.concatenate(kept))
-    alone = ~np.isin(stays.patient[rows], stays.patient[trains & ~own])
+    only_here = ~np.isin(stays.patient[rows], stays.patient[trains & ~own])
     held_out = np.zeros(len(rows), dtype=np.bool_)
-    groups = [f"patient-{patient}" for patient in stays.patient[rows[alone]].tolist()]
-    held_out[alone] = validation_mask(stays.label[rows[alone]], groups)
-    train, test = rows[~held_out], np.flatnonzero(tested & ~known)
-    for name, found in (("training", train), ("test", test)):
-        if len(found) == 0:
+    groups = [f"patient-{patient}" for patient in stays.patient[rows[only_here]].tolist()]
+    held_out[only_here] = validation_mask(stays.label[rows[only_here]], groups)
+    train, test = rows[~held_out], np.flatnonzero(tested & ~in_training)
+    for name, fold in (("training", train), ("test", test)):
+        if len(fold) == 0:
             raise DataError(
                 f"Expected stays in the {name} fold of the hospitals {list(place.train)} with the "
                 f"out-of-distribution hospitals {list(place.test[:_SHOWN])}, but there are none: give this "
@@ -207,11 +205,11 @@ def silo_folds(
             )
     if oversample_minority:
         train = _balanced(stays, train)
-    return Folds(train, rows[held_out], test, int(np.sum(tested & known)))
+    return Folds(train, rows[held_out], test, int(np.sum(tested & in_training)))
 
 
 def _order(stays: Stays, rows: Rows, purpose: str) -> Rows:
-    """The rows by a fixed hash of their stays."""
+    """Order rows by a fixed hash of their stays."""
     keys = [hashlib.sha256(f"{SALT}/{purpose}/{stay}".encode()).digest() for stay in stays.stay[rows]]
     return rows[sorted(range(len(rows)), key=keys.__getitem__)]
 
@@ -221,11 +219,11 @@ def _kept(stays: Stays, rows: Rows, count: int) -> Rows:
 
 
 def _balanced(stays: Stays, train: Rows) -> Rows:
-    """The training rows with those of the rarer class repeated; a silo of one class stays as it is."""
+    """Repeat the training rows of the rarer class; a silo with one class does not change."""
     died = stays.label[train] == 1
     rarer = train[died] if died.sum() * 2 <= len(train) else train[~died]
     missing = len(train) - 2 * len(rarer)
     if len(rarer) == 0 or missing == 0:
         return train
-    again = np.resize(_order(stays, rarer, "oversample"), missing)
-    return np.concatenate([train, again])
+    repeated = np.resize(_order(stays, rarer, "oversample"), missing)
+    return np.concatenate([train, repeated])

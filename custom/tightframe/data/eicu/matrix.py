@@ -1,7 +1,7 @@
 """Stay x drug matrices and drug vocabularies, as files and in memory. Torch-free.
 
 A prepared folder holds, for each window, ``eicu_<window>.npz`` and ``vocabulary_<window>.json``,
-and an ``eicu_manifest.json`` with the SHA-256 of what they were made from and of themselves.
+and an ``eicu_manifest.json`` with the SHA-256 of the tables and of these files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tightframe.errors import DataError
 from tightframe.options import StrictModel
 
 FORMAT: Literal[2] = 2
-"""Of the prepared files. Those of format 1 do not tell stays that name no patient from those that do, so that
-a job that hides patients would take each for a patient of its own."""
+"""Format of the prepared files. Format 1 does not mark stays without a patient id, so a job that protects
+patients would take each for a patient of its own."""
 MANIFEST = "eicu_manifest.json"
 
 
@@ -43,18 +43,18 @@ _DTYPES: Mapping[str, Any] = {
 
 
 def matrix_name(window: Window) -> str:
-    """File of a window's matrix in a prepared folder."""
+    """Return the file name of a window's matrix in a prepared folder."""
     return f"eicu_{window}.npz"
 
 
 def vocabulary_name(window: Window) -> str:
-    """File of a window's drug vocabulary in a prepared folder."""
+    """Return the file name of a window's drug vocabulary in a prepared folder."""
     return f"vocabulary_{window}.json"
 
 
 @dataclass(frozen=True)
 class StayMatrix:
-    """Which of D drugs each of n stays was given, in compressed rows.
+    """The drugs given in each of n stays, a sparse n x D matrix in compressed rows, and the stays' columns.
 
     Attributes:
         indptr: row i's columns are ``indices[indptr[i]:indptr[i + 1]]``, int64 (n + 1,).
@@ -63,8 +63,8 @@ class StayMatrix:
         hospital: ids, int32 (n,).
         region: of ``REGIONS``, text (n,).
         stay: ids of the hospital stays, int64 (n,).
-        patient: one number a patient, meaningless outside this table, int32 (n,); below 0 where the table
-            does not name the patient, and then a number of the stay's own.
+        patient: number of the patient, without meaning outside this table, int32 (n,); negative, and unique
+            to the stay, if the table does not name the patient.
         hicl: code of each column's drug, ascending, int32 (D,).
     """
 
@@ -82,30 +82,30 @@ class StayMatrix:
 
     @property
     def stays(self) -> Stays:
-        """What is known of the stays beside their drugs."""
+        """The stays' columns other than the drugs."""
         label, hospital, stay, patient = (
             item.astype(np.int64) for item in (self.label, self.hospital, self.stay, self.patient)
         )
         return Stays(label, hospital, stay, patient)
 
     def sizes(self) -> dict[int, int]:
-        """Stays by hospital id."""
+        """Return the number of stays by hospital id."""
         ids, counts = np.unique(self.hospital, return_counts=True)
         return dict(zip(ids.tolist(), counts.tolist(), strict=True))
 
     def regions(self) -> dict[int, str]:
-        """Region by hospital id."""
+        """Return the region by hospital id."""
         return dict(zip(self.hospital.tolist(), self.region.tolist(), strict=True))
 
     def dense(self, rows: Sequence[int]) -> NDArray[np.float32]:
-        """These stays: 1 for each drug given, 0 for the others, float32 (B, D)."""
+        """Return these stays as dense rows: 1 for each drug given, otherwise 0, float32 (B, D)."""
         values = np.zeros((len(rows), len(self.hicl)), dtype=np.float32)
         for place, row in enumerate(rows):
             values[place, self.indices[self.indptr[row] : self.indptr[row + 1]]] = 1.0
         return values
 
     def counts(self) -> dict[str, int]:
-        """Numbers by which a matrix is known: stays, drugs, deaths, hospitals, drugs given."""
+        """Return summary counts of the matrix: stays, drugs, deaths, hospitals, drugs given."""
         return {
             "stays": len(self),
             "drugs": len(self.hicl),
@@ -118,7 +118,7 @@ class StayMatrix:
 def compressed(
     row: NDArray[np.int64], column: NDArray[np.int64], rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """``indptr`` and ``indices`` of pairs (row, column), each pair once, in any order.
+    """Return ``indptr`` and ``indices`` of distinct pairs (row, column), given in any order.
 
     Args:
         row: of each pair, int64 (m,).
@@ -132,9 +132,9 @@ def compressed(
 
 
 def aligned(matrix: StayMatrix, codes: Sequence[int]) -> StayMatrix:
-    """The same stays with the columns of another vocabulary.
+    """Return the same stays with the columns of another vocabulary.
 
-    A drug that the vocabulary lacks is dropped; one that the table lacks is a column of zeros.
+    A drug that is not in the vocabulary is dropped; one that is not in the table is a column of zeros.
 
     Args:
         matrix: of any vocabulary.
@@ -152,7 +152,7 @@ def aligned(matrix: StayMatrix, codes: Sequence[int]) -> StayMatrix:
 
 
 def matrix_bytes(matrix: StayMatrix) -> bytes:
-    """A matrix as a file, NumPy's compressed ``npz``; the same matrix gives the same bytes."""
+    """Encode a matrix in NumPy's compressed ``npz`` format; equal matrices give equal bytes."""
     stream = io.BytesIO()
     arrays = {name: getattr(matrix, name).astype(dtype) for name, dtype in _DTYPES.items()}
     np.savez_compressed(stream, **arrays)
@@ -160,15 +160,15 @@ def matrix_bytes(matrix: StayMatrix) -> bytes:
 
 
 def read_matrix(path: Path) -> StayMatrix:
-    """Read what ``matrix_bytes`` made.
+    """Read a matrix in the format of ``matrix_bytes``.
 
     Raises:
-        DataError: TF-206 if it is not there, damaged, or no such matrix.
+        DataError: TF-206 if it is missing, damaged, or not such a matrix.
     """
-    again = "prepare the tables again with `tightframe data prepare eicu`."
+    remedy = "prepare the tables again with `tightframe data prepare eicu`."
     try:
         with np.load(path, allow_pickle=False) as stored:
-            # What is no array in the file comes as its bytes.
+            # NumPy returns a member that is not an array as bytes.
             arrays: dict[str, Any] = {name: np.asarray(stored[name]) for name in _DTYPES}
         wrong = [
             f"{name} is {array.dtype} of {array.ndim} axes"
@@ -177,26 +177,26 @@ def read_matrix(path: Path) -> StayMatrix:
         ]
         matrix = StayMatrix(**arrays)
         problem = ", ".join(wrong) or _inconsistent(matrix)
-    except Exception as error:  # the parsers of zip, npy and text raise whatever a foreign file leads them to
+    except Exception as error:  # a foreign file can make the parsers of zip, npy and text raise anything
         raise DataError(
             f"Expected a prepared matrix at {path}, but it cannot be read: {type(error).__name__}: {error}; "
-            f"{again}",
+            f"{remedy}",
             code="TF-206",
         ) from None
     if problem:
         raise DataError(
-            f"Expected a prepared matrix at {path}, but it does not fit together ({problem}): {again}",
+            f"Expected a prepared matrix at {path}, but it is inconsistent ({problem}): {remedy}",
             code="TF-206",
         )
     return matrix
 
 
 def _inconsistent(matrix: StayMatrix) -> str:
-    """What does not fit together in a matrix; empty if all does."""
+    """Describe the first inconsistency of a matrix; empty if there is none."""
     n, drugs = len(matrix), len(matrix.hicl)
     lengths = {len(item) for item in (matrix.hospital, matrix.region, matrix.stay, matrix.patient)}
     if n == 0 or lengths != {n} or len(matrix.indptr) != n + 1:
-        return f"{n} labels beside columns of {sorted(lengths)} stays"
+        return f"{n} labels, but columns of {sorted(lengths)} stays"
     if not 1 <= drugs <= MOST_DRUGS or np.any(np.diff(matrix.hicl) <= 0):
         return f"{drugs} drug codes that are not 1 to {MOST_DRUGS}, ascending"
     steps = np.diff(matrix.indptr)
@@ -212,55 +212,55 @@ def _inconsistent(matrix: StayMatrix) -> str:
 
 
 def vocabulary_bytes(codes: Sequence[int]) -> bytes:
-    """A drug vocabulary as a file: HICL codes in column order, and their fingerprint."""
+    """Encode a drug vocabulary as a file: HICL codes in column order, and their fingerprint."""
     return json.dumps({"hicl": list(codes), "sha256": vocabulary_sha256(codes)}).encode() + b"\n"
 
 
 def read_vocabulary(path: Path) -> tuple[int, ...]:
-    """The HICL codes of a drug vocabulary, in column order.
+    """Read the HICL codes of a drug vocabulary, in column order.
 
     Raises:
-        DataError: TF-204 if it is not there or malformed, or if its fingerprint is not its own.
+        DataError: TF-204 if it is missing or malformed, or if its fingerprint is wrong.
     """
-    again = 'expected {"hicl": [4, 11, ...], "sha256": "..."}, as `tightframe data prepare eicu` writes it.'
+    form = 'expected {"hicl": [4, 11, ...], "sha256": "..."}, as `tightframe data prepare eicu` writes it.'
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         codes = tuple(values["hicl"])
         stated = values["sha256"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"The drug vocabulary {path} cannot be read ({error!r}); {again}", code="TF-204"
+            f"The drug vocabulary {path} cannot be read ({error!r}); {form}", code="TF-204"
         ) from None
     whole = all(type(code) is int and 0 <= code < 2**31 for code in codes)
     if not whole or not codes or any(a >= b for a, b in pairwise(codes)):
         raise DataError(
-            f"The drug vocabulary {path} has codes that are not whole numbers in ascending order; {again}",
+            f"The drug vocabulary {path} has codes that are not integers in ascending order; {form}",
             code="TF-204",
         )
     if stated != vocabulary_sha256(codes):
         raise DataError(
             f"Expected the drug vocabulary {path} to have the SHA-256 that it states, {stated}, but got "
-            f"{vocabulary_sha256(codes)}: it was changed or cut off; fetch it again.",
+            f"{vocabulary_sha256(codes)}: it was changed or truncated; fetch it again.",
             code="TF-204",
         )
     return codes
 
 
 class TableFile(StrictModel):
-    """A table that a matrix was made from."""
+    """An input table of a matrix."""
 
     file: str
     sha256: str
 
 
 class PreparedWindow(StrictModel):
-    """What the manifest says of one window.
+    """One window's entry in the manifest.
 
     Attributes:
         inputs: the three tables.
         outputs: SHA-256 of the window's files, by name.
         counts: of ``StayMatrix.counts``.
-        rows: how many rows of the tables were of what kind.
+        rows: number of rows of the tables, by kind.
         vocabulary: SHA-256 of the drug vocabulary.
     """
 
@@ -279,10 +279,10 @@ class Manifest(StrictModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared folder; an empty one if there is none.
+    """Read the manifest of a prepared folder; an empty one if there is none.
 
     Raises:
-        DataError: TF-206 if it is not one of ours, or of another format.
+        DataError: TF-206 if it is not such a manifest, or of another format.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -298,6 +298,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

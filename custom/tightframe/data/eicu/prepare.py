@@ -1,6 +1,6 @@
-"""Make prepared eICU matrices from the published tables, once, so that runs start fast.
+"""Prepare eICU matrices from the published tables once, so that runs start fast.
 
-What ``tightframe data prepare eicu`` calls. Torch-free.
+``tightframe data prepare eicu`` calls this. Torch-free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tightframe.data.manifest import sha256, write_whole
 from tightframe.errors import DataError
 
 CHECKSUMS = "SHA256SUMS.txt"
-"""PhysioNet's list, used where it lies beside the tables."""
+"""PhysioNet's list of checksums, used if it is next to the tables."""
 
 DEMO_INPUTS = {
     "hospital": "4ed356f9c4e7c8ce80e89241697e94b77f21c2f325cd6ad126794b1e92805ef4",
@@ -44,16 +44,16 @@ DEMO_COUNTS: Mapping[Window, Mapping[str, int]] = {
     "48h": {"stays": 1555, "drugs": 920, "deaths": 136, "hospitals": 144},
     "stay": {"stays": 1558, "drugs": 1012, "deaths": 136, "hospitals": 144},
 }
-"""What these tables give."""
+"""Counts of the matrices that the demo's tables give."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What was done for one window.
+    """The result for one window.
 
     Attributes:
         window: 48h or stay.
-        made: False if it was there already, from the same tables, undamaged.
+        made: False if it had already been prepared from the same tables and is unchanged.
         counts: stays, drugs, deaths, hospitals, drugs given; and rows of the tables by kind.
         vocabulary: SHA-256 of the drug vocabulary, for a job's ``vocabulary``.
     """
@@ -73,31 +73,30 @@ def prepare(
 ) -> tuple[Prepared, ...]:
     """Write matrix, vocabulary and manifest for one window or both.
 
-    A window that is there already is kept if its tables, by SHA-256, are these, and its own files
-    are as they were written; so a run that was cut off goes on where it stopped. Every file
-    appears whole or not at all.
+    An existing window is kept if it was made from these tables, by SHA-256, and its own files are
+    unchanged; so an interrupted run continues where it stopped. Every file is written whole or not at all.
 
     Args:
-        tables_folder: where patient, hospital and medication lie.
-        output: the prepared folder; made if need be.
-        window: which to prepare.
-        progress: gets a line for what is done, and now and then in between.
+        tables_folder: folder of the tables patient, hospital and medication.
+        output: the prepared folder; created if it does not exist.
+        window: the window to prepare, or both.
+        progress: receives a line for each step, and from time to time in between.
 
     Returns:
-        What was done, by window.
+        The results, by window.
 
     Raises:
-        DataError: of ``read_tables``; TF-206 if a table differs from PhysioNet's own list of
-            checksums beside it, or if the manifest in the output is not ours; TF-203 if the output
-            cannot be written.
+        DataError: as ``read_tables``; TF-206 if a table differs from PhysioNet's list of checksums, or if
+            the manifest in the output is not one of prepared matrices; TF-203 if the output cannot be
+            written.
     """
-    tell = progress or (lambda text: None)
+    report = progress or (lambda text: None)
     windows: tuple[Window, ...] = WINDOWS if window == "both" else (window,)
-    inputs = _inputs(tables_folder, tell)
+    inputs = _inputs(tables_folder, report)
     entries = dict(read_manifest(output).windows)
     kept = {name for name in windows if name in entries and _is_done(output, entries[name], inputs)}
     for name in sorted(kept):
-        tell(f"{name}: already prepared from these tables, and verified")
+        report(f"{name}: already prepared from these tables, and verified")
     pending = tuple(name for name in windows if name not in kept)
     if pending:
         tables = read_tables(tables_folder, pending, progress)
@@ -106,27 +105,27 @@ def prepare(
             entries[name] = _write(output, name, matrix, inputs, tables.counts)
             done = Manifest(windows={item: entries[item] for item in WINDOWS if item in entries})
             _keep(output / MANIFEST, done.model_dump_json(indent=2).encode() + b"\n")
-            tell(f"{name}: {count_table(matrix.counts())}")
+            report(f"{name}: {count_table(matrix.counts())}")
     return tuple(
         Prepared(name, name in pending, entries[name].counts | entries[name].rows, entries[name].vocabulary)
         for name in windows
     )
 
 
-def _inputs(folder: Path, tell: Progress) -> dict[str, TableFile]:
-    """File name and SHA-256 of each table, checked against PhysioNet's list where it is there."""
+def _inputs(folder: Path, report: Progress) -> dict[str, TableFile]:
+    """Return the file name and SHA-256 of each table, checked against PhysioNet's list if there is one."""
     stated = _checksums(folder / CHECKSUMS)
     inputs: dict[str, TableFile] = {}
     for table, path in locate(folder).items():
-        tell(f"reading {path.name}")
+        report(f"reading {path.name}")
         try:
             digest = file_sha256(path)
         except OSError as error:
             raise DataError(f"Expected to read {path}, but got: {error}.", code="TF-206") from None
         if stated.get(path.name, digest) != digest:
             raise DataError(
-                f"Expected {path} to have the SHA-256 of {CHECKSUMS} beside it, {stated[path.name]}, but got "
-                f"{digest}: it is cut off or of another release; download it again.",
+                f"Expected {path} to have its SHA-256 in {CHECKSUMS}, {stated[path.name]}, but got {digest}: "
+                "it is truncated or of another release; download it again.",
                 code="TF-206",
             )
         inputs[table] = TableFile(file=path.name, sha256=digest)
@@ -134,7 +133,7 @@ def _inputs(folder: Path, tell: Progress) -> dict[str, TableFile]:
 
 
 def _checksums(path: Path) -> dict[str, str]:
-    """SHA-256 by file name, from lines of ``<digest> <name>``; empty if there is no such file."""
+    """Read SHA-256 by file name, from lines of ``<digest> <name>``; empty if there is no such file."""
     if not path.is_file():
         return {}
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -142,7 +141,7 @@ def _checksums(path: Path) -> dict[str, str]:
 
 
 def _is_done(output: Path, entry: PreparedWindow, inputs: Mapping[str, TableFile]) -> bool:
-    """Whether a window's files are there, as they were written, and made from these tables."""
+    """Return True if a window's files were made from these tables and are unchanged."""
     return entry.inputs == inputs and all(
         (output / name).is_file() and file_sha256(output / name) == digest
         for name, digest in entry.outputs.items()
@@ -150,16 +149,16 @@ def _is_done(output: Path, entry: PreparedWindow, inputs: Mapping[str, TableFile
 
 
 def _check_demo(window: Window, inputs: Mapping[str, TableFile], matrix: StayMatrix) -> None:
-    """Refuse a matrix of the demo's tables that is not the demo's: this program would be at fault."""
+    """Refuse a matrix of the demo's tables with other counts than the demo's: a fault of this program."""
     if {table: item.sha256 for table, item in inputs.items()} != DEMO_INPUTS:
         return
     counts = matrix.counts()
     expected = dict(DEMO_COUNTS[window])
-    found = {name: counts[name] for name in expected}
-    if found != expected:
+    actual = {name: counts[name] for name in expected}
+    if actual != expected:
         raise DataError(
             f"Expected {count_table(expected)} from the eICU demo 2.0.1 ({window}), but got "
-            f"{count_table(found)}: report this, with the versions of Python and NumPy.",
+            f"{count_table(actual)}: report this, with the versions of Python and NumPy.",
             code="TF-206",
         )
 
@@ -171,7 +170,7 @@ def _write(
     inputs: Mapping[str, TableFile],
     rows: Mapping[str, int],
 ) -> PreparedWindow:
-    """Write a window's files; its entry of the manifest."""
+    """Write a window's files and return its entry for the manifest."""
     codes = matrix.hicl.tolist()
     files = {matrix_name(window): matrix_bytes(matrix), vocabulary_name(window): vocabulary_bytes(codes)}
     for name, content in files.items():
@@ -186,7 +185,7 @@ def _write(
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Write a file whole.
+    """Write a file atomically.
 
     Raises:
         DataError: TF-203 if it cannot be written.

@@ -46,11 +46,11 @@ class EicuData:
 
     Args:
         matrix: of all hospitals, or of the silo's.
-        folds: which rows are the silo's.
+        folds: the silo's rows.
         source: one line for reports.
-        synthetic: whether they are generated.
-        verify: run by ``check`` first; raises if the files are not as they were written.
-        patients: whose each row of the matrix is, where that is not what the matrix says.
+        synthetic: whether the stays are generated.
+        verify: called first by ``check``; raises if the files differ from what was written.
+        patients: patient of each row of the matrix; by default ``matrix.patient``.
     """
 
     def __init__(
@@ -71,40 +71,40 @@ class EicuData:
         self._patients = matrix.patient.astype(np.int64) if patients is None else patients
 
     def rows(self, fold: Fold) -> NDArray[np.int64]:
-        """Rows of the matrix, in record order."""
-        found: dict[str, NDArray[np.int64]] = {
+        """Return the rows of the matrix in a fold, in record order."""
+        rows: dict[str, NDArray[np.int64]] = {
             "train": self.folds.train,
             "validation": self.folds.validation,
             "test": self.folds.test,
         }
-        return found[fold]
+        return rows[fold]
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,)."""
         return self.matrix.label[self.rows(fold)].astype(np.int64)
 
     def distinct_labels(self) -> NDArray[np.int64]:
-        """Labels of the training fold's stays, each once where some are repeated."""
+        """Return the labels of the training fold's stays without repetitions."""
         return self.matrix.label[np.unique(self.rows("train"))].astype(np.int64)
 
     def groups(self, fold: Fold) -> NDArray[np.int64]:
-        """The patient of each stay of a fold, in record order, (n,).
+        """Return the patient of each stay of a fold, in record order, (n,).
 
         Raises:
-            DataError: TF-210 if the patient of a stay is not known.
+            DataError: TF-210 if the patient of a stay is unknown.
         """
-        found = self._patients[self.rows(fold)]
-        if nameless := int((found < 0).sum()):
+        patients = self._patients[self.rows(fold)]
+        if unknown := int((patients < 0).sum()):
             raise patients_unknown(
-                self.source, f"{nameless} of the {len(found)} stays of its {fold} fold have no `uniquepid`"
+                self.source, f"{unknown} of the {len(patients)} stays of its {fold} fold have no `uniquepid`"
             )
-        return found
+        return patients
 
     def check(self, progress: Progress | None = None) -> None:
-        """Verify the files; what they hold was read and checked when they were opened.
+        """Verify the files; their contents were checked when they were opened.
 
         Raises:
-            DataError: TF-206 if a prepared file is not as it was written.
+            DataError: TF-206 if a prepared file has changed.
         """
         if self._verify is not None:
             self._verify()
@@ -115,11 +115,11 @@ class EicuData:
             )
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """The fold's records: float32 (D,) of zeros and ones, and int label; no transforms."""
+        """Return the fold's records: float32 (D,) of zeros and ones, and int label; no transforms."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.table_records import TableRecords
+        from tightframe.data.batch_records import BatchRecords
 
-        return TableRecords(self.labels(fold), partial(_read, self.matrix, self.rows(fold)))
+        return BatchRecords(self.labels(fold), partial(_read, self.matrix, self.rows(fold)))
 
 
 def _read(matrix: StayMatrix, rows: NDArray[np.int64], indices: Sequence[int]) -> NDArray[np.float32]:
@@ -127,11 +127,11 @@ def _read(matrix: StayMatrix, rows: NDArray[np.int64], indices: Sequence[int]) -
 
 
 def open_site(site: EicuSite, options: EicuOptions) -> EicuData:
-    """The records of a configured site.
+    """Open the records of a configured site, with all checks that are possible before training.
 
     Raises:
-        DataError: TF-203 to TF-208 for files that are missing or damaged, a vocabulary that is not the
-            job's, an unknown hospital, or an empty fold; all before anything trains.
+        DataError: TF-203 to TF-209 for missing or damaged files, a vocabulary that is not the job's, an
+            unknown hospital, or an empty fold.
     """
     matrix, verify = _open_matrix(site, options)
     split = split_hospitals(matrix.sizes(), options.train_hospitals)
@@ -153,12 +153,12 @@ def open_site(site: EicuSite, options: EicuOptions) -> EicuData:
 
 
 def _open_matrix(site: EicuSite, options: EicuOptions) -> tuple[StayMatrix, Callable[[], None] | None]:
-    """The matrix of the job's window in the job's vocabulary, and how to verify its file."""
+    """Return the matrix of the job's window and vocabulary, and a function that verifies its files."""
     root, window = site.root, options.window
     if not root.is_dir():
         raise DataError(
-            f"Expected prepared eICU matrices or tables in {root}, but there is no such folder: name it as "
-            "`root`, and see that this process may read it."
+            f"Expected prepared eICU matrices or tables in {root}, but there is no such folder: correct "
+            "`root`, and check that this process may read it."
         )
     verify: Callable[[], None] | None = None
     if (root / MANIFEST).is_file():
@@ -173,7 +173,7 @@ def _open_matrix(site: EicuSite, options: EicuOptions) -> tuple[StayMatrix, Call
     else:
         raise DataError(
             f"Expected {MANIFEST} (of prepared matrices) or the tables {', '.join(TABLES)} in {root}, but "
-            "there is neither: run `tightframe data prepare eicu`, or correct `root`.",
+            "found neither: run `tightframe data prepare eicu`, or correct `root`.",
             code="TF-205",
         )
     _check_vocabulary(codes, path, options)
@@ -181,12 +181,12 @@ def _open_matrix(site: EicuSite, options: EicuOptions) -> tuple[StayMatrix, Call
 
 
 def _prepared(root: Path, window: Window) -> Path:
-    """Path of a window's matrix, if the manifest has it."""
-    found = sorted(read_manifest(root).windows)
-    if window not in found:
+    """Return the path of a window's matrix, if the manifest lists it."""
+    prepared = sorted(read_manifest(root).windows)
+    if window not in prepared:
         raise DataError(
-            f"Expected a prepared matrix of the window {window} in {root}, but there is only {found}: "
-            "prepare the tables for this window, too, or change the job's `window`.",
+            f"Expected a prepared matrix of the window {window} in {root}, but there is only {prepared}: "
+            "prepare the tables for this window as well, or change the job's `window`.",
             code="TF-205",
         )
     return root / matrix_name(window)
@@ -201,14 +201,14 @@ def _verify(root: Path, window: Window) -> None:
     for name, digest in read_manifest(root).windows[window].outputs.items():
         if not (root / name).is_file() or file_sha256(root / name) != digest:
             raise DataError(
-                f"Expected {root / name} as it was prepared (SHA-256 {digest}), but it is missing or was "
+                f"Expected {root / name} as it was prepared (SHA-256 {digest}), but it is missing or has "
                 "changed: prepare the tables again with `tightframe data prepare eicu`.",
                 code="TF-206",
             )
 
 
 def _check_vocabulary(codes: tuple[int, ...], path: Path, options: EicuOptions) -> None:
-    """Refuse a vocabulary that is not the job's: silos must agree on what a column is.
+    """Refuse a vocabulary that is not the job's: a column must be the same drug at all silos.
 
     Raises:
         DataError: TF-209.
@@ -216,22 +216,21 @@ def _check_vocabulary(codes: tuple[int, ...], path: Path, options: EicuOptions) 
     digest = vocabulary_sha256(codes)
     if len(codes) != options.drugs:
         raise DataError(
-            f"Expected {options.drugs} drugs, because the job says so in `drugs`, but the vocabulary of "
-            f"{path} has {len(codes)} (SHA-256 {digest}): name the federation's vocabulary as `vocabulary` "
-            f"in the site's entry, or export the job with `drugs` {len(codes)}.",
+            f"Expected {options.drugs} drugs, the job's `drugs`, but the vocabulary of {path} has "
+            f"{len(codes)} (SHA-256 {digest}): set `vocabulary` in the site's entry to the federation's "
+            f"vocabulary, or export the job with `drugs` {len(codes)}.",
             code="TF-209",
         )
     if options.vocabulary not in (None, digest):
         raise DataError(
-            f"Expected the drug vocabulary of SHA-256 {options.vocabulary}, because the job says so, but "
-            f"that of {path} has {digest}: name the federation's vocabulary as `vocabulary` in the site's "
-            "entry.",
+            f"Expected the drug vocabulary to have the SHA-256 {options.vocabulary} of the job, but that of "
+            f"{path} has {digest}: set `vocabulary` in the site's entry to the federation's vocabulary.",
             code="TF-209",
         )
 
 
 def _place(site: EicuSite, options: EicuOptions, split: HospitalSplit, matrix: StayMatrix) -> Place:
-    """The hospitals of the site, if it says what the job's kind of silo needs."""
+    """Return the hospitals of the site, if its entry fits the job's kind of silo."""
     if options.silos == "regions" and site.region is not None:
         return of_region(split, matrix.regions(), site.region)
     if options.silos == "hospitals" and site.hospitals is not None:
@@ -239,7 +238,7 @@ def _place(site: EicuSite, options: EicuOptions, split: HospitalSplit, matrix: S
     wanted = "region" if options.silos == "regions" else "hospitals"
     raise DataError(
         f"Expected `{wanted}` in the site's entry for eicu, because the job's silos are {options.silos}, but "
-        f"it says {_named(site)}: correct the entry, or the job's `silos`.",
+        f"got {_named(site)}: correct the entry, or the job's `silos`.",
         code="TF-208",
     )
 

@@ -1,10 +1,10 @@
 """The published eICU tables as stay x drug matrices.
 
-From the tables patient, hospital and medication, each ``.csv`` or ``.csv.gz``, as PhysioNet gives
-them, demo or full release. A row is a hospital stay with a known outcome and at least one drug;
-a column is a drug by its HICL code. Cancelled orders and orders without a code do not count.
-For the 48-hour window an order counts if it starts at most 2,880 minutes after the admission to
-the unit that ordered it (orders from before the admission count, too). Torch-free.
+The input is the tables patient, hospital and medication, each ``.csv`` or ``.csv.gz``, as published on
+PhysioNet, demo or full release. A row is a hospital stay with a known outcome and at least one drug; a
+column is a drug by its HICL code. Cancelled orders and orders without a code do not count. For the
+48-hour window an order counts if it starts at most 2,880 minutes after the admission to the unit that
+ordered it; orders from before the admission count as well. Torch-free.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _HOSPITAL = ("hospitalid", "region")
 _MEDICATION = ("patientunitstayid", "drugstartoffset", "drugordercancelled", "drughiclseqno")
 _OUTCOMES: Mapping[str, int] = {"Alive": 0, "Expired": 1}
 _CODES = 2**24
-"""HICL codes are below this."""
+"""Upper bound of HICL codes."""
 _BITS: Mapping[str, int] = {"hospitalid": 32}
-"""Of a column's numbers in a ``StayMatrix``, where they are not 64."""
+"""Bits of a column's integers in a ``StayMatrix``; 64 for columns that are not listed."""
 _PAIRS = 4_000_000
-"""Drugs given that are collected before repeated ones are dropped."""
-_TOLD_ROWS = 100_000
+"""Number of (stay, drug) pairs that are collected before duplicates are dropped."""
+_PROGRESS_ROWS = 100_000
 
 
 @dataclass
 class _Stay:
-    """A hospital stay, gathered from its unit stays."""
+    """A hospital stay, collected from its unit stays."""
 
     hospital: int
     patient: str
@@ -62,50 +62,50 @@ class _Stay:
 
 @dataclass(frozen=True)
 class Tables:
-    """What was read: a matrix for each window, and how many rows of what kind there were."""
+    """The result of reading: a matrix for each window, and the number of rows of each kind."""
 
     matrices: Mapping[Window, StayMatrix]
     counts: Mapping[str, int]
 
 
 def locate(folder: Path) -> dict[str, Path]:
-    """The three tables in a folder; the uncompressed file where both are there.
+    """Find the three tables in a folder; an uncompressed file takes precedence.
 
     Raises:
         DataError: TF-203 if there is no such folder, TF-205 if tables are missing.
     """
     if not folder.is_dir():
         raise DataError(
-            f"Expected the eICU tables in {folder}, but there is no such folder: name the folder that holds "
-            "them, and see that this process may read it."
+            f"Expected the eICU tables in {folder}, but there is no such folder: give the folder that holds "
+            "them, and check that this process may read it."
         )
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for table in TABLES:
         for name in (f"{table}.csv", f"{table}.csv.gz"):
             if (folder / name).is_file():
-                found[table] = folder / name
+                paths[table] = folder / name
                 break
-    missing = [table for table in TABLES if table not in found]
+    missing = [table for table in TABLES if table not in paths]
     if missing:
         raise DataError(
             f"Expected the tables {', '.join(TABLES)} (.csv or .csv.gz) in {folder}, but {missing} are "
             "missing: download them from PhysioNet (eICU Collaborative Research Database, or its demo).",
             code="TF-205",
         )
-    return found
+    return paths
 
 
 def read_tables(folder: Path, windows: Sequence[Window], progress: Progress | None = None) -> Tables:
     """Read the tables once, for one window or both.
 
     Args:
-        folder: where they lie.
-        windows: which matrices to make.
-        progress: gets a line now and then.
+        folder: the folder of the tables.
+        windows: the windows for which to make a matrix.
+        progress: receives a line from time to time.
 
     Raises:
-        DataError: TF-203 or TF-205 if they are not there, TF-204 if one is malformed, TF-206 if one
-            cannot be read to its end, TF-207 for an unknown outcome, TF-208 if no stay is usable.
+        DataError: TF-203 or TF-205 if they are missing, TF-204 if one is malformed, TF-206 if one cannot
+            be read to its end, TF-207 for an unknown outcome, TF-208 if no stay is usable.
     """
     paths = locate(folder)
     regions = _read_hospitals(paths["hospital"])
@@ -118,15 +118,15 @@ def read_tables(folder: Path, windows: Sequence[Window], progress: Progress | No
     for window, matrix in matrices.items():
         if len(matrix) == 0:
             raise DataError(
-                f"Expected stays with drugs and a known outcome in {folder} ({window}), but there is none: "
-                "see that the three tables are of one release.",
+                f"Expected stays with drugs and a known outcome in {folder} ({window}), but there are none: "
+                "check that the three tables are of one release.",
                 code="TF-208",
             )
     return Tables(matrices, counts)
 
 
 def _read_hospitals(path: Path) -> dict[int, str]:
-    """Region by hospital id."""
+    """Read the region of each hospital id."""
     regions: dict[int, str] = {}
     with _rows(path, _HOSPITAL) as rows:
         for number, (identifier, region) in rows:
@@ -140,7 +140,12 @@ def _read_hospitals(path: Path) -> dict[int, str]:
 def _read_patients(
     path: Path, regions: Mapping[int, str]
 ) -> tuple[dict[int, _Stay], dict[int, int], dict[str, int]]:
-    """Hospital stays with a known outcome by id, hospital stay by unit stay (of all), and counts."""
+    """Read the patient table.
+
+    Returns:
+        Usable hospital stays (one known outcome, no contradiction) by id, the hospital stay of every unit
+        stay, and counts.
+    """
     stays: dict[int, _Stay] = {}
     units: dict[int, int] = {}
     with _rows(path, _PATIENT) as rows:
@@ -154,15 +159,15 @@ def _read_patients(
             if outcome and outcome not in _OUTCOMES:
                 raise DataError(
                     f"Expected hospitaldischargestatus to be Alive, Expired or empty in record {number} of "
-                    f"{path}, but got {outcome!r}: see that this is eICU's patient table.",
+                    f"{path}, but got {outcome!r}: check that this is eICU's patient table.",
                     code="TF-207",
                 )
             units[_whole(path, number, "patientunitstayid", unit)] = identifier
             person = patient or f"stay {identifier}"
-            found = stays.setdefault(identifier, _Stay(place, person, bool(patient)))
-            found.contradictory |= (found.hospital, found.patient) != (place, person)
+            record = stays.setdefault(identifier, _Stay(place, person, bool(patient)))
+            record.contradictory |= (record.hospital, record.patient) != (place, person)
             if outcome:
-                found.outcomes.add(_OUTCOMES[outcome])
+                record.outcomes.add(_OUTCOMES[outcome])
     counts = {
         "unit_stays": len(units),
         "hospital_stays": len(stays),
@@ -183,24 +188,25 @@ def _read_medication(
     counts: dict[str, int],
     progress: Progress | None,
 ) -> dict[Window, NDArray[np.int64]]:
-    """Drugs given, by window: stay number times ``_CODES`` plus HICL code, ascending, each once.
+    """Read the drugs given, by window: stay number times ``_CODES`` plus HICL code, ascending, distinct.
 
     Args:
         path: of the table.
         units: every unit stay of the patient table.
         places: number of the usable hospital stay, by unit stay.
-        windows: which are asked for.
-        counts: gets how many orders of what kind there were.
-        progress: gets a line now and then.
+        windows: the windows to collect.
+        counts: updated with the number of orders of each kind.
+        progress: receives a line from time to time.
     """
     given = {window: _Pairs() for window in windows}
-    orders = cancelled = uncoded = strange = 0
-    told = time.monotonic()
+    orders = cancelled = uncoded = unmatched = 0
+    last_report = time.monotonic()
     with _rows(path, _MEDICATION) as rows:
         for number, (unit, start, dropped, code) in rows:
             orders += 1
-            if orders % _TOLD_ROWS == 0 and progress and time.monotonic() - told >= PROGRESS_SECONDS:
-                told = time.monotonic()
+            due = orders % _PROGRESS_ROWS == 0 and time.monotonic() - last_report >= PROGRESS_SECONDS
+            if due and progress:
+                last_report = time.monotonic()
                 progress(f"read {orders} drug orders")
             if dropped != "No":
                 if dropped != "Yes":
@@ -216,7 +222,7 @@ def _read_medication(
             key = _whole(path, number, "patientunitstayid", unit)
             place = places.get(key)
             if place is None:
-                strange += key not in units
+                unmatched += key not in units
                 continue
             early = _whole(path, number, "drugstartoffset", start) <= WINDOW_MINUTES
             for window, pairs in given.items():
@@ -226,13 +232,13 @@ def _read_medication(
         orders=orders,
         orders_cancelled=cancelled,
         orders_without_code=uncoded,
-        orders_of_unknown_stays=strange,
+        orders_of_unknown_stays=unmatched,
     )
     return {window: pairs.sorted() for window, pairs in given.items()}
 
 
 class _Pairs:
-    """Numbers, each kept once, within bounded memory."""
+    """A set of integers that needs little more memory than its distinct values."""
 
     def __init__(self) -> None:
         self._new = array("q")
@@ -245,17 +251,17 @@ class _Pairs:
             self._new = array("q")
 
     def sorted(self) -> NDArray[np.int64]:
-        """All that was added, ascending."""
+        """Return the distinct values, ascending."""
         return np.union1d(self._seen, np.frombuffer(self._new, dtype=np.int64))
 
 
 def _matrix(
     stays: Sequence[tuple[int, _Stay]], regions: Mapping[int, str], pairs: NDArray[np.int64]
 ) -> StayMatrix:
-    """The matrix of the stays that were given something, by hospital, then by stay."""
+    """Build the matrix of the stays with at least one drug, ordered by hospital, then by stay."""
     number, code = pairs // _CODES, pairs % _CODES
-    # A number from the order of ids: the ids themselves stay in the tables. Stays whose patient has none
-    # are told apart by their sign: for some purposes each may count as a patient, for others none may.
+    # Patients are numbered in the order of their ids, which are not copied from the tables. A stay without a
+    # patient id gets a negative number: for some purposes it may count as a patient, for others not.
     names = sorted({item.patient for _, item in stays})
     nameless = {item.patient for _, item in stays if not item.named}
     patients = {name: -1 - place if name in nameless else place for place, name in enumerate(names)}
@@ -279,7 +285,7 @@ def _matrix(
 
 @contextmanager
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[int, tuple[str, ...]]]]:
-    """The lines of a table as (line number, values of these columns).
+    """Open a table and give its lines as (line number, values of these columns).
 
     Raises:
         DataError: TF-204 if a column or a line is not as expected, TF-206 if reading fails.
@@ -288,11 +294,11 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[int, tu
         with _opened(path) as stream:
             reader = csv.reader(stream)
             header = [name.strip().lower() for name in next(reader, [])]
-            lacking = [name for name in columns if name not in header]
-            if lacking:
+            missing = [name for name in columns if name not in header]
+            if missing:
                 raise DataError(
-                    f"Expected the columns {list(columns)} in {path}, but {lacking} are missing: "
-                    "see that this is eICU's table of that name, with its header.",
+                    f"Expected the columns {list(columns)} in {path}, but {missing} are missing: "
+                    "check that this is eICU's table of that name, with its header.",
                     code="TF-204",
                 )
             yield _chosen(path, reader, len(header), [header.index(name) for name in columns])
@@ -305,7 +311,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[int, tu
 
 
 def _opened(path: Path) -> IO[str]:
-    """The text of a table; csv wants its line ends as they are."""
+    """Open a table as text; the csv module needs its line ends unchanged."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
     return path.open(newline="", encoding="utf-8-sig")
@@ -325,14 +331,14 @@ def _whole(path: Path, number: int, column: str, text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise _malformed(path, number, f"a whole number as {column}", text) from None
+        raise _malformed(path, number, f"an integer as {column}", text) from None
     if not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
-        raise _malformed(path, number, f"a whole number of {bits} bits as {column}", text)
+        raise _malformed(path, number, f"an integer of {bits} bits as {column}", text)
     return value
 
 
-def _malformed(path: Path, number: int, expected: str, came: str) -> DataError:
+def _malformed(path: Path, number: int, expected: str, actual: str) -> DataError:
     return DataError(
-        f"Expected {expected} in record {number} of {path}, but got {came!r}: download the table again.",
+        f"Expected {expected} in record {number} of {path}, but got {actual!r}: download the table again.",
         code="TF-204",
     )

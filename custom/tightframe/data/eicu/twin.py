@@ -1,12 +1,12 @@
 """The synthetic twin of eICU: generated stays with the shape of FedILC's table.
 
-58 hospitals, 30,760 stays, 1,399 drugs at ``twin_scale`` 1; a smaller scale takes the first part
-of each hospital's stays. How often a drug is given falls with its rank as in the demo's 48-hour
-table; a hospital's formulary lacks many of the rarer drugs, so that their columns are exactly
-zero there; who is sicker gets more of some drugs and less of others, and mortality (about 8.7 %)
-follows a fixed sparse score of the drugs given and a shift of the hospital. It is frozen
-(``TWIN_VERSION``, and a test that hashes it), was calibrated with pooled logistic regression only,
-and no claim about a method may be made on it. Torch-free.
+58 hospitals, 30,760 stays, 1,399 drugs at ``twin_scale`` 1; a smaller scale takes the first part of
+each hospital's stays. The frequency of a drug falls with its rank as in the demo's 48-hour table. A
+hospital's formulary lacks many of the rarer drugs, so that their columns are exactly zero there.
+Sicker patients get more of some drugs and less of others, and mortality (about 8.7 %) follows a fixed
+sparse score of the drugs given and a shift of the hospital. It is frozen (``TWIN_VERSION``, and a test
+that hashes it), was calibrated with pooled logistic regression only, and supports no claim about a
+method. Torch-free.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tightframe.data.twin_render import Uniforms
 
 TWIN_VERSION = 1
 FLOOR = 8
-"""Stays of a hospital at the least."""
+"""Least number of stays of a hospital."""
 READMITTED = 0.15
-"""Share of stays that are a further one of the patient before; the demo has 2,174 stays of 1,841 patients."""
+"""Share of stays that are a readmission of the patient before; the demo has 2,174 stays of 1,841 patients."""
 
 SIZES = (
     *(1450, 1315, 1221, 1140, 1068, 1005, 950, 900, 855, 814, 777, 743, 712, 684, 657, 633, 610, 589),
@@ -57,7 +57,7 @@ Array = NDArray[np.float64]
 
 
 def drug_score() -> Array:
-    """Weight of each drug in the log-odds of death, by rank, (1399,): 36 of them are not zero."""
+    """Return the weight of each drug in the log-odds of death, by rank, (1399,): 36 of them are not zero."""
     weights = np.zeros(PAPER_DRUGS)
     for rank, weight in {**_RISK, **_SAFE}.items():
         weights[rank] = weight
@@ -65,7 +65,7 @@ def drug_score() -> Array:
 
 
 def prevalence() -> Array:
-    """Mean share of stays in which a drug is given, by rank, (1399,): as in the demo's 48-hour table."""
+    """Return the mean share of stays with each drug, by rank, (1399,): as in the demo's 48-hour table."""
     rank = np.arange(PAPER_DRUGS, dtype=np.float64)
     shrink = 1.0 + (rank / 220.0) * (rank / 220.0)
     values: Array = 0.78 / ((1.0 + rank / 8.0) * shrink)
@@ -73,7 +73,7 @@ def prevalence() -> Array:
 
 
 def hospital_rates(hospital: int) -> Array:
-    """Share of this hospital's stays in which a drug is given, (1399,); 0 for what it never gives."""
+    """Return the share of a hospital's stays with each drug, (1399,); 0 for drugs it never gives."""
     uniforms = Uniforms(f"eicu-twin{TWIN_VERSION}-hospital-{hospital}")
     listed = 1.0 / (1.0 + np.arange(PAPER_DRUGS) / 300.0)
     has = uniforms(PAPER_DRUGS) < listed
@@ -82,15 +82,15 @@ def hospital_rates(hospital: int) -> Array:
 
 
 def scaled_size(hospital: int, scale: float) -> int:
-    """Stays generated for hospital 1..58: all at scale 1, at least ``FLOOR``."""
+    """Return the number of stays generated for hospital 1..58: all at scale 1, at least ``FLOOR``."""
     return max(FLOOR, round(SIZES[hospital - 1] * scale))
 
 
 @lru_cache(maxsize=128)
 def hospital_stays(hospital: int, copy: int, count: int) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """The first stays of a hospital.
+    """Generate the first stays of a hospital.
 
-    A stay depends on nothing but its hospital, copy and number: not on how many there are.
+    A stay depends only on its hospital, copy and number, not on the number of stays.
 
     Args:
         hospital: 1..58.
@@ -108,21 +108,21 @@ def hospital_stays(hospital: int, copy: int, count: int) -> tuple[NDArray[np.boo
     factor[:, list(_RISK)] = 0.25 + 2.25 * severity
     factor[:, list(_SAFE)] = 1.5 - 1.5 * severity
     given = draws[:, 3:] < np.minimum(hospital_rates(hospital) * load * factor, _MOST_GIVEN)
-    given[~given.any(axis=1), 0] = True  # a stay without a drug is not in the table
+    given[~given.any(axis=1), 0] = True  # the real table has no stay without a drug
     odds = np.exp(_INTERCEPT + shift + given @ drug_score())
     died = draws[:, 2] < odds / (1.0 + odds)
     return given, died.astype(np.uint8)
 
 
 def region_of(hospital: int) -> str:
-    """The region of hospital 1..58."""
+    """Return the region of hospital 1..58."""
     return _REGIONS[_REGION_OF[hospital - 1]]
 
 
 def _matrix(hospitals: Sequence[int], copy: int, options: EicuOptions) -> StayMatrix:
-    """The stays of these hospitals, in the columns that the job asks for.
+    """Generate the stays of these hospitals, with the job's number of columns.
 
-    The first D drugs by rank; columns beyond 1,399 are drugs that no hospital gives.
+    These are the first D drugs by rank; columns beyond 1,399 are drugs that no hospital gives.
     """
     sizes = [scaled_size(hospital, options.twin_scale) for hospital in hospitals]
     parts = [hospital_stays(hospital, copy, size) for hospital, size in zip(hospitals, sizes, strict=True)]
@@ -145,32 +145,32 @@ def _matrix(hospitals: Sequence[int], copy: int, options: EicuOptions) -> StayMa
 
 
 def stay_patients(matrix: StayMatrix, folds: Folds, copy: int) -> NDArray[np.int64]:
-    """Whose each generated stay is, (n,) int64: the row of the patient's first stay.
+    """Return the patient of each generated stay, (n,) int64: the row of the patient's first stay.
 
-    Patients are an array beside the records, which know nothing of them: what was generated before there were
-    patients is the same bit for bit, folds among it. So that no patient is in two folds or hospitals,
-    a stay that is a further one belongs to the patient of the stay before it *in its fold and hospital*.
-    Whether it is one depends on hospital, copy and the stay's number only.
+    Patients are an array separate from the records, which are bit for bit those generated before the twin had
+    patients, with the same folds. So that no patient is in two folds or hospitals, a readmission belongs to
+    the patient of the previous stay *in its fold and hospital*. Whether a stay is a readmission depends on
+    hospital, copy and the stay's number only.
     """
-    further = np.zeros(len(matrix), dtype=np.bool_)
+    readmission = np.zeros(len(matrix), dtype=np.bool_)
     for hospital, size in matrix.sizes().items():
         draws = Uniforms(f"eicu-twin{TWIN_VERSION}-patients-{copy}-{hospital}")(size)
-        further[matrix.hospital == hospital] = draws < READMITTED
+        readmission[matrix.hospital == hospital] = draws < READMITTED
     patients = np.arange(len(matrix))
     for fold in (folds.train, folds.validation, folds.test):
         rows = np.unique(fold)
         same = matrix.hospital[rows[1:]] == matrix.hospital[rows[:-1]]
-        joined = further[rows] & np.concatenate([[False], same])[: len(rows)]
+        joined = readmission[rows] & np.concatenate([[False], same])[: len(rows)]
         patients[rows] = rows[np.maximum.accumulate(np.where(joined, 0, np.arange(len(rows))))]
     return patients
 
 
 def open_twin(silo: int, options: EicuOptions) -> EicuData:
-    """The generated stand-in for silo ``silo`` of a job's roster.
+    """Open the twin of silo ``silo`` of a job's roster.
 
-    Where silos are regions it is region ``silo % 5`` of ``REGIONS``, where they are hospitals the
-    training hospital ``silo % train_hospitals``, the largest first; beyond these a silo is a further
-    copy, of the same hospitals with stays of their own.
+    If silos are regions, it is region ``silo % 5`` of ``REGIONS``; if they are hospitals, the training
+    hospital ``silo % train_hospitals``, the largest first. Further silos are copies of the same hospitals
+    with stays of their own.
 
     Raises:
         DataError: TF-208 if the job's ``train_hospitals`` leaves a fold empty.

@@ -1,4 +1,4 @@
-"""Facts of Fed-Heart-Disease: its centres, features, exact split, what a job may ask and a site must say.
+"""Facts of Fed-Heart-Disease: its centres, features and exact split, and the entry of a site.
 
 The UCI Heart Disease records of four centres (Janosi et al. 1988, doi 10.24432/C52P4X), cleaned,
 encoded and split as FLamby's ``fed_heart_disease`` (owkin/FLamby, commit edacf54) does. Torch-free.
@@ -13,7 +13,7 @@ from tightframe.options import StrictModel
 from tightframe.registry import deferred
 
 CLASS_NAMES = ("no disease", "disease")
-"""Of the coronary arteries (angiographic status 0, or 1 to 4), in label order."""
+"""Disease of the coronary arteries (angiographic status 0, or 1 to 4), in label order."""
 
 CENTER_NAMES = ("cleveland", "hungarian", "switzerland", "va")
 NUM_CENTERS = 4
@@ -22,8 +22,8 @@ FEATURES = (
     *("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak"),
     *("cp_2", "cp_3", "cp_4", "restecg_1", "restecg_2"),
 )
-"""Columns of a record in FLamby's order: numbers as they are, then one column for each further level
-of ``cp`` (chest pain, 1 to 4) and ``restecg`` (0 to 2). ``slope``, ``ca`` and ``thal`` are not used."""
+"""Columns of a record in FLamby's order: numeric values, then one column for each level but the first of
+``cp`` (chest pain, 1 to 4) and ``restecg`` (0 to 2). ``slope``, ``ca`` and ``thal`` are not used."""
 
 TRAIN_COUNTS: tuple[tuple[int, int], ...] = ((108, 91), (107, 65), (0, 30), (19, 66))
 """Records of the training fold, by centre and class."""
@@ -37,17 +37,17 @@ TEST_ROWS: tuple[int, ...] = (
     0x301315C61E0,
     0x1A2E5C0061120DA1D7040A6DA24001262,
 )
-"""FLamby's test fold: bit i is set if record i of the centre, in its file's order without the dropped
-records, is tested. (scikit-learn's ``train_test_split`` of 66 % with random state 43, stratified
-but for Switzerland, which has one record without the disease.)"""
+"""FLamby's test fold: bit i is set if record i of the centre, in the order of its file without the dropped
+records, is a test record. (scikit-learn's ``train_test_split`` of 66 % with random state 43, stratified
+except for Switzerland, which has one record without the disease.)"""
 
 
 class HeartOptions(StrictModel):
-    """A job has nothing to ask of Fed-Heart-Disease."""
+    """A job's options for Fed-Heart-Disease: there are none."""
 
 
 class HeartSite(StrictModel):
-    """What a site says about its records of Fed-Heart-Disease.
+    """A site's entry for its records of Fed-Heart-Disease.
 
     Attributes:
         root: the folder that holds ``processed.<centre>.data``.

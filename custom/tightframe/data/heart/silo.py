@@ -1,8 +1,7 @@
-"""Real records of Fed-Heart-Disease as a site holds them: UCI's ``processed.<centre>.data``.
+"""Real records of Fed-Heart-Disease at a site: UCI's ``processed.<centre>.data``.
 
-FLamby is not needed. Values are raw: FLamby divides each centre's by that centre's own moments;
-here the model standardises by the pooled moments of the training folds. Torch-free until records
-are asked for.
+FLamby is not needed. Values are raw: FLamby standardises each centre by its own moments; here the
+model standardises by the pooled moments of the training folds. Torch-free until ``records`` is called.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = 14
 _USED = (*range(10), 13)
-"""Of a line: age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, and the status."""
+"""Values of a line: age, sex, cp, trestbps, chol, fbs, restecg, thalach, exang, oldpeak, and the status."""
 _SEX, _CP, _FBS, _RESTECG, _EXANG, _STATUS = 1, 2, 5, 6, 8, 10
 _LEVELS: Mapping[int, tuple[int, ...]] = {
     **{column: (0, 1) for column in (_SEX, _FBS, _EXANG)},
@@ -48,8 +47,8 @@ Table = NDArray[np.float32]
 def read_center(path: Path) -> tuple[Table, NDArray[np.int64]]:
     """Read one centre's file.
 
-    A record is dropped if one of the values that are used is unknown (``?``); slope, ca and thal
-    are not used, so that they may be.
+    A record is dropped if a value that is used is unknown (``?``). The unused slope, ca and thal may be
+    unknown.
 
     Args:
         path: comma-separated lines of 14 values, without a header.
@@ -67,8 +66,8 @@ def read_center(path: Path) -> tuple[Table, NDArray[np.int64]]:
             lines = [(number, line) for number, line in enumerate(csv.reader(stream), start=1) if line]
     except FileNotFoundError:
         raise DataError(
-            f"Expected {path}, but there is no such file: name the folder of UCI's processed.*.data as "
-            "`root`.",
+            f"Expected {path}, but there is no such file: set `root` to the folder of UCI's "
+            "processed.*.data.",
             code="TF-205",
         ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -118,10 +117,10 @@ class HeartData:
     Args:
         features: raw, float32 (n, 13).
         labels: int64 (n,).
-        tested: True where a record is of the test fold, bool (n,).
-        names: unique to each record; the validation fold is chosen by them.
+        tested: True for records of the test fold, bool (n,).
+        names: unique name of each record, by which the validation fold is chosen.
         source: one line for reports.
-        synthetic: whether they are generated.
+        synthetic: whether the records are generated.
     """
 
     def __init__(
@@ -147,26 +146,26 @@ class HeartData:
         }
 
     def rows(self, fold: Fold) -> NDArray[np.int64]:
-        """Numbers of a fold's records among the centre's, in record order."""
+        """Return the indices of a fold's records among the centre's, in record order."""
         return self._rows[fold]
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,)."""
         return self._labels[self._rows[fold]]
 
     def groups(self, fold: Fold) -> NDArray[np.int64]:
-        """The patient of each record: UCI documents a record as one patient, who came for an angiography."""
+        """Return the patient of each record: according to UCI each record is a different patient."""
         return self._rows[fold]
 
     def check(self, progress: Progress | None = None) -> None:
-        """Nothing is left to read: opening read every record."""
+        """Do nothing: every record was read and checked on opening."""
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """The fold's records: float32 (13,), raw, and int label; no transforms."""
+        """Return the fold's records: float32 (13,), raw, and int label; no transforms."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.table_records import TableRecords
+        from tightframe.data.batch_records import BatchRecords
 
-        return TableRecords(self.labels(fold), partial(_read, self._features[self._rows[fold]]))
+        return BatchRecords(self.labels(fold), partial(_read, self._features[self._rows[fold]]))
 
 
 def _read(features: Table, indices: Sequence[int]) -> Table:
@@ -175,28 +174,28 @@ def _read(features: Table, indices: Sequence[int]) -> Table:
 
 
 def open_site(site: HeartSite, options: HeartOptions) -> HeartData:
-    """The records of a configured site.
+    """Open the records of a configured site.
 
     Raises:
-        DataError: TF-203 without the folder, those of ``read_center``, and TF-208 if the centre's
-            records are not the 303, 261, 46 or 130 that FLamby's split is about.
+        DataError: TF-203 without the folder, as ``read_center``, and TF-208 if the centre does not have
+            the 303, 261, 46 or 130 records that FLamby's split is defined for.
     """
     name = CENTER_NAMES[site.center]
     if not site.root.is_dir():
         raise DataError(
-            f"Expected the files processed.*.data in {site.root}, but there is no such folder: name it as "
-            "`root`, and see that this process may read it."
+            f"Expected the files processed.*.data in {site.root}, but there is no such folder: correct "
+            "`root`, and check that this process may read it."
         )
     path = site.root / f"processed.{name}.data"
     features, labels = read_center(path)
     tested = np.array([TEST_ROWS[site.center] >> row & 1 for row in range(len(labels))], dtype=np.bool_)
-    found = tuple(tuple(np.bincount(labels[part], minlength=2).tolist()) for part in (~tested, tested))
+    counts = tuple(tuple(np.bincount(labels[part], minlength=2).tolist()) for part in (~tested, tested))
     expected = (TRAIN_COUNTS[site.center], TEST_COUNTS[site.center])
-    if found != expected:
+    if counts != expected:
         raise DataError(
             f"Expected {expected[0]} training and {expected[1]} test records (without, with disease) of "
-            f"{name}, but {path} gives {found[0]} and {found[1]}: FLamby's split is about UCI's own file, in "
-            "its own order; fetch it again.",
+            f"{name}, but {path} gives {counts[0]} and {counts[1]}: FLamby's split is defined for UCI's own "
+            "file, in its order; fetch it again.",
             code="TF-208",
         )
     names = [f"{name}-{row}" for row in range(len(labels))]

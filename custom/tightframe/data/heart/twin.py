@@ -1,9 +1,9 @@
 """The synthetic twin of Fed-Heart-Disease: generated records with the real counts.
 
-As many records of each centre, fold and class as the real set has; features in the real ones'
-units and ranges, with differences between classes and centres (no cholesterol in Switzerland, as
-there). It is frozen (``TWIN_VERSION``, and a test that hashes it), and no claim about a method may
-be made on it. Torch-free.
+Each centre, fold and class has as many records as in the real set. Features have the real units and
+ranges, with differences between classes and centres (no cholesterol in Switzerland, as in the real
+set). It is frozen (``TWIN_VERSION``, and a test that hashes it), and supports no claim about a method.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def record(name: str, center: int, label: int) -> NDArray[np.float32]:
         float(raised <= yes[4] < raised + high),
     )
     whole = [FEATURES.index(column) for column in ("age", "trestbps", "chol", "thalach")]
-    found = np.array(values)
-    found[whole] = np.floor(found[whole] + 0.5)
-    found[7] = np.floor(found[7] * 10.0 + 0.5) / 10.0
-    return found.astype(np.float32)
+    features = np.array(values)
+    features[whole] = np.floor(features[whole] + 0.5)
+    features[7] = np.floor(features[7] * 10.0 + 0.5) / 10.0
+    return features.astype(np.float32)
 
 
 def open_twin(silo: int, options: HeartOptions) -> HeartData:
-    """The generated stand-in for silo ``silo`` of a job's roster: centre ``silo % 4``.
+    """Open the twin of silo ``silo`` of a job's roster: centre ``silo % 4``.
 
-    Silo 4 is a further copy of centre 0, with records of its own.
+    Silo 4 is a second copy of centre 0, with records of its own.
     """
     if silo < 0:
         raise ValueError(f"Expected `silo` to be at least 0, but got {silo}.")

@@ -1,9 +1,9 @@
 """The papers' image sets as data sets of Tightframe: a job names the partition, a site its share.
 
-These sets have no natural silos, so a job's ``dataset_options`` say how the records are divided, and
-a site says where its copy of the files lies and which share is its own. ``digits`` needs no files:
-a simulation has these real records without any configuration. Torch-free; what reads records is
-imported when records are asked for.
+These sets have no natural silos, so a job's ``dataset_options`` define how the records are divided, and
+a site's entry names the folder of its copy of the files and its share. ``digits`` needs no files: a
+simulation has these real records without any configuration. Torch-free; the modules that read records
+are imported when needed.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ DIGITS = _names("0 1 2 3 4 5 6 7 8 9")
 
 
 class PartitionOptions(StrictModel):
-    """What a job may ask of a set without natural silos.
+    """A job's options for a set without natural silos.
 
     Attributes:
         partition: ``iid``, ``class_disjoint`` (PrhoCsigma), ``dirichlet`` or ``shards`` (Cx-100-c);
             see ``data.partition``.
         silos: number of shares; a job may leave some of them out.
-        partition_seed: of the partition, the subsets and the division of the test set; not the job's
-            own seed, so that several runs can share a partition.
+        partition_seed: of the partition, the subsets and the division of the test set; independent of the
+            job's seed, so that several runs can share a partition.
         classes_per_silo: of ``class_disjoint`` (sigma) and of ``shards`` (c).
         alpha: of ``dirichlet``.
         variant: of ``dirichlet``: ``fednh`` (default), ``fedetf`` or ``fedmr``.
         min_size: of ``dirichlet``: records of the smallest silo, validation included; 10 by default,
             none with ``fedetf``.
-        subset: training images that are used in all, drawn at random; None is all.
-        test_subset: test images that are used in all, drawn at random; None is all.
-        test: ``global`` tests every silo on the whole test set, as the papers do: pooled counts have each
-            image once for every silo, which changes no accuracy. With ``own`` it is divided like the
-            training set, so that pooled results are those of the whole test set and cost one pass over it.
+        subset: total number of training images used, drawn at random; None uses all.
+        test_subset: total number of test images used, drawn at random; None uses all.
+        test: ``global`` tests every silo on the whole test set, as in the papers: pooled counts include each
+            image once for every silo, which does not change accuracy. With ``own`` it is divided like the
+            training set, so that pooled results are those of the whole test set after one pass over it.
     """
 
     partition: Partition = "iid"
@@ -90,24 +90,25 @@ class PartitionOptions(StrictModel):
     @model_validator(mode="after")
     def _fits_the_partition(self) -> PartitionOptions:
         given = [name for name in _OF_ONE_PARTITION if getattr(self, name) is not None]
-        lacking = [name for name in NEEDED[self.partition] if name not in given]
-        strange = [name for name in given if name not in ALLOWED[self.partition]]
-        if lacking or strange:
-            came = [f"no {name}" for name in lacking] + strange
+        missing = [name for name in NEEDED[self.partition] if name not in given]
+        extra = [name for name in given if name not in ALLOWED[self.partition]]
+        if missing or extra:
+            problems = [f"no {name}" for name in missing] + extra
             raise ValueError(
-                f"Expected the partition {self.partition!r} to come with {list(NEEDED[self.partition])} and "
-                f"nothing but {list(ALLOWED[self.partition])}, but got {', '.join(came)}"
+                f"Expected the partition {self.partition!r} with the required options "
+                f"{list(NEEDED[self.partition])} and no others than {list(ALLOWED[self.partition])}, but got "
+                f"{', '.join(problems)}"
             )
         if self.variant == "fedetf" and self.min_size is not None:
             raise ValueError(
-                "Expected no min_size with the variant 'fedetf', which knows no minimum, so that it would "
-                f"change nothing, but got {self.min_size}"
+                "Expected no min_size with the variant 'fedetf', which has no minimum, but got "
+                f"{self.min_size}: leave it out"
             )
         return self
 
     @property
     def described(self) -> str:
-        """``class_disjoint, classes_per_silo 2, seed 0`` for reports."""
+        """One line for reports: ``class_disjoint, classes_per_silo 2, seed 0``."""
         own = [
             f"{name} {getattr(self, name)}" for name in _OF_ONE_PARTITION if getattr(self, name) is not None
         ]
@@ -115,13 +116,13 @@ class PartitionOptions(StrictModel):
 
 
 class DerivedOptions(StrictModel):
-    """What a job may ask of Color-MNIST and Rotated-CIFAR10, whose silos are given.
+    """A job's options for Color-MNIST and Rotated-CIFAR10, whose silos are fixed.
 
     Attributes:
-        partition_seed: of every draw by which the set is made.
+        partition_seed: of every draw that makes the set.
         source: the part of the original set that it is made from: ``train`` as published, or
             ``test`` for a small version.
-        subset: images of the source that are used, drawn at random; None is all.
+        subset: number of images of the source used, drawn at random; None uses all.
         test: ``global`` tests every silo on all out-of-distribution records, as published; with
             ``own`` they are divided evenly.
     """
@@ -133,27 +134,27 @@ class DerivedOptions(StrictModel):
 
     @property
     def described(self) -> str:
-        """``made from 60000 train images, seed 0`` for reports."""
+        """One line for reports: ``made from 100 of the train images, seed 0``."""
         used = "" if self.subset is None else f"{self.subset} of the "
         return f"made from {used}{self.source} images, seed {self.partition_seed}"
 
 
 class ShareSite(StrictModel):
-    """What a site says of a set that needs no files.
+    """A site's entry for a set that needs no files.
 
     Attributes:
-        silo: which share is its own, from 0.
+        silo: index of its share, from 0.
     """
 
     silo: int = Field(ge=0, lt=1000)
 
 
 class FolderSite(ShareSite):
-    """What a site says of a set that it has as files.
+    """A site's entry for a set that it has as files.
 
     Attributes:
         root: the folder with the downloaded files, under their publishers' names.
-        silo: which share is its own, from 0.
+        silo: index of its share, from 0.
     """
 
     root: SitePath
@@ -173,7 +174,7 @@ def _spec(
     files: bool = True,
 ) -> DatasetSpec:
     opener = deferred("tightframe.data.image_sets.silos", "open_site")
-    stand_in = deferred("tightframe.data.image_sets.silos", "open_share")
+    share = deferred("tightframe.data.image_sets.silos", "open_share")
     return DatasetSpec(
         name=name,
         title=title,
@@ -182,14 +183,14 @@ def _spec(
         site=FolderSite if files else ShareSite,
         input_shape=_shape(shape),
         open=partial(opener, name),
-        twin=None if files else partial(stand_in, name),
+        twin=None if files else partial(share, name),
         num_centers=silos,
-        no_patients="its files do not say of whom, or by whom, an image is",
+        no_patients="its files do not name the person behind an image",
     )
 
 
 DERIVED: dict[str, str] = {"color_mnist": "mnist", "rotated_cifar10": "cifar10"}
-"""Sets that are made from another one, and from which."""
+"""Name of each derived set -> the set that it is made from."""
 
 BENCHMARK_SETS: list[DatasetSpec] = [
     _spec("digits", "scikit-learn's handwritten digits", DIGITS, (1, 8, 8), files=False),
@@ -206,7 +207,7 @@ SPECS = {spec.name: spec for spec in BENCHMARK_SETS}
 
 
 def open_silos(dataset: str, *, root: Path | str | None = None, **options: Any) -> dict[str, SiloData]:
-    """All silos of one of these sets, for notebooks and benchmarks; the files are read once.
+    """Open all silos of one of these sets, for notebooks and benchmarks; the files are read once.
 
     ::
 
@@ -223,7 +224,7 @@ def open_silos(dataset: str, *, root: Path | str | None = None, **options: Any) 
         ``silo-0``, ``silo-1``, ... (``silo-00`` where there are more than ten) -> its records.
 
     Raises:
-        JobError: for an unknown set, or options that it does not have or that cannot be met.
+        JobError: for an unknown set, or options that are unknown or cannot be met.
         DataError: if files are missing or damaged.
     """
     from tightframe.data.image_sets.silos import open_all

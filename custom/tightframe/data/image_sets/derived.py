@@ -1,7 +1,7 @@
 """Color-MNIST and Rotated-CIFAR10: image sets whose silos differ by a spurious cue.
 
-Made from MNIST's and CIFAR-10's training images as the experiments of FedILC make them (Zhu et
-al., arXiv 2205.09305). Every draw comes from the stated seed. Torch-free.
+They are made from MNIST's and CIFAR-10's training images as in the experiments of FedILC (Zhu et al.,
+arXiv 2205.09305). Every draw comes from the stated seed. Torch-free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tightframe.data.image_sets.readers import ImageSet
 from tightframe.phases import Fold, stream_seed
 
 COLOR_NOISE = (0.15, 0.30, 0.45, 0.60, 0.75)
-"""Probability, at each of the five silos, that the colour is not the label's."""
+"""Probability, at each of the five silos, that the colour differs from the label's."""
 OOD_COLOR_NOISE = 0.9
 OOD_LABEL_NOISE = 0.15
 ANGLES = ((10.0, 25.0, 40.0), (60.0, 75.0, 90.0), (-10.0, -40.0, -90.0))
@@ -29,8 +29,8 @@ class Share:
     """One silo's records.
 
     Attributes:
-        folds: train, validation and test (of derived sets the out-of-distribution records).
-        environments: of derived sets: number of the sub-environment of each record of a fold,
+        folds: train, validation and test (for derived sets the out-of-distribution records).
+        environments: for derived sets: index of the sub-environment of each record of a fold,
             int64 (n,); -1 for those of the test fold.
     """
 
@@ -39,12 +39,12 @@ class Share:
 
 
 def color_mnist(source: ImageSet, *, seed: int) -> list[Share]:
-    """Color-MNIST: is the digit below five? Five silos whose colour agrees with the label more or less.
+    """Make Color-MNIST: is the digit below five? The colour is a cue of different strength in five silos.
 
-    Of MNIST's 60,000 training images the first 50,000 are shuffled; silo i trains on the places
-    ``i::5`` below 40,000 (8,000 records) and validates on the places ``i::5`` from 40,000 on
-    (2,000); the last 10,000 images are the out-of-distribution test fold. A source of another
-    size is cut in the same proportions, 4 : 1 : 1. Then, for each environment:
+    Of MNIST's 60,000 training images the first 50,000 are shuffled; silo i trains on the positions
+    ``i::5`` below 40,000 (8,000 records) and validates on the positions ``i::5`` from 40,000 on
+    (2,000); the last 10,000 images are the out-of-distribution test fold. A source of another size is
+    cut in the same proportions, 4 : 1 : 1. Then, for each environment:
 
     * label ``= 1[digit < 5]``, flipped with probability 0.15 in the test fold and never elsewhere;
     * colour ``= label xor Bernoulli(e)`` with e = 0.15, 0.30, 0.45, 0.60, 0.75 and 0.9 in the test fold;
@@ -58,7 +58,7 @@ def color_mnist(source: ImageSet, *, seed: int) -> list[Share]:
         Five silos; images are uint8 (n, 2, 14, 14), labels 0 or 1.
 
     Raises:
-        ValueError: if the images have another shape, or are fewer than 30.
+        ValueError: if the images have another shape, or there are fewer than 30.
     """
     if source.images.shape[1:] != (1, 28, 28) or len(source) < 30:
         raise ValueError(f"Expected at least 30 images of shape (1, 28, 28), but got {source.images.shape}.")
@@ -80,16 +80,16 @@ def color_mnist(source: ImageSet, *, seed: int) -> list[Share]:
 
 
 def rotated_cifar10(source: ImageSet, *, seed: int) -> list[Share]:
-    """Rotated-CIFAR10: three silos of three rotations each, tested on any rotation.
+    """Make Rotated-CIFAR10: three silos of three rotations each, tested on all rotations.
 
-    Of CIFAR-10's 50,000 training images the first 40,000 are shuffled: sub-environment i of nine
-    trains on the places ``i::9`` below 30,000 (3,334 or 3,333 records) and validates on the places
-    ``i::9`` from 30,000 on; the last 10,000 images are the out-of-distribution test fold, each turned
-    by an angle uniform in [-90, 90]. A source of another size is cut in the same proportions,
-    3 : 1 : 1. Images are halved to 16 x 16 (every second pixel) and then turned; see ``rotate``.
-    The sub-environments' angles are ``ANGLES``, three to a silo.
+    Of CIFAR-10's 50,000 training images the first 40,000 are shuffled: sub-environment i of nine trains
+    on the positions ``i::9`` below 30,000 (3,334 or 3,333 records) and validates on the positions
+    ``i::9`` from 30,000 on; the last 10,000 images are the out-of-distribution test fold, each rotated by
+    an angle uniform in [-90, 90]. A source of another size is cut in the same proportions, 3 : 1 : 1.
+    Images are halved to 16 x 16 (every second pixel) and then rotated; see ``rotate``. The
+    sub-environments' angles are ``ANGLES``, three for each silo.
 
-    The authors' code has six images in training and validation both, because it does not stop at
+    In the authors' code six images are in both training and validation, because it does not stop at
     30,000; here the two are disjoint.
 
     Args:
@@ -100,7 +100,7 @@ def rotated_cifar10(source: ImageSet, *, seed: int) -> list[Share]:
         Three silos; images are uint8 (n, 3, 16, 16), labels as in the source.
 
     Raises:
-        ValueError: if the images have another shape, or are fewer than 45.
+        ValueError: if the images have another shape, or there are fewer than 45.
     """
     if source.images.shape[1:] != (3, 32, 32) or len(source) < 45:
         raise ValueError(f"Expected at least 45 images of shape (3, 32, 32), but got {source.images.shape}.")
@@ -122,11 +122,11 @@ def rotated_cifar10(source: ImageSet, *, seed: int) -> list[Share]:
 
 
 def rotate(images: NDArray[np.uint8], angles: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Turn each image about its centre: nearest pixel, black where nothing is.
+    """Rotate each image about its centre, by nearest neighbour, black outside the original.
 
     Args:
         images: (n, channels, height, width).
-        angles: degrees of each, (n,), counter-clockwise as it is seen.
+        angles: degrees of each, (n,), counter-clockwise as displayed.
 
     Returns:
         Images of the same shape.
@@ -139,9 +139,9 @@ def rotate(images: NDArray[np.uint8], angles: NDArray[np.float64]) -> NDArray[np
     cosine, sine = np.cos(turns), np.sin(turns)
     x = (np.arange(width) - (width - 1) / 2)[None, None, :]
     y = (np.arange(height) - (height - 1) / 2)[None, :, None]
-    # Rows count downwards, so a turn takes (x, y) to (x cos + y sin, y cos - x sin); where a pixel came
-    # from is the inverse. The tiny shift keeps the last bit of a cosine from deciding the rounding
-    # of places that lie halfway between two pixels.
+    # Rows count downwards, so a rotation takes (x, y) to (x cos + y sin, y cos - x sin); the source of a
+    # pixel is the inverse. The tiny shift keeps the last bit of a cosine from deciding the rounding of
+    # positions halfway between two pixels.
     columns = np.floor(x * cosine - y * sine + (width - 1) / 2 + 0.5 + 1e-9).astype(np.int64)
     rows = np.floor(x * sine + y * cosine + (height - 1) / 2 + 0.5 + 1e-9).astype(np.int64)
     inside = (columns >= 0) & (columns < width) & (rows >= 0) & (rows < height)
@@ -154,7 +154,7 @@ def rotate(images: NDArray[np.uint8], angles: NDArray[np.float64]) -> NDArray[np
 def _colored(
     source: ImageSet, indices: NDArray[np.int64], noise: float, label_noise: float, seed: int, purpose: str
 ) -> ImageSet:
-    """Records of one environment in red (channel 0) or green (channel 1)."""
+    """Colour the records of one environment red (channel 0) or green (channel 1)."""
     draws = _generator(seed, "color_mnist", purpose)
     flips, odd = draws.random((2, len(indices)))
     labels = (source.labels[indices] < 5) ^ (flips < label_noise)
@@ -176,7 +176,7 @@ def _derived(
     test: ImageSet,
     numbers: Sequence[int],
 ) -> Share:
-    """A silo of one or more sub-environments, one after another."""
+    """Build a silo of one or more sub-environments, concatenated in order."""
     folds: dict[Fold, ImageSet] = {"test": test}
     environments: dict[Fold, NDArray[np.int64]] = {"test": np.full(len(test), -1, dtype=np.int64)}
     named: tuple[tuple[Fold, ImageSet | Sequence[ImageSet]], ...] = (

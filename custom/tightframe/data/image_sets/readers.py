@@ -1,8 +1,8 @@
-"""Readers of the papers' image sets from files that the user has downloaded, and of real digits.
+"""Readers of the papers' image sets from files that the user has downloaded, and of handwritten digits.
 
 MNIST and Fashion-MNIST (idx, compressed or not), CIFAR-10 and CIFAR-100 (the *binary* version:
-unpickling the Python version would run whatever code its files hold), SVHN (``.mat``, format 2),
-and scikit-learn's handwritten digits, which need no file. Nothing is downloaded. Torch-free.
+unpickling the Python version would run any code in its files), SVHN (``.mat``, format 2), and
+scikit-learn's handwritten digits, which need no file. Nothing is downloaded. Torch-free.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ class ImageSet:
         return len(self.labels)
 
     def take(self, indices: NDArray[np.int64]) -> ImageSet:
-        """A copy of some records, in that order, so that the rest can be freed."""
+        """Copy some records, in the order of the indices, so that the rest can be freed."""
         return ImageSet(self.images[indices], self.labels[indices], self.white)
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array in the idx format of MNIST: big-endian header, then bytes; gzip or not.
+    """Read an array in the idx format of MNIST: big-endian header, then bytes; gzip or not.
 
     Args:
-        path: the file; whether it is compressed is seen from its first bytes, not from its name.
+        path: the file; compression is recognised by its first bytes, not by its name.
         dimensions: 1 for labels, 3 for images.
 
     Raises:
-        DataError: TF-205 if it is not there, TF-206 if it is no such array or is cut off.
+        DataError: TF-205 if it is missing, TF-206 if it is not such an array or is truncated.
     """
     try:
         with path.open("rb") as raw:
@@ -97,38 +97,38 @@ def _idx(stream: BinaryIO, path: Path, dimensions: int) -> NDArray[np.uint8]:
     total = math.prod(shape)
     if not 0 < total < _IDX_LIMIT:
         raise _unreadable(path, "an idx file of 1 to 2**31 bytes", f"the shape {shape}")
-    values = stream.read(total + 1)  # one more than there should be, so that a longer file is seen
+    values = stream.read(total + 1)  # one byte more than expected, so that a longer file is detected
     if len(values) != total:
-        came = "more" if len(values) > total else f"{len(values)}"
-        raise _unreadable(path, f"{total} bytes for the shape {shape}", f"{came} bytes")
-    # A copy, because bytes cannot be written to, of which torch warns.
+        count = "more" if len(values) > total else f"{len(values)}"
+        raise _unreadable(path, f"{total} bytes for the shape {shape}", f"{count} bytes")
+    # Copied, because torch warns about read-only arrays.
     return np.frombuffer(values, dtype=np.uint8).reshape(shape).copy()
 
 
 def read_mnist(root: Path, part: Part) -> ImageSet:
-    """MNIST or Fashion-MNIST: ``<train|t10k>-<images-idx3|labels-idx1>-ubyte``, ``.gz`` or not.
+    """Read MNIST or Fashion-MNIST: ``<train|t10k>-<images-idx3|labels-idx1>-ubyte``, ``.gz`` or not.
 
     Raises:
         DataError: TF-203, TF-205, TF-206 or TF-207.
     """
     stem = MNIST_STEMS[part]
-    found = [
+    image_path, label_path = (
         _first(root, [f"{stem}-{kind}-ubyte", f"{stem}-{kind}-ubyte.gz"])
         for kind in ("images-idx3", "labels-idx1")
-    ]
-    images, labels = (read_idx(path, dims) for path, dims in zip(found, (3, 1), strict=True))
+    )
+    images, labels = read_idx(image_path, 3), read_idx(label_path, 1)
     if len(images) != len(labels):
-        raise _unreadable(found[1], f"{len(images)} labels, one for each image", f"{len(labels)}")
+        raise _unreadable(label_path, f"{len(images)} labels, one for each image", f"{len(labels)}")
     if images.shape[1:] != (_MNIST_SIDE, _MNIST_SIDE):
-        raise _unreadable(found[0], f"images of {_MNIST_SIDE} x {_MNIST_SIDE}", f"the shape {images.shape}")
-    return ImageSet(images[:, None], _labels(labels, 10, found[1]))
+        raise _unreadable(image_path, f"images of {_MNIST_SIDE} x {_MNIST_SIDE}", f"the shape {images.shape}")
+    return ImageSet(images[:, None], _labels(labels, 10, label_path))
 
 
 def read_cifar10(root: Path, part: Part) -> ImageSet:
-    """CIFAR-10, binary version: ``data_batch_1.bin`` .. ``data_batch_5.bin``, ``test_batch.bin``.
+    """Read CIFAR-10, binary version: ``data_batch_1.bin`` .. ``data_batch_5.bin``, ``test_batch.bin``.
 
     A record is a label byte and 3,072 pixels: red, green, blue, each 32 x 32, row by row. The
-    files lie in ``root`` or in its folder ``cifar-10-batches-bin``.
+    files are in ``root`` or in its folder ``cifar-10-batches-bin``.
 
     Raises:
         DataError: TF-203, TF-205, TF-206 or TF-207.
@@ -137,9 +137,9 @@ def read_cifar10(root: Path, part: Part) -> ImageSet:
 
 
 def read_cifar100(root: Path, part: Part) -> ImageSet:
-    """CIFAR-100, binary version: ``train.bin`` and ``test.bin``, with the 100 fine labels.
+    """Read CIFAR-100, binary version: ``train.bin`` and ``test.bin``, with the 100 fine labels.
 
-    A record is the coarse label, the fine label and 3,072 pixels. The files lie in ``root`` or in
+    A record is the coarse label, the fine label and 3,072 pixels. The files are in ``root`` or in
     its folder ``cifar-100-binary``.
 
     Raises:
@@ -166,19 +166,19 @@ def _read_cifar(
 
 
 def read_svhn(root: Path, part: Part) -> ImageSet:
-    """SVHN, format 2: ``train_32x32.mat`` and ``test_32x32.mat`` (MATLAB 5), by SciPy.
+    """Read SVHN, format 2, with SciPy: ``train_32x32.mat`` and ``test_32x32.mat`` (MATLAB 5).
 
     ``X`` is uint8 (32, 32, 3, n) and ``y`` (n, 1), in which 10 stands for the digit 0.
 
     Raises:
-        DataError: TF-203, TF-205, TF-206 or TF-207; TF-203, too, if SciPy is not installed.
+        DataError: TF-203, TF-205, TF-206 or TF-207; TF-203 also if SciPy is not installed.
     """
     path = _first(root, [f"{part}_32x32.mat"])
     reader = _optional("scipy.io", "SVHN")
     try:
-        found = reader.loadmat(path, variable_names=("X", "y"))
-        images, labels = np.asarray(found["X"]), np.asarray(found["y"]).reshape(-1)
-    except Exception as error:  # its parser raises whatever a damaged file leads it to
+        variables = reader.loadmat(path, variable_names=("X", "y"))
+        images, labels = np.asarray(variables["X"]), np.asarray(variables["y"]).reshape(-1)
+    except Exception as error:  # a damaged file can make SciPy's parser raise anything
         raise _unreadable(path, "a MATLAB file with X and y", f"{type(error).__name__}: {error}") from None
     if images.dtype != np.uint8 or images.shape != (_SIDE, _SIDE, 3, len(labels)) or len(labels) == 0:
         raise _unreadable(
@@ -192,9 +192,9 @@ def read_svhn(root: Path, part: Part) -> ImageSet:
 
 
 def read_digits(_root: Path | None, part: Part) -> ImageSet:
-    """The 1,797 handwritten digits of scikit-learn: 8 x 8 pixels, 0 to 16. Real records, no file.
+    """Read the 1,797 handwritten digits of scikit-learn: 8 x 8 pixels, 0 to 16. Real records, no file.
 
-    They have no official test part: a fifth of each class is the test part, by a fixed hash.
+    They have no official test part: a fifth of each class, chosen by a fixed hash, is the test part.
 
     Raises:
         DataError: TF-203 if scikit-learn is not installed.
@@ -208,10 +208,10 @@ def read_digits(_root: Path | None, part: Part) -> ImageSet:
 
 
 def _digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All digits, (n, 1, 8, 8) and (n,), from scikit-learn's own file.
+    """Read all digits, (n, 1, 8, 8) and (n,), from scikit-learn's own file.
 
-    Importing scikit-learn costs seconds, and in the engine's simulator every task is a process of its
-    own, so its loader is asked only where the file is not in its usual place.
+    Importing scikit-learn takes seconds, and in the engine's simulator every task is a process of its own,
+    so scikit-learn's loader is used only if the file is not at its usual path.
     """
     package = find_spec("sklearn")
     path = Path(package.origin).parent / DIGITS_FILE if package and package.origin else None
@@ -219,13 +219,13 @@ def _digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
         pixels, labels = table[:, :-1], table[:, -1]
     else:
-        found = _optional("sklearn.datasets", "the set of digits").load_digits()
-        pixels, labels = found.data.astype(np.uint8), found.target
+        digits = _optional("sklearn.datasets", "the set of digits").load_digits()
+        pixels, labels = digits.data.astype(np.uint8), digits.target
     return pixels.reshape(-1, 1, 8, 8), labels.astype(np.int64)
 
 
 def _optional(module: str, what: str) -> Any:
-    """A module of a package that Tightframe does not require.
+    """Import a module of a package that Tightframe does not require.
 
     Raises:
         DataError: TF-203, with the command that installs it.
@@ -235,21 +235,21 @@ def _optional(module: str, what: str) -> Any:
     except ImportError:
         package = {"sklearn": "scikit-learn"}.get(module.split(".")[0], module.split(".")[0])
         raise DataError(
-            f"Expected {package} to be installed, because {what} is read with it, but it is not: "
+            f"Expected {package}, which reads {what}, to be installed, but it is not: "
             "run pip install 'tightframe[benchmarks]', or pip install scikit-learn."
         ) from None
 
 
-def _first(root: Path, names: Sequence[str], what: str = "the file as its publisher calls it") -> Path:
-    """The first of these files that is in the folder.
+def _first(root: Path, names: Sequence[str], what: str = "it under its publisher's name") -> Path:
+    """Return the path of the first of these files that is in the folder.
 
     Raises:
         DataError: TF-203 without the folder, TF-205 without any of them.
     """
     if not root.is_dir():
         raise DataError(
-            f"Expected a folder at {root}, but there is none: name the folder with the downloaded files as "
-            "`root`, and see that this process may read it."
+            f"Expected a folder at {root}, but there is none: set `root` to the folder with the downloaded "
+            "files, and check that this process may read it."
         )
     for name in names:
         if (root / name).is_file():
@@ -280,8 +280,8 @@ def _unknown_class(path: Path, expected: str, labels: NDArray[Any]) -> DataError
     )
 
 
-def _unreadable(path: Path, expected: str, came: str) -> DataError:
-    return DataError(f"Expected {expected} in {path}, but got {came}: download it again.", code="TF-206")
+def _unreadable(path: Path, expected: str, actual: str) -> DataError:
+    return DataError(f"Expected {expected} in {path}, but got {actual}: download it again.", code="TF-206")
 
 
 READERS: dict[str, Reader] = {
@@ -292,4 +292,4 @@ READERS: dict[str, Reader] = {
     "cifar100": read_cifar100,
     "svhn": read_svhn,
 }
-"""By the name of the data set: (folder, part) -> its records."""
+"""Reader of each data set: (folder, part) -> its records."""

@@ -1,6 +1,6 @@
-"""The silos of the papers' image sets: shares of files that every silo has wholly.
+"""The silos of the papers' image sets: shares of files of which every silo has a full copy.
 
-Torch-free until records are asked for.
+Torch-free until ``records`` is called.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from tightframe.data import partition
-from tightframe.data.base import DatasetSpec, Progress, SiloData
+from tightframe.data.base import FOLDS, DatasetSpec, Progress, SiloData
 from tightframe.data.image_sets import (
     ALLOWED,
     BENCHMARK_SETS,
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Options = PartitionOptions | DerivedOptions
-FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 
 AUGMENTED = frozenset({"cifar10", "cifar100"})
-"""The sets whose training images are cropped and flipped, as is usual for them."""
+"""The sets whose training images are cropped and flipped, as is usual."""
 
 MAKERS: dict[str, Callable[..., list[Share]]] = {
     "color_mnist": color_mnist,
@@ -48,13 +47,13 @@ MAKERS: dict[str, Callable[..., list[Share]]] = {
 }
 
 NORMALISED = {name: (0.5, 0.5) for name in READERS} | {name: (0.0, 1.0) for name in DERIVED}
-"""Mean and standard deviation that pixels in [0, 1] are normalised with. Constants, the same for every
-set and channel, so that nothing about the silos' records goes into them; derived sets stay in [0, 1]."""
+"""Mean and standard deviation by which pixels in [0, 1] are normalised. They are constants, the same for all
+sets and channels, so that they do not depend on the silos' records; derived sets stay in [0, 1]."""
 
 
 @dataclass
 class Files:
-    """The files of one set: each part is read once, whoever asks for a share of it.
+    """The files of one set; each part is read once for all shares.
 
     Attributes:
         spec: the data set.
@@ -66,7 +65,7 @@ class Files:
     _parts: dict[Part, ImageSet] = field(default_factory=dict)
 
     def part(self, part: Part) -> ImageSet:
-        """All images of a part.
+        """Return all images of a part.
 
         Raises:
             DataError: TF-203, TF-205, TF-206 or TF-207.
@@ -76,25 +75,25 @@ class Files:
             self._parts[part] = reader(self.root or Path(), part)
         return self._parts[part]
 
-    def subset(self, total: int, wanted: int | None, seed: int, key: str) -> NDArray[np.int64]:
-        """``wanted`` of ``total`` indices at random, ascending; all of them for None.
+    def subset(self, total: int, count: int | None, seed: int, key: str) -> NDArray[np.int64]:
+        """Draw ``count`` of ``total`` indices at random, ascending; all of them for None.
 
         Raises:
             JobError: TF-101 if there are fewer.
         """
-        if wanted is None:
+        if count is None:
             return np.arange(total)
-        if wanted > total:
+        if count > total:
             raise JobError(
-                [f"dataset_options.{key}: Expected at most {total}, all there are, but got {wanted}"]
+                [f"dataset_options.{key}: Expected at most {total}, the number of images, but got {count}"]
             )
         order = np.random.default_rng(stream_seed(seed, "partition", key)).permutation(total)
-        return np.sort(order[:wanted])
+        return np.sort(order[:count])
 
 
 @dataclass
 class Divided:
-    """A set that the job's partition divides; see ``partition``."""
+    """A set that is divided by the job's partition; see ``partition``."""
 
     files: Files
     options: PartitionOptions
@@ -105,7 +104,7 @@ class Divided:
         return self.options.silos
 
     def share(self, silo: int) -> Share:
-        """The folds of one silo: 15 % of its training share are its validation fold.
+        """Return the folds of one silo: 15 % of its training share is its validation fold.
 
         Raises:
             DataError: TF-203, TF-205, TF-206 or TF-207 for the files.
@@ -125,39 +124,39 @@ class Divided:
     @cached_property
     def _train(self) -> list[NDArray[np.int64]]:
         """Each silo's indices into the training part."""
-        asked, labels = self.options, self.files.part("train").labels
-        chosen = self.files.subset(len(labels), asked.subset, asked.partition_seed, "subset")
+        options, labels = self.options, self.files.part("train").labels
+        chosen = self.files.subset(len(labels), options.subset, options.partition_seed, "subset")
         values: dict[str, Any] = {
-            name: getattr(asked, name)
-            for name in ALLOWED[asked.partition]
-            if getattr(asked, name) is not None
+            name: getattr(options, name)
+            for name in ALLOWED[options.partition]
+            if getattr(options, name) is not None
         }
-        if asked.partition != "iid":
+        if options.partition != "iid":
             values["num_classes"] = self.files.spec.num_classes
-        divide = getattr(partition, asked.partition)
+        divide = getattr(partition, options.partition)
         try:
-            parts = divide(labels[chosen], asked.silos, seed=asked.partition_seed, **values)
+            parts = divide(labels[chosen], options.silos, seed=options.partition_seed, **values)
         except ValueError as error:
             raise JobError([f"dataset_options: {error}"]) from None
         return [chosen[part] for part in parts]
 
     @cached_property
     def _test(self) -> list[NDArray[np.int64]]:
-        """Each silo's indices into the test part; empty where every silo has all of it."""
-        asked, labels = self.options, self.files.part("test").labels
-        if asked.test == "global" and asked.test_subset is None:
+        """Each silo's indices into the test part; empty if every silo has the whole part."""
+        options, labels = self.options, self.files.part("test").labels
+        if options.test == "global" and options.test_subset is None:
             return []
-        chosen = self.files.subset(len(labels), asked.test_subset, asked.partition_seed, "test_subset")
-        if asked.test == "global":
-            return [chosen] * asked.silos
+        chosen = self.files.subset(len(labels), options.test_subset, options.partition_seed, "test_subset")
+        if options.test == "global":
+            return [chosen] * options.silos
         train_labels = [self.files.part("train").labels[share] for share in self._train]
-        parts = partition.follow(train_labels, labels[chosen], seed=asked.partition_seed)
+        parts = partition.follow(train_labels, labels[chosen], seed=options.partition_seed)
         return [chosen[part] for part in parts]
 
 
 @dataclass
 class Derived:
-    """A set with given silos that is made from another one; see ``derived_sets``."""
+    """A set with fixed silos that is made from another set; see ``derived``."""
 
     files: Files
     options: DerivedOptions
@@ -168,41 +167,41 @@ class Derived:
         return self.files.spec.num_centers
 
     def share(self, silo: int) -> Share:
-        """The folds of one silo.
+        """Return the folds of one silo.
 
         Raises:
             DataError: TF-203, TF-205, TF-206 or TF-207 for the files.
             JobError: TF-101 if the subset is larger than the source.
         """
-        made = self._made[silo]
+        share = self._shares[silo]
         if self.options.test == "global":
-            return made
-        own = np.arange(silo, len(made.folds["test"]), self.silos)
+            return share
+        own = np.arange(silo, len(share.folds["test"]), self.silos)
         return Share(
-            {**made.folds, "test": made.folds["test"].take(own)},
-            {**made.environments, "test": made.environments["test"][own]},
+            {**share.folds, "test": share.folds["test"].take(own)},
+            {**share.environments, "test": share.environments["test"][own]},
         )
 
     @cached_property
-    def _made(self) -> list[Share]:
-        asked, source = self.options, self.files.part(self.options.source)
-        chosen = self.files.subset(len(source), asked.subset, asked.partition_seed, "subset")
+    def _shares(self) -> list[Share]:
+        options, source = self.options, self.files.part(self.options.source)
+        chosen = self.files.subset(len(source), options.subset, options.partition_seed, "subset")
         make = MAKERS[self.files.spec.name]
         try:
-            return make(source.take(chosen), seed=asked.partition_seed)
+            return make(source.take(chosen), seed=options.partition_seed)
         except ValueError as error:
-            raise DataError(f"{error} The files are of another set.", code="TF-206") from None
+            raise DataError(f"{error} The files belong to another set.", code="TF-206") from None
 
 
 Source = Divided | Derived
 
 
 class BenchmarkSilo:
-    """One silo's share; see ``SiloData``. Real records, so never synthetic.
+    """One silo's share; see ``SiloData``. The records are real, so never synthetic.
 
     Args:
         source: the set.
-        silo: which share.
+        silo: index of the share.
     """
 
     synthetic = False
@@ -221,15 +220,15 @@ class BenchmarkSilo:
             if len(share.folds[fold]) == 0:
                 raise DataError(
                     f"Expected records in the {fold} fold of silo {self.silo}, but the partition "
-                    f"({source.options.described}) gives it none: ask for another partition, or leave "
+                    f"({source.options.described}) gives it none: choose another partition, or leave "
                     "the silo out.",
                     code="TF-208",
                 )
-        self._pending.clear()  # so that what is not this silo's can be freed
+        self._pending.clear()  # frees the records of the other silos
         return share
 
     def environments(self, fold: Fold) -> NDArray[np.int64]:
-        """The sub-environment of each record of a derived set, int64 (n,); -1 in its test fold.
+        """Return the sub-environment of each record of a derived set, int64 (n,); -1 in its test fold.
 
         Raises:
             ValueError: for a set that has none.
@@ -239,11 +238,11 @@ class BenchmarkSilo:
         return self._share.environments[fold]
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,)."""
         return self._share.folds[fold].labels
 
     def check(self, progress: Progress | None = None) -> None:
-        """Read the files wholly, which finds what is missing, cut off or of another set.
+        """Read all files, which detects missing, truncated and wrong ones.
 
         Raises:
             DataError: TF-203, TF-205, TF-206, TF-207 or TF-208.
@@ -254,18 +253,19 @@ class BenchmarkSilo:
             progress(f"read {records} records")
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """The fold's records: float32 of the set's input shape, and int label."""
+        """Return the fold's records: float32 of the set's input shape, and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.image_sets.records import PixelRecords
+        from tightframe.data.batch_records import BatchRecords
+        from tightframe.data.image_sets.pixels import PixelBatches
 
         mean, std = NORMALISED[self._spec.name]
         images = self._share.folds[fold]
         augmented = augment_seed if self._spec.name in AUGMENTED else None
-        return PixelRecords(images, mean=mean, std=std, augment_seed=augmented)
+        return BatchRecords(images.labels, PixelBatches(images, mean=mean, std=std, augment_seed=augmented))
 
 
 def open_site(name: str, site: ShareSite, options: Options) -> BenchmarkSilo:
-    """The records of a configured site.
+    """Open the records of a configured site.
 
     Raises:
         DataError: TF-208 if the job has no such share.
@@ -281,7 +281,7 @@ def open_site(name: str, site: ShareSite, options: Options) -> BenchmarkSilo:
 
 
 def open_share(name: str, silo: int, options: Options) -> BenchmarkSilo:
-    """The share of silo ``silo`` of a job's roster, of a set that needs no files: real records.
+    """Open the share of silo ``silo`` of a job's roster, of a set that needs no files: real records.
 
     Raises:
         JobError: TF-101 if the job has more sites than shares.
@@ -290,7 +290,7 @@ def open_share(name: str, silo: int, options: Options) -> BenchmarkSilo:
     if silo >= source.silos:
         raise JobError(
             [
-                f"dataset_options.silos: Expected one for each site of the job, more than {silo}, "
+                f"dataset_options.silos: Expected a share for each site of the job, so more than {silo}, "
                 f"but got {source.silos}"
             ]
         )
@@ -298,14 +298,14 @@ def open_share(name: str, silo: int, options: Options) -> BenchmarkSilo:
 
 
 def open_all(name: str, root: Path | None, values: dict[str, Any]) -> dict[str, SiloData]:
-    """Every silo of a set, from one reading; see ``benchmark_sets.open_silos``."""
+    """Open every silo of a set, reading the files once; see ``image_sets.open_silos``."""
     spec = _spec(name)
     try:
         options: Any = spec.options.model_validate(values)
     except ValidationError as error:
         raise JobError(listed(error, "dataset_options.", spec.options)) from None
     if root is None and spec.twin is None:
-        raise DataError(f"Expected `root` to name the folder with the files of {spec.title}, but got none.")
+        raise DataError(f"Expected `root` to be the folder with the files of {spec.title}, but got none.")
     source = _source(name, root, options)
     digits = len(str(source.silos - 1))
     opened = [BenchmarkSilo(source, silo) for silo in range(source.silos)]

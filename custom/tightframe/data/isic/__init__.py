@@ -1,4 +1,4 @@
-"""Facts of Fed-ISIC2019: its classes, its exact counts, what a job may ask and a site must say of it.
+"""Facts of Fed-ISIC2019: its classes, its exact counts, the options of a job and the entry of a site.
 
 Counts are those of FLamby's ``train_test_split`` (owkin/FLamby, commit edacf54). Torch-free.
 """
@@ -18,7 +18,7 @@ dermatofibroma, vascular lesion, squamous cell carcinoma; in label order."""
 NUM_CENTERS = 6
 
 HAM_CENTERS = (1, 2, 3, 5)
-"""The centres whose images are of HAM10000, which knows the lesion of each."""
+"""The centres whose images are from HAM10000, whose metadata name the lesion of each image."""
 
 CENTER_NAMES = ("BCN", "HAM vidir_molemax", "HAM vidir_modern", "HAM rosendahl", "MSK", "HAM vienna_dias")
 
@@ -50,7 +50,7 @@ FULL_SHORTER_SIDE = 224
 
 
 class IsicOptions(StrictModel):
-    """What a job may ask of Fed-ISIC2019.
+    """A job's options for Fed-ISIC2019.
 
     Attributes:
         image_size: side of the square that the model sees, in pixels; FLamby's is 200.
@@ -60,12 +60,12 @@ class IsicOptions(StrictModel):
 
 
 class IsicSite(StrictModel):
-    """What a site says about its records of Fed-ISIC2019.
+    """A site's entry for its records of Fed-ISIC2019.
 
     Attributes:
         root: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
         split: FLamby's split file; by default ``<root>/train_test_split``.
-        center: which of the six centres this site is.
+        center: this site's centre, 0 to 5.
         lesions: FLamby's ``HAM10000_metadata`` (columns ``lesion_id``, ``image_id``): keeps the
             images of a lesion together when the validation fold is chosen.
         leakage_free_test: drop from the test fold the images whose lesion has an image in the
@@ -80,7 +80,7 @@ class IsicSite(StrictModel):
 
 
 def shorter_side(size: int) -> int:
-    """Shorter side in pixels from which ``size`` is cropped, in FLamby's proportion 224 : 200.
+    """Return the shorter side, in pixels, of images that are cropped to ``size``: FLamby's 224 : 200.
 
     >>> shorter_side(200), shorter_side(48)
     (224, 54)
@@ -99,6 +99,6 @@ SPECS = {
         open=deferred("tightframe.data.isic.folder", "open_folder"),
         twin=deferred("tightframe.data.isic.twin", "open_twin"),
         num_centers=NUM_CENTERS,
-        no_patients="its metadata name images, and for HAM10000's the lesion, but no patients",
+        no_patients="its metadata name images, and lesions for HAM10000, but no patients",
     ),
 }

@@ -1,10 +1,10 @@
-"""FLamby's interface to Fed-ISIC2019, without FLamby: for code that was written against it.
+"""FLamby's interface to Fed-ISIC2019, without FLamby, for code that was written for it.
 
 The names, arguments and attributes are those of ``flamby.datasets.fed_isic2019`` (owkin/FLamby,
-commit edacf54), its model aside. What differs: ``data_path`` must be given, the split file lies
-beside the images, ``targets`` and ``centers`` are NumPy arrays where FLamby has pandas Series
-(indexed alike), the training fold is FLamby's whole one (no validation part is taken off), and
-training transforms are those of ``transforms``. Imports torch.
+commit edacf54), without its model. The differences: ``data_path`` is required, the split file is
+next to the images, ``targets`` and ``centers`` are NumPy arrays instead of pandas Series (with the
+same indices), and training transforms are those of ``transforms``. As in FLamby the training fold is
+whole: no validation fold is split off. Imports torch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ LR = 5e-4
 Optimizer = torch.optim.Adam
 
 _STATED_TOTAL = 18413
-"""Training images from which FLamby counts rounds; there are 18,597, but its number is kept."""
+"""Training images by which FLamby computes rounds. There are 18,597, but FLamby's number is kept."""
 
 ALPHA = (5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443)
-"""18,597 over each class's training images: a statistic of all six centres together."""
+"""Class weights of the loss: 18,597 divided by each class's training images at all six centres together."""
 
 
 def get_nb_max_rounds(num_updates: int, batch_size: int = BATCH_SIZE) -> int:
-    """Rounds of ``num_updates`` steps that amount to the pooled training.
+    """Return the number of rounds of ``num_updates`` steps that equals the pooled training.
 
     >>> get_nb_max_rounds(100)
     9
@@ -47,14 +47,14 @@ def get_nb_max_rounds(num_updates: int, batch_size: int = BATCH_SIZE) -> int:
 
 
 def metric(y_true: NDArray[Any], logits: NDArray[Any]) -> float:
-    """Balanced accuracy: the mean recall of the classes that ``y_true`` has.
+    """Compute balanced accuracy: the mean recall over the classes in ``y_true``.
 
     Args:
         y_true: labels, (n,) or (n, 1).
         logits: a score for each class, (n, C).
 
     Returns:
-        A share in [0, 1].
+        A value in [0, 1].
 
     Raises:
         ValueError: if there is no record.
@@ -82,7 +82,7 @@ class BaselineLoss(torch.nn.Module):
         self.gamma = gamma
 
     def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of logits (B, C) for labels int64 (B,) or (B, 1): a scalar."""
+        """Return the loss of logits (B, C) for labels int64 (B,) or (B, 1): a scalar."""
         labels = targets.reshape(-1)
         chosen = functional.log_softmax(inputs, dim=1).gather(1, labels[:, None])[:, 0]
         return (self.alpha[labels] * (1.0 - chosen.exp()) ** self.gamma * -chosen).mean()
@@ -95,7 +95,7 @@ class FedIsic2019(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         center: 0..5; ignored where ``pooled``.
         train: the training fold with training transforms, or the test fold with a centre crop.
         pooled: all centres together.
-        debug: accepted and ignored, as by FLamby.
+        debug: accepted and ignored, as in FLamby.
         X_dtype: of the image.
         y_dtype: of the label.
         data_path: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
@@ -107,12 +107,12 @@ class FedIsic2019(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         image_paths: of each item.
         targets: label of each item, int64 (n,).
         centers: centre of each item, int64 (n,).
-        augmentations: the function that makes an item's tensor from its pixels; for reading.
-        center, train_test, pooled, key: what was asked; key is ``train_3`` or the like.
+        augmentations: the function that turns an item's pixels into its tensor; for inspection only.
+        center, train_test, pooled, key: the selected fold; key is for example ``train_3``.
 
     Raises:
         DataError: TF-203 without a folder, TF-204 or TF-207 for the split file, TF-208 for an
-            empty fold. A missing image fails only when it is asked for (TF-205), as in FLamby.
+            empty fold. A missing image raises only when it is read (TF-205), as in FLamby.
         AssertionError: if ``center`` is not 0..5, as in FLamby.
     """
 

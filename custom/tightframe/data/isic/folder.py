@@ -1,7 +1,7 @@
-"""Real records of Fed-ISIC2019 as a site holds them, in FLamby's folder layout.
+"""Real records of Fed-ISIC2019 at a site, in FLamby's folder layout.
 
 ``<root>/ISIC_2019_Training_Input_preprocessed/<image>.jpg`` and FLamby's split file (CSV without
-an extension). FLamby is not needed. Torch-free until records are asked for.
+an extension). FLamby is not needed. Torch-free until ``records`` is called.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Row:
 
 
 def listed(names: Sequence[str]) -> str:
-    """How many there are, and the first of them: ``7 (a, b, c, d, e, ...)``."""
-    shown = ", ".join(names[:_SHOWN])
-    return f"{len(names)} ({shown}{', ...' if len(names) > _SHOWN else ''})"
+    """Format the number of names and the first few: ``7 (a, b, c, d, e, ...)``."""
+    first = ", ".join(names[:_SHOWN])
+    return f"{len(names)} ({first}{', ...' if len(names) > _SHOWN else ''})"
 
 
 def read_split(path: Path) -> tuple[Row, ...]:
@@ -60,8 +60,8 @@ def read_split(path: Path) -> tuple[Row, ...]:
         Every image of every centre, in the file's order.
 
     Raises:
-        DataError: TF-204 if there is no such file or it is malformed (a target or center that is no
-            whole number, too); TF-207 if a target is not one of the eight classes.
+        DataError: TF-204 if there is no such file or it is malformed (also if a target or center is not
+            an integer); TF-207 if a target is not one of the eight classes.
     """
     rows: list[Row] = []
     unknown: list[str] = []
@@ -74,7 +74,7 @@ def read_split(path: Path) -> tuple[Row, ...]:
             )
         except ValueError:
             raise DataError(
-                f"Expected whole numbers as target and center in line {number} of {path}, but got "
+                f"Expected integers as target and center in line {number} of {path}, but got "
                 f"{values['target']!r} and {values['center']!r}: fetch FLamby's train_test_split again.",
                 code="TF-204",
             ) from None
@@ -92,13 +92,13 @@ def read_split(path: Path) -> tuple[Row, ...]:
     if unknown:
         raise DataError(
             f"Expected targets of 0..{len(CLASS_NAMES) - 1} ({', '.join(CLASS_NAMES)}) in {path}, but got "
-            f"others for {listed(unknown)}: these images are of no class that the data set has.",
+            f"others for {listed(unknown)}: the data set has no such classes.",
             code="TF-207",
         )
-    doubled = [name for name, times in Counter(row.image for row in rows).items() if times > 1]
-    if doubled:
+    repeated = [name for name, times in Counter(row.image for row in rows).items() if times > 1]
+    if repeated:
         raise DataError(
-            f"Expected each image once in {path}, but these are there again: {listed(doubled)}; "
+            f"Expected each image once in {path}, but these are repeated: {listed(repeated)}; "
             "fetch FLamby's train_test_split again.",
             code="TF-204",
         )
@@ -106,7 +106,7 @@ def read_split(path: Path) -> tuple[Row, ...]:
 
 
 def read_lesions(path: Path) -> dict[str, str]:
-    """The lesion of each image, by image name, from FLamby's ``HAM10000_metadata``.
+    """Read the lesion of each image, by image name, from FLamby's ``HAM10000_metadata``.
 
     Raises:
         DataError: TF-204 if there is no such file or it lacks a column.
@@ -116,23 +116,23 @@ def read_lesions(path: Path) -> dict[str, str]:
 
 
 def leakage_free(rows: Sequence[Row], lesions: dict[str, str]) -> tuple[Row, ...]:
-    """Without the test images whose lesion has an image in the training fold of any centre."""
+    """Leave out the test images whose lesion has an image in the training fold of any centre."""
     trained = {lesions[row.image] for row in rows if row.fold == "train" and row.image in lesions}
     return tuple(row for row in rows if row.fold != "test" or lesions.get(row.image) not in trained)
 
 
 def _check_lesions(rows: Sequence[Row], lesions: dict[str, str], site: IsicSite) -> None:
-    """Refuse a lesion file that does not know the images whose lesions it is to tell apart.
+    """Refuse a lesion file that lacks an image whose lesion is needed.
 
-    The centre's own images, and for a leakage-free test the training images of all HAM centres.
+    These are the centre's own images and, for a leakage-free test, the training images of all HAM centres.
 
     Raises:
-        DataError: TF-204, with how many and the first.
+        DataError: TF-204, with the number of missing images and the first names.
     """
-    asked = [row for row in rows if row.center == site.center]
+    needed = [row for row in rows if row.center == site.center]
     if site.leakage_free_test:
-        asked += [row for row in rows if row.fold == "train" and row.center in HAM_CENTERS]
-    unknown = sorted({row.image for row in asked if not lesions.get(row.image)})
+        needed += [row for row in rows if row.fold == "train" and row.center in HAM_CENTERS]
+    unknown = sorted({row.image for row in needed if not lesions.get(row.image)})
     if unknown:
         raise DataError(
             f"Expected a lesion for every image of centre {site.center}, but {site.lesions} has none for "
@@ -142,12 +142,12 @@ def _check_lesions(rows: Sequence[Row], lesions: dict[str, str], site: IsicSite)
 
 
 def decode(path: Path) -> NDArray[np.uint8]:
-    """The pixels of an image file: RGB, uint8 (H, W, 3).
+    """Read the pixels of an image file: RGB, uint8 (H, W, 3).
 
     Raises:
-        DataError: TF-205 if it is not there, TF-206 if it cannot be decoded wholly.
+        DataError: TF-205 if it is missing, TF-206 if it cannot be decoded completely.
     """
-    from PIL import Image  # only where records are read
+    from PIL import Image  # only processes that read records need it
 
     try:
         with Image.open(path) as image:
@@ -163,8 +163,8 @@ class FolderData:
     """One centre's real records; see ``SiloData``.
 
     Args:
-        site: what the site says.
-        options: what the job asks.
+        site: the site's entry.
+        options: the job's options.
 
     Raises:
         DataError: TF-203, TF-204, TF-207 or TF-208, before any image is read.
@@ -177,16 +177,16 @@ class FolderData:
         self.options = options
         self._cache: Any = None
         self._images = site.root / IMAGES
-        if not os.path.isdir(self._images):  # False also where this process may not look
+        if not os.path.isdir(self._images):  # also False if this process may not read the parent folder
             raise DataError(
-                f"Expected the images of Fed-ISIC2019 in {self._images}, but there is no such folder: "
-                "name the folder that holds it as `root`, and see that this process may read it.",
+                f"Expected the images of Fed-ISIC2019 in {self._images}, but there is no such folder: set "
+                "`root` to the folder that holds it, and check that this process may read it.",
                 code="TF-203",
             )
         if site.leakage_free_test and site.lesions is None:
             raise DataError(
-                "Expected `lesions` to name FLamby's HAM10000_metadata, because `leakage_free_test` is on, "
-                "but it is not set.",
+                "Expected `lesions` to be the path of FLamby's HAM10000_metadata, because "
+                "`leakage_free_test` is on, but it is not set.",
                 code="TF-204",
             )
         rows = read_split(site.split or site.root / SPLIT)
@@ -222,18 +222,19 @@ class FolderData:
         }
 
     def names(self, fold: Fold) -> tuple[str, ...]:
-        """Names of a fold's images, in record order."""
+        """Return the names of a fold's images, in record order."""
         return tuple(row.image for row in self._folds[fold])
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,)."""
         return np.array([row.target for row in self._folds[fold]], dtype=np.int64)
 
     def check(self, progress: Progress | None = None) -> None:
         """Decode every image of the centre once.
 
         Raises:
-            DataError: TF-205 missing files, TF-206 unreadable ones, with how many and the first.
+            DataError: TF-205 for missing files, TF-206 for unreadable ones, with their number and the first
+                names.
         """
         names = [row.image for row in self._rows]
         missing = [name for name in names if not os.path.isfile(self._path(name))]
@@ -252,12 +253,12 @@ class FolderData:
         if unreadable:
             raise DataError(
                 f"Expected {len(names)} readable images of centre {self.site.center} in {self._images}, but "
-                f"{listed(unreadable)} cannot be decoded wholly: copy or preprocess them again.",
+                f"{listed(unreadable)} cannot be decoded completely: copy or preprocess them again.",
                 code="TF-206",
             )
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """The fold's records: float32 (3, image_size, image_size) and int label."""
+        """Return the fold's records: float32 (3, image_size, image_size) and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
         from tightframe.data.records import ImageCache, ImageRecords
 
@@ -278,7 +279,7 @@ class FolderData:
 
 
 def _whole(text: str) -> int:
-    """A whole number, also as pandas writes it (``3.0``); ValueError for any other."""
+    """Parse an integer, also in pandas' form (``3.0``); raise ValueError for anything else."""
     number = float(text)
     if not number.is_integer():  # nor are NaN and infinities
         raise ValueError(text)
@@ -295,7 +296,7 @@ def _centers(rows: Sequence[Row], fold: str) -> str:
 
 
 def _csv(path: Path, columns: Sequence[str], what: str) -> list[tuple[int, dict[str, str]]]:
-    """The lines of a CSV file as (line number, values), with these columns present.
+    """Read the lines of a CSV file as (line number, values), and check that it has these columns.
 
     Raises:
         DataError: TF-204.
@@ -304,21 +305,23 @@ def _csv(path: Path, columns: Sequence[str], what: str) -> list[tuple[int, dict[
         with path.open(newline="", encoding="utf-8") as stream:
             reader = csv.DictReader(stream)
             lines = [(reader.line_num, values) for values in reader]
-            found = list(reader.fieldnames or [])
+            header = list(reader.fieldnames or [])
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"Expected FLamby's {what} at {path}, but it cannot be read: {error}.", code="TF-204"
         ) from None
-    lacking = [column for column in columns if column not in found]
+    missing = [column for column in columns if column not in header]
     short = [
         str(number)
         for number, values in lines
-        if any(values[column] is None for column in columns if column in found)
+        if any(values[column] is None for column in columns if column in header)
     ]
-    if lacking or short or not lines:
-        came = f"no column {lacking}" if lacking else f"short lines: {listed(short)}" if short else "no line"
+    if missing or short or not lines:
+        problem = (
+            f"no column {missing}" if missing else f"short lines: {listed(short)}" if short else "no line"
+        )
         raise DataError(
-            f"Expected FLamby's {what} at {path} with the columns {list(columns)}, but got {came}: "
+            f"Expected FLamby's {what} at {path} with the columns {list(columns)}, but got {problem}: "
             "fetch it again.",
             code="TF-204",
         )
@@ -326,5 +329,5 @@ def _csv(path: Path, columns: Sequence[str], what: str) -> list[tuple[int, dict[
 
 
 def open_folder(site: IsicSite, options: IsicOptions) -> FolderData:
-    """The records of a configured site."""
+    """Open the records of a configured site."""
     return FolderData(site, options)

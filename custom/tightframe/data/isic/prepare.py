@@ -1,9 +1,9 @@
-"""From the originals of ISIC 2019 to the preprocessed images that the reader of Fed-ISIC2019 wants.
+"""Preprocess the originals of ISIC 2019 into the images that ``isic.folder`` reads.
 
-FLamby's recipe (owkin/FLamby, ``dataset_creation_scripts/resize_images.py``): the shorter side becomes
-224 pixels, the aspect is kept, bilinear; then colour constancy by shades of grey; JPEG under the same
-name. One thing differs: FLamby's cast to 8 bits lets values of 256 and more wrap round to black; here
-they are clipped. Torch-free.
+FLamby's recipe (owkin/FLamby, ``dataset_creation_scripts/resize_images.py``): bilinear resizing to a
+shorter side of 224 pixels with the aspect kept, then colour constancy by shades of grey, saved as JPEG
+under the same name. One difference: FLamby's cast to 8 bits makes values of 256 and more wrap around
+to black; here they are clipped. Torch-free.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ MANIFEST = "isic2019_manifest.jsonl"
 REPORT = "isic2019_report.json"
 POWER = 6
 QUALITY = 75
-"""JPEG quality; Pillow's default, which FLamby takes."""
+"""JPEG quality: Pillow's default, which FLamby uses."""
 RECIPE: Mapping[str, str | int] = {
     "shorter_side": FULL_SHORTER_SIDE,
     "resampling": "bilinear",
     "colour_constancy": f"shades of grey, power {POWER}, clipped",
     "jpeg_quality": QUALITY,
 }
-# A product that is a whole number but for rounding must not fall below it: a grey image stays as it is.
+# A product that is an integer up to rounding must not fall below it, so that a grey image does not change.
 _ROUNDING = 1e-9
 
 Advance = Callable[[int, int], None]
-"""Told after each image: how many are done, of how many."""
+"""Called after each image with the number of finished images and the total."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a run has found and done.
+    """The results of a run.
 
     Attributes:
-        rows: the images asked for: of the split file, or of one of its centres.
-        centers: the centres asked for.
-        made, kept: images that this run made, and that an earlier one had (verified by their hashes).
+        rows: number of requested images: of the split file, or of one of its centres.
+        centers: the requested centres.
+        made, kept: images made by this run, and those of an earlier run (verified by their hashes).
         missing: images without an original.
-        broken: image -> why its original cannot be read, or its result not be a JPEG.
-        ignored: originals that are not asked for.
-        strangers: files in the output folder that no line of the manifest vouches for.
-        preprocessed: images whose original is of the preprocessed size already.
-        wrapped: images in which FLamby's cast would have wrapped values round.
-        differences: where the split file's counts are not those of FLamby's.
+        broken: image -> why its original cannot be read, or its result cannot be saved as JPEG.
+        ignored: originals that were not requested.
+        strangers: files in the output folder that the manifest does not list.
+        preprocessed: images whose original already has the preprocessed size.
+        wrapped: number of images in which FLamby's cast would have wrapped values around.
+        differences: differences between the split file's counts and FLamby's.
         prepared: finished images by fold, centre and class, (2, 6, 8).
         manifest: the file with the hashes.
     """
@@ -83,31 +83,31 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What keeps the folder from being the data set, each with its code; empty if nothing does."""
-        found = []
+        """Problems that make the folder differ from the data set, each with its code."""
+        problems = []
         if self.differences:
-            found.append(
+            problems.append(
                 f"TF-204: the split file is not FLamby's: it has {self.rows} images instead of "
                 f"{expected_counts(self.centers).sum()}; counts that differ: {listed(self.differences)}"
             )
         if self.missing:
-            found.append(f"TF-205: images are missing: {listed(self.missing)}")
+            problems.append(f"TF-205: images are missing: {listed(self.missing)}")
         if self.broken:
-            found.append(f"TF-206: images cannot be read: {listed(sorted(self.broken))}")
+            problems.append(f"TF-206: images cannot be read: {listed(sorted(self.broken))}")
         if self.preprocessed:
-            found.append(
+            problems.append(
                 f"TF-203: Expected originals, but the shorter side of {listed(self.preprocessed)} is "
-                f"{FULL_SHORTER_SIDE} pixels, as if they had been preprocessed before"
+                f"{FULL_SHORTER_SIDE} pixels, as if they had already been preprocessed"
             )
         if self.strangers:
-            found.append(
-                f"TF-203: the output folder holds files that this preparation does not vouch for: "
+            problems.append(
+                f"TF-203: the output folder holds files that this preparation did not make: "
                 f"{listed(self.strangers)}"
             )
-        return found
+        return problems
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, with every name."""
+        """Return plain values, with every name."""
         values = asdict(self) | {
             "problems": self.problems,
             "prepared": self.prepared.tolist(),
@@ -126,22 +126,22 @@ def prepare(
     workers: int = 1,
     advance: Advance | None = None,
 ) -> Report:
-    """Preprocess every image of the split file that is not done yet.
+    """Preprocess every image of the split file that is not finished yet.
 
-    May be interrupted at any time and started again: each image is written whole or not at all, and
-    one that is done is told by the hashes of its original and of its result.
+    A run may be interrupted at any time and started again: each image is written whole or not at all, and
+    a finished one is recognised by the hashes of its original and its result.
 
     Args:
         images: folder of the originals, or the one that holds ``ISIC_2019_Training_Input``.
-        split: FLamby's ``train_test_split``; a copy goes into ``output``.
-        output: gets ``ISIC_2019_Training_Input_preprocessed``, the manifest and the report, with every name.
+        split: FLamby's ``train_test_split``, which is copied to ``output``.
+        output: folder for ``ISIC_2019_Training_Input_preprocessed``, the manifest and the report.
         center: only the images of this centre, 0 to 5.
-        workers: processes; with more than one, a script of yours that calls this must be guarded by
-            ``if __name__ == "__main__"``, because each begins by importing it.
-        advance: told of every image.
+        workers: number of processes. With more than one, a calling script must be guarded by
+            ``if __name__ == "__main__"``, because each process imports it.
+        advance: called after every image.
 
     Returns:
-        What was done and what is wrong; broken and missing images do not stop the others.
+        The results and problems; broken and missing images do not stop the others.
 
     Raises:
         DataError: TF-203 if there are no originals, or if the output cannot be used or written;
@@ -149,29 +149,31 @@ def prepare(
         FileExistsError: if the output holds images or a split file of another origin.
     """
     rows = read_split(split)
-    asked = [row for row in rows if center in (None, row.center)]
+    requested = [row for row in rows if center in (None, row.center)]
     folder, present = _originals(images)
     target = output / IMAGES
     if target.resolve() == folder.resolve():
-        raise FileExistsError(f"Expected an output beside the originals, but both are {folder}.")
+        raise FileExistsError(
+            f"Expected the output in another folder than the originals, but both are {folder}."
+        )
     try:
-        with Manifest.open(output / MANIFEST, RECIPE, beside=target) as manifest:
+        with Manifest.open(output / MANIFEST, RECIPE, folder=target) as manifest:
             _copy_split(split, output / SPLIT)
             target.mkdir(exist_ok=True)
             tasks = [
                 _Task(folder / f"{name}.jpg", target / f"{name}.jpg", manifest.entries.get(name))
-                for name in (row.image for row in asked)
+                for name in (row.image for row in requested)
                 if name in present
             ]
             done = _run(tasks, manifest, workers, advance)
-        report = _report(asked, center, present, target, manifest, done)
+        report = _report(requested, center, present, target, manifest, done)
         write_whole(output / REPORT, (json.dumps(report.as_json(), indent=2) + "\n").encode())
     except FileExistsError:
         raise
     except BrokenProcessPool:
         raise DataError(
-            "A process that preprocesses images ended all at once, as if memory had run out. Nothing that "
-            "was finished is lost: run the same command again, with fewer --workers."
+            "A process that preprocesses images was killed, probably for lack of memory. Finished images are "
+            "kept: run the same command again, with fewer --workers."
         ) from None
     except OSError as error:
         raise DataError(f"Expected to be able to write to {output}, but got: {error}.") from None
@@ -179,11 +181,11 @@ def prepare(
 
 
 def colour_constancy(image: Image.Image) -> tuple[Image.Image, int]:
-    """Make the light of an image white, by shades of grey with the Minkowski norm 6.
+    """Correct an image for the colour of its light, by shades of grey with the Minkowski norm 6.
 
     The light's colour is estimated as ``e_c = (mean of x_c^6)^(1/6)`` in each channel c, and each
-    channel is multiplied by ``|e| / (sqrt(3) e_c)``; fractions are cut off, as FLamby does. An image
-    without any light stays as it is.
+    channel is multiplied by ``|e| / (sqrt(3) e_c)``; values are truncated to integers, as in FLamby. A
+    black image does not change.
 
     Source: Finlayson and Trezzi, Shades of Gray and Colour Constancy, Color and Imaging Conference
     2004.
@@ -192,7 +194,7 @@ def colour_constancy(image: Image.Image) -> tuple[Image.Image, int]:
         image: RGB, 8 bits.
 
     Returns:
-        The image, and how many of its values were clipped to 255 that a cast would have wrapped.
+        The image, and the number of values that were clipped to 255 and that a cast would have wrapped.
 
     >>> colour_constancy(Image.new("RGB", (2, 2), (200, 100, 100)))[0].getpixel((0, 0))
     (141, 141, 141)
@@ -200,7 +202,7 @@ def colour_constancy(image: Image.Image) -> tuple[Image.Image, int]:
     histogram = image.histogram()
     channels = [histogram[start : start + 256] for start in (0, 256, 512)]
     pixels = image.width * image.height
-    # Sums of whole numbers are exact, however many pixels there are.
+    # Sums of integers are exact, however many pixels there are.
     light = [
         (sum(count * value**POWER for value, count in enumerate(channel)) / pixels) ** (1 / POWER)
         for channel in channels
@@ -217,10 +219,10 @@ def colour_constancy(image: Image.Image) -> tuple[Image.Image, int]:
 
 
 def preprocess(image: Image.Image) -> tuple[Image.Image, int]:
-    """The whole recipe: shorter side 224, then ``colour_constancy``.
+    """Apply the whole recipe: shorter side 224, then ``colour_constancy``.
 
-    The longer side is cut to whole pixels, as FLamby does; the shorter one is 224 exactly, where
-    FLamby's is 223 for some sizes by a rounding error.
+    The longer side is rounded down to whole pixels, as in FLamby. The shorter side is exactly 224; for
+    some sizes FLamby's is 223 because of a rounding error.
 
     Args:
         image: RGB, 8 bits, of any size.
@@ -235,7 +237,7 @@ def preprocess(image: Image.Image) -> tuple[Image.Image, int]:
 
 @dataclass(frozen=True)
 class _Task:
-    """One image: where its original lies, where it goes, what the manifest says of it."""
+    """One image: the paths of its original and its result, and its entry in the manifest, if any."""
 
     source: Path
     target: Path
@@ -244,7 +246,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Result:
-    """One image's end: its line of the manifest, or why there is none."""
+    """One image's result: its entry for the manifest, or the problem."""
 
     image: str
     entry: Entry | None
@@ -253,7 +255,7 @@ class _Result:
 
 
 def _one(task: _Task) -> _Result:
-    """Preprocess one image, unless that was done; an original that cannot be used is a result, too."""
+    """Preprocess one image unless it is finished; an unusable original gives a result with its problem."""
     name = task.target.stem
     try:
         data = task.source.read_bytes()
@@ -267,15 +269,15 @@ def _one(task: _Task) -> _Result:
         image.save(stream, "JPEG", quality=QUALITY)  # refuses more than 65,500 pixels a side
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         return _Result(name, None, problem=str(error))
-    made = stream.getvalue()
-    write_whole(task.target, made)
-    return _Result(name, Entry(name, digest, sha256(made), {"size": list(size), "wrapped": wrapped}))
+    jpeg = stream.getvalue()
+    write_whole(task.target, jpeg)
+    return _Result(name, Entry(name, digest, sha256(jpeg), {"size": list(size), "wrapped": wrapped}))
 
 
 def _run(
     tasks: Sequence[_Task], manifest: Manifest, workers: int, advance: Advance | None
 ) -> dict[str, _Result]:
-    """Do the tasks in so many processes, noting each in the manifest as soon as it is done."""
+    """Run the tasks in ``workers`` processes, and add each to the manifest as soon as it is finished."""
     done: dict[str, _Result] = {}
 
     def note(result: _Result) -> None:
@@ -291,7 +293,7 @@ def _run(
         for task in tasks:
             note(_one(task))
         return done
-    # A forked copy of a process that draws a progress bar may hold its locks for ever.
+    # A fork of a process that draws a progress bar may inherit a lock that is never released.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=worker_starts)
     try:
         for future in as_completed([pool.submit(_one, task) for task in tasks]):
@@ -302,7 +304,7 @@ def _run(
 
 
 def _originals(images: Path) -> tuple[Path, frozenset[str]]:
-    """The folder of the originals, and the names in it.
+    """Find the folder of the originals, and list the names in it.
 
     Raises:
         DataError: TF-203.
@@ -314,14 +316,14 @@ def _originals(images: Path) -> tuple[Path, frozenset[str]]:
         raise DataError(f"Expected the originals of ISIC 2019 in {folder}, but got: {error}.") from None
     if not names:
         raise DataError(
-            f"Expected the originals of ISIC 2019 (*.jpg) in {folder}, but there are none: name the folder "
-            f"{ORIGINALS}, or the one that holds it."
+            f"Expected the originals of ISIC 2019 (*.jpg) in {folder}, but there are none: give the path of "
+            f"the folder {ORIGINALS}, or of the one that holds it."
         )
     return folder, names
 
 
 def _copy_split(split: Path, copy: Path) -> None:
-    """Put the split file where the reader looks for it."""
+    """Copy the split file to the path that ``isic.folder`` reads."""
     data = split.read_bytes()
     if not copy.exists():
         write_whole(copy, data)
@@ -332,7 +334,7 @@ def _copy_split(split: Path, copy: Path) -> None:
 
 
 def _counts(rows: Sequence[Row]) -> NDArray[np.int64]:
-    """Images by fold (train, test), centre and class: (2, 6, 8)."""
+    """Count images by fold (train, test), centre and class: (2, 6, 8)."""
     counts = np.zeros((2, NUM_CENTERS, len(CLASS_NAMES)), dtype=np.int64)
     for row in rows:
         counts[int(row.fold == "test"), row.center, row.target] += 1
@@ -340,7 +342,7 @@ def _counts(rows: Sequence[Row]) -> NDArray[np.int64]:
 
 
 def expected_counts(centers: Sequence[int]) -> NDArray[np.int64]:
-    """FLamby's images by fold (train, test), centre and class, of these centres: (2, 6, 8)."""
+    """Return FLamby's image counts by fold (train, test), centre and class, of these centres: (2, 6, 8)."""
     counts = np.array([TRAIN_COUNTS, TEST_COUNTS], dtype=np.int64)
     others = [center for center in range(NUM_CENTERS) if center not in centers]
     counts[:, others] = 0
@@ -348,7 +350,7 @@ def expected_counts(centers: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _report(
-    asked: Sequence[Row],
+    requested: Sequence[Row],
     center: int | None,
     present: frozenset[str],
     target: Path,
@@ -357,27 +359,27 @@ def _report(
 ) -> Report:
     centers = tuple(range(NUM_CENTERS)) if center is None else (center,)
     entries = {name: result.entry for name, result in done.items() if result.entry is not None}
-    counts, expected = _counts(asked), expected_counts(centers)
+    counts, expected = _counts(requested), expected_counts(centers)
     differences = [
-        f"centre {place} {('train', 'test')[fold]} {CLASS_NAMES[label]}: {counts[fold, place, label]} "
-        f"instead of {expected[fold, place, label]}"
-        for fold, place, label in np.argwhere(counts != expected).tolist()
+        f"centre {number} {('train', 'test')[fold]} {CLASS_NAMES[label]}: {counts[fold, number, label]} "
+        f"instead of {expected[fold, number, label]}"
+        for fold, number, label in np.argwhere(counts != expected).tolist()
     ]
     own = {f"{name}.jpg" for name in manifest.entries}
     return Report(
-        rows=len(asked),
+        rows=len(requested),
         centers=centers,
         made=sum(result.entry is not None and not result.kept for result in done.values()),
         kept=sum(result.kept for result in done.values()),
-        missing=tuple(row.image for row in asked if row.image not in present),
+        missing=tuple(row.image for row in requested if row.image not in present),
         broken={name: result.problem for name, result in done.items() if result.entry is None},
-        ignored=tuple(sorted(present - {row.image for row in asked})),
+        ignored=tuple(sorted(present - {row.image for row in requested})),
         strangers=tuple(sorted(set(os.listdir(target)) - own)),
         preprocessed=tuple(
             sorted(name for name, entry in entries.items() if min(entry.facts["size"]) == FULL_SHORTER_SIDE)
         ),
         wrapped=sum(entry.facts["wrapped"] > 0 for entry in entries.values()),
         differences=tuple(differences),
-        prepared=_counts([row for row in asked if row.image in entries]),
+        prepared=_counts([row for row in requested if row.image in entries]),
         manifest=manifest.path,
     )

@@ -1,9 +1,9 @@
 """The synthetic twin of Fed-ISIC2019: generated records in the real set's proportions.
 
-A rehearsal needs records that anyone may have. The twin has the real centre x class x fold
-counts, scaled; its lesions differ by class, its skin, light and optics by centre. It is frozen
-(``TWIN_VERSION``, and a test that hashes pixels), no method was tuned on it, and no claim about
-a method may be made on it. Torch-free.
+It serves rehearsals, which need records without access restrictions. The twin has the real centre x
+class x fold counts, scaled; its lesions differ by class, its skin, light and optics by centre. It is
+frozen (``TWIN_VERSION``, and a test that hashes pixels), no method was tuned on it, and it supports no
+claim about a method. Torch-free.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 TWIN_VERSION = 1
 SCALE = 0.034
-"""Part of the real counts that is generated: 1,004 records in all."""
+"""Generated share of the real counts: 1,004 records in total."""
 FLOOR = 6
-"""Records of a cell that is not empty in the real set."""
+"""Least number of records of a cell (centre, fold, class) that is not empty in the real set."""
 
 
 def scaled(count: int) -> int:
-    """Records generated for a real cell of ``count``: 0 for 0, else at least ``FLOOR``.
+    """Return the number of records generated for a real cell of ``count``: 0 for 0, else at least ``FLOOR``.
 
     >>> scaled(0), scaled(2), scaled(3363)
     (0, 6, 114)
@@ -43,7 +43,7 @@ def scaled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Key:
-    """What a generated record is drawn from; its looks depend on nothing else."""
+    """The identity of a generated record, from which its pixels are drawn and nothing else."""
 
     copy: int
     center: int
@@ -58,20 +58,20 @@ class Key:
 
 
 def keys(silo: int, fold: str) -> tuple[Key, ...]:
-    """All records of one silo's train or test fold, mixed by a fixed hash of their names.
+    """Return the records of one silo's train or test fold, ordered by a hash of their names.
 
     Args:
-        silo: silo index; silo 6 is a further copy of centre 0 with records of its own.
+        silo: silo index; silo 6 is a second copy of centre 0 with records of its own.
         fold: ``train`` (with the validation records) or ``test``.
     """
     copy, center = divmod(silo, NUM_CENTERS)
     counts = {"train": TRAIN_COUNTS, "test": TEST_COUNTS}[fold][center]
-    found = [
+    records = [
         Key(copy, center, fold, label, index)
         for label, count in enumerate(counts)
         for index in range(scaled(count))
     ]
-    return tuple(sorted(found, key=lambda key: hashlib.sha256(key.name.encode()).digest()))
+    return tuple(sorted(records, key=lambda key: hashlib.sha256(key.name.encode()).digest()))
 
 
 def image(key: Key, side: int) -> NDArray[np.uint8]:
@@ -88,11 +88,11 @@ def image(key: Key, side: int) -> NDArray[np.uint8]:
 
 
 class TwinData:
-    """The twin's records as one silo holds them; see ``SiloData``.
+    """The twin's records of one silo; see ``SiloData``.
 
     Args:
         silo: index of the silo in the job's roster; centre ``silo % 6``.
-        options: what the job asks.
+        options: the job's options.
     """
 
     synthetic = True
@@ -122,18 +122,18 @@ class TwinData:
         }
 
     def keys(self, fold: Fold) -> tuple[Key, ...]:
-        """The records of a fold, in record order."""
+        """Return the records of a fold, in record order."""
         return self._folds[fold]
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,)."""
         return np.array([key.label for key in self._folds[fold]], dtype=np.int64)
 
     def check(self, progress: Progress | None = None) -> None:
-        """Nothing to read: records are generated, so none can be missing or broken."""
+        """Do nothing: generated records cannot be missing or broken."""
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """The fold's records: float32 (3, image_size, image_size) and int label."""
+        """Return the fold's records: float32 (3, image_size, image_size) and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
         from tightframe.data.records import ImageCache, ImageRecords
 
@@ -156,5 +156,5 @@ def _read(members: tuple[Key, ...], side: int, index: int) -> NDArray[np.uint8]:
 
 
 def open_twin(silo: int, options: IsicOptions) -> TwinData:
-    """The generated stand-in for silo ``silo`` of a job's roster."""
+    """Open the twin of silo ``silo`` of a job's roster."""
     return TwinData(silo, options)

@@ -1,1 +1,1 @@
-"""Two accounts at one site: the engine's client in one, the job's process in another."""
+"""Two accounts at one site: the engine's client runs in one, the processes of jobs in the other."""

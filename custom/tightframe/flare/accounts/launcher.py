@@ -1,7 +1,7 @@
 """The engine's side of two accounts: a launcher that asks the training service to start a job's process.
 
 A site names it in the ``local/resources.json`` of both its kits, in place of the engine's own launcher.
-It starts nothing itself, so that without the service no job runs: there is no way back to one account.
+It starts nothing itself: without the service no job runs, and there is no fallback to one account.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from tightframe.flare.accounts.request import (
 )
 
 ANSWER_SECONDS = 60.0
-"""Within which the service says that a job was started or refused."""
+"""Seconds within which the service must report that a job was started or refused."""
 
 
 class TrainingLauncher(JobLauncherSpec):
     """Starts jobs through the training service.
 
     Args:
-        account: the training account; nobody else's service is asked.
-        socket_path: where that service listens.
+        account: the training account; a service of any other account is refused.
+        socket_path: of the socket on which that service listens.
     """
 
     def __init__(self, account: str, socket_path: str = SOCKET) -> None:
@@ -58,16 +58,16 @@ class TrainingLauncher(JobLauncherSpec):
         self._account, self._socket_path = account, socket_path
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Offer to launch; the engine refuses a site at which a second launcher offers it, too."""
+        """Offer to launch jobs; the engine refuses a site at which two launchers offer that."""
         if event_type == EventType.BEFORE_JOB_LAUNCH:
             add_launcher(self, fl_ctx)
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
-        """Have a job's process started by the training account.
+        """Ask the training account's service to start a job's process.
 
         Raises:
-            AccountError: TF-741, if its service is not there or is not the training account's; TF-743
-                or another, if the service refuses the request.
+            AccountError: TF-741, if the service is not there or is not the training account's; TF-743
+                or another code, if the service refuses the request.
         """
         request = _request(job_meta, fl_ctx)
         connection = self._connect()
@@ -75,18 +75,18 @@ class TrainingLauncher(JobLauncherSpec):
             send(connection, request.to_bytes())
             answer = _answer(receive(connection, ANSWER_SECONDS))
         except (AccountError, OSError) as error:
-            # The service closes at once on an account that it does not know.
+            # The service closes the connection at once if it does not know the account.
             connection.close()
             raise AccountError(
-                f"Expected an answer of the training service, but got: {error} Does its `engine_account` "
-                "name this account? Its own log says why.",
+                f"Expected an answer from the training service, but got: {error} Check that its "
+                "`engine_account` names this account; the service's own log says why.",
                 code="TF-741",
             ) from None
         if "started" not in answer:
             connection.close()
             raise AccountError(
                 f"Expected the training service to start job {request.job}, but it refused: "
-                f"{str(answer.get('reason'))[:500]} Its own log says more.",
+                f"{str(answer.get('reason'))[:500]} The service's own log says more.",
                 code="TF-743",
             )
         return TrainingHandle(connection)
@@ -102,42 +102,42 @@ class TrainingLauncher(JobLauncherSpec):
             connection.close()
             raise AccountError(
                 f"Expected the training service at {self._socket_path}, but got: {error.strerror}. Start it "
-                "(systemctl start tightframe-training). The job is not started in this account instead.",
+                "(systemctl start tightframe-training). The job is not run in this account instead.",
                 code="TF-741",
             ) from None
         if uid != wanted or uid == os.geteuid():
             connection.close()
-            whose = "this account's own" if uid == os.geteuid() else f"of the account with id {uid}"
+            owner = "this account" if uid == os.geteuid() else f"the account with id {uid}"
             raise AccountError(
-                f"Expected the training service at {self._socket_path} to be of the account "
-                f"{self._account}, and not of the engine's, but it is {whose}.",
+                f"Expected the training service at {self._socket_path} to run as the account "
+                f"{self._account}, and not as the engine's, but it runs as {owner}.",
                 code="TF-741",
             )
         return connection
 
 
 class TrainingHandle(JobHandleSpec):
-    """The engine's hold on a job's process of the training account: its connection."""
+    """Handle by which the engine controls a job's process in the training account: the connection to it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._ended = threading.Event()
         self._code: int = JobReturnCode.UNKNOWN
-        # A job takes hours: no time ends the wait for its end, only the other side does.
+        # A job takes hours, so the wait for its end has no timeout; the other side ends it.
         connection.settimeout(None)
         threading.Thread(target=self._wait_ended, name="training job", daemon=True).start()
 
     def terminate(self) -> None:
-        """Kill the process and all of its session."""
-        with contextlib.suppress(OSError):  # it has ended
+        """Kill the process and its whole session."""
+        with contextlib.suppress(OSError):  # it has ended already
             self._connection.sendall(KILL)
 
     def poll(self) -> int:
-        """Return the engine's return code; its ``UNKNOWN`` while the process runs."""
+        """Return the job's return code in the engine's terms; ``UNKNOWN`` while the process runs."""
         return self._code
 
     def wait(self) -> None:
-        """Wait until the process has ended, or its service has."""
+        """Wait until the process or its service has ended."""
         self._ended.wait()
 
     def _wait_ended(self) -> None:
@@ -158,10 +158,10 @@ class TrainingHandle(JobHandleSpec):
 
 
 def _request(job_meta: dict[str, Any], fl_ctx: FLContext) -> Start:
-    """Return what the service needs of a job, as the engine has it.
+    """Return the request to start a job, from the engine's own description of it.
 
     Raises:
-        AccountError: TF-743, if the engine's own settings or the job do not fit two accounts.
+        AccountError: TF-743, if the engine's settings or the job cannot be used with two accounts.
     """
     workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     given = {name: value for name, (_, value) in fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS).items()}
@@ -170,7 +170,7 @@ def _request(job_meta: dict[str, Any], fl_ctx: FLContext) -> Start:
     if url.scheme != "tcp" or url.hostname != "localhost" or security != ConnectionSecurity.CLEAR:
         raise AccountError(
             "Expected the engine's listener for its jobs to be the default one, plain TCP on localhost, but "
-            f"got {url.scheme} on {url.hostname}: take `internal` out of this site's local/comm_config.json."
+            f"got {url.scheme} on {url.hostname}: remove `internal` from this site's local/comm_config.json."
         )
     job = str(job_meta[JobConstants.JOB_ID])
     config = fl_ctx.get_prop(FLContextKey.CLIENT_CONFIG) or {}
@@ -179,7 +179,7 @@ def _request(job_meta: dict[str, Any], fl_ctx: FLContext) -> Start:
     files = {str(one.relative_to(app)): one for one in sorted(app.rglob("*")) if not one.is_dir()}
     if strange := sorted(set(files) - FILES):
         raise AccountError(
-            f"Expected a job of configuration alone, as two accounts need it, but got {strange[:5]}."
+            f"Expected a job of configuration files alone, as two accounts require, but got {strange[:5]}."
         )
     if sum(one.stat().st_size for one in files.values()) > MAX_MESSAGE // 2:
         raise AccountError("Expected a job folder of a few KiB, but got one of more than 2 MiB.")
@@ -201,5 +201,5 @@ def _answer(message: bytes) -> dict[str, Any]:
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        raise AccountError("Expected an answer of the training service, but got something else.")
+        raise AccountError("Expected an answer from the training service, but got something else.")
     return values

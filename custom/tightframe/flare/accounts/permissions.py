@@ -1,4 +1,4 @@
-"""Rights of an account of this machine to read or change files, by their owners and modes."""
+"""Rights of a local account to read or change files, from the files' owners and modes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ACL = ("system.posix_acl_access", "system.posix_acl_default")
 
 @dataclass(frozen=True)
 class Account:
-    """An account of this machine.
+    """A local account.
 
     Attributes:
         name: name of the account.
         uid: its user id.
-        groups: ids of all groups that it is in.
+        groups: ids of all its groups.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Account:
 
     @classmethod
     def named(cls, name: str) -> Account:
-        """Return the account of a name.
+        """Return the account with a name.
 
         Raises:
             AccountError: TF-742, if this machine has none.
@@ -48,17 +48,17 @@ class Account:
             entry = pwd.getpwnam(name)
         except KeyError:
             raise AccountError(
-                f"Expected the account {name!r} on this machine, but there is none: make it, or mend "
+                f"Expected the account {name!r} on this machine, but there is none: create it, or correct "
                 "`engine_account` in this site's local/tightframe.json.",
                 code="TF-742",
             ) from None
         return cls(name, entry.pw_uid, frozenset(os.getgrouplist(name, entry.pw_gid)))
 
     def may(self, path: Path, want: int) -> bool:
-        """Tell whether it has one of the rights in ``want`` to a path; an absent path gives none.
+        """Check whether it has one of the rights in ``want`` to a path; nobody has any to an absent path.
 
-        The rights of the path and of every folder above it. An access list counts as given to it where
-        it gives more than the owner's rights, because modes do not tell to whom.
+        The modes of the path and of every folder above it count. Where a path has an access list, its widest
+        rights count as this account's, because modes do not say who has them.
         """
         try:
             whole = path.resolve(strict=True)
@@ -67,9 +67,9 @@ class Account:
             return False
 
     def may_change(self, path: Path) -> bool:
-        """Tell whether it can write a path, or put another in its place; an absent one counts as it.
+        """Check whether it can write to a path or replace it; an absent path counts if it can create it.
 
-        The owner of a file or folder may give itself every right to it.
+        The owner of a file or folder can give itself every right to it.
         """
         places = {path.absolute(), path.resolve()}
         return any(
@@ -100,7 +100,7 @@ def _sticky(folder: Path) -> bool:
 
 
 def _listed(path: Path) -> bool:
-    """Tell whether a path has an access list, of which the mode's group bits are the widest rights."""
+    """Check whether a path has an access list; the mode's group bits are then its widest rights."""
     try:
         return any(name in _ACL for name in os.listxattr(path))
     except OSError:
@@ -108,18 +108,18 @@ def _listed(path: Path) -> bool:
 
 
 def separation(kit: Path, entry: SiteEntry, engine: Account) -> list[str]:
-    """Describe what the engine's account can reach that is the training account's; none if they are apart.
+    """Describe the training account's files that the engine's account can reach; none if they are separate.
 
     Args:
         kit: the training account's.
-        entry: what its ``local/tightframe.json`` says.
+        entry: the configuration in its ``local/tightframe.json``.
         engine: the account of the engine's client.
     """
     return [
-        *(["the engine's account is root, which reads everything"] if engine.uid == 0 else []),
+        *(["the engine's account is root, which can read everything"] if engine.uid == 0 else []),
         *(f"{engine.name} can read {what} {path}" for what, path in _secret(kit, entry, engine)),
         *(
-            f"{engine.name} can change {path}, or put another in its place: {what}"
+            f"{engine.name} can change or replace {path}: {what}"
             for what, path in _trusted(kit, entry)
             if engine.may_change(path)
         ),
@@ -127,14 +127,14 @@ def separation(kit: Path, entry: SiteEntry, engine: Account) -> list[str]:
 
 
 def require(kit: Path, entry: SiteEntry) -> None:
-    """Refuse to train where the site's file asks for two accounts and they are not apart.
+    """Refuse to train if the site's configuration asks for two accounts and they are not separate.
 
     Args:
         kit: the training account's.
-        entry: what its ``local/tightframe.json`` says.
+        entry: the configuration in its ``local/tightframe.json``.
 
     Raises:
-        AccountError: TF-742, listing everything that the engine's account reaches.
+        AccountError: TF-742, listing everything that the engine's account can reach.
     """
     if entry.engine_account is None:
         return
@@ -143,20 +143,20 @@ def require(kit: Path, entry: SiteEntry) -> None:
     if wrong := same + separation(kit, entry, engine):
         lines = "\n".join(f"  - {line}" for line in wrong)
         raise AccountError(
-            f"Expected the engine's account {entry.engine_account} to reach nothing of the account that "
-            f"trains, as `engine_account` in {kit}/local/tightframe.json asks for, but:\n{lines}\n"
+            f"Expected the engine's account {entry.engine_account} to have no access to the training "
+            f"account's files, as `engine_account` in {kit}/local/tightframe.json asks for, but:\n{lines}\n"
             "Nothing is trained in one account instead. See docs/site-guide.md, Two accounts.",
             code="TF-742",
         )
 
 
 def _secret(kit: Path, entry: SiteEntry, engine: Account) -> Iterator[tuple[str, Path]]:
-    """Yield what the engine's account can read: of a folder, to enter it is enough for known names."""
+    """Yield the secret files that the engine's account can read; entering a folder suffices to read in it."""
     key = _key(kit)
     state = None if entry.state_dir is None else Path(entry.state_dir)
-    wanted = [("the key", key), ("the ledger and journal in", state), ("what jobs leave in", kit)]
-    wanted += [("records in", path) for path in records(entry)]
-    for what, path in wanted:
+    secrets = [("the key", key), ("the ledger and journal in", state), ("the jobs' results in", kit)]
+    secrets += [("records in", path) for path in records(entry)]
+    for what, path in secrets:
         if path is not None and engine.may(path, READ | (ENTER if path.is_dir() else 0)):
             yield what, path
 
@@ -177,10 +177,10 @@ def _paths(values: Iterable[Any]) -> Iterator[Path]:
 
 
 def _trusted(kit: Path, entry: SiteEntry) -> Iterator[tuple[str, Path]]:
-    """Yield what the job's process goes by."""
+    """Yield the files on which the job's process relies."""
     if entry.state_dir is not None:
-        yield "ledger and journal lie there", Path(entry.state_dir)
-    yield from (("records lie there", path) for path in records(entry))
+        yield "ledger and journal", Path(entry.state_dir)
+    yield from (("records", path) for path in records(entry))
     for folder, what in (("local", "policy and allow list"), ("startup", "key and root")):
         yield what, kit / folder
         yield from ((what, path) for path in sorted(kit.glob(f"{folder}/**/*")))

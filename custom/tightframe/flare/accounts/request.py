@@ -1,9 +1,9 @@
 """Messages between the engine's launcher and the training service, over a UNIX socket.
 
 One connection starts and controls one job. The engine's side sends one request and then at most one
-byte; the service answers that the job was started or refused, and later how it ended. The engine's
-account may be in an attacker's hands: nothing in a request names a command, a path, an argument or a
-variable of the environment. What the service needs beyond it, it takes from its own kit.
+byte; the service answers that the job was started or refused, and later how it ended. An attacker may
+control the engine's account: nothing in a request names a command, a path, an argument or an environment
+variable. The service takes everything else that it needs from its own kit.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from tightframe.options import StrictModel
 SOCKET = "/run/tightframe/training.sock"
 """Default path of the service's socket."""
 KILL = b"K"
-"""The byte that kills the job; the connection's end asks it to end, and kills it some seconds later."""
+"""Byte that kills the job at once; closing the connection terminates it, and kills it seconds later."""
 MAX_MESSAGE = 4 * 2**20
-"""Bytes of the largest message: a job folder is configuration of a few KiB."""
+"""Size of the largest message, in bytes: a job folder is configuration of a few KiB."""
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CREDENTIAL = re.compile(r"[A-Za-z0-9+/=_.:-]{1,4096}")
 _CONFIGURATION = ("config_fed_client.json", "config_fed_server.json")
 FILES = frozenset({PLACE, *ENGINE_FILES, *(f"config/{name}" for name in (*ENGINE_FILES, *_CONFIGURATION))})
-"""The files of a deployed app without code: configuration, the lead's manifest, the engine's signatures."""
+"""Files of a deployed app without code: configuration, the lead's manifest, the engine's signatures."""
 META = frozenset(
     {"job_id", "name", "job_clients", "scope", "submitter_name", "submitter_org", "submitter_role", "study"}
 )
-"""Metadata of a job that its process may see; the engine's other keys start programs or write files."""
+"""Keys of a job's metadata that its process may see; the engine's others start programs or write files."""
 
 
 class AccountError(TightframeError):
-    """The two accounts of a site are not apart, or a start between them was refused.
+    """The two accounts of a site are not apart, or the start of a job was refused.
 
-    TF-741 no training service there, TF-742 the engine's account reaches what is the training
-    account's, TF-743 a request refused, TF-744 another caller, TF-745 one key for both accounts.
+    TF-741: no training service; TF-742: the engine's account can reach the training account's files;
+    TF-743: request refused; TF-744: caller refused; TF-745: one key for both accounts.
     """
 
     code = "TF-743"
@@ -61,7 +61,7 @@ def _matches(pattern: re.Pattern[str], what: str) -> AfterValidator:
 
 def _known_files(files: dict[str, bytes]) -> dict[str, bytes]:
     if strange := set(files) - FILES:
-        raise ValueError(f"Expected files of a job without code, but got {len(strange)} other")
+        raise ValueError(f"Expected only files of a job without code, but got {len(strange)} others")
     return files
 
 
@@ -80,9 +80,9 @@ class Start(StrictModel):
     Attributes:
         job: its id.
         port: of the engine client's listener for its jobs, on the loopback interface.
-        token: with which the site is registered at the server; as the next two, the engine's own.
-        token_signature: the server's, over it.
-        ssid: of the server's session.
+        token: the engine's token for the site's registration at the server.
+        token_signature: the server's signature over the token.
+        ssid: id of the server's session.
         certificate: the engine's own, in PEM, to be compared with the training account's.
         meta: the job's metadata; the service keeps the keys in ``META``.
         files: of the deployed app, relative path -> content.
@@ -98,7 +98,7 @@ class Start(StrictModel):
     files: Annotated[dict[str, bytes], AfterValidator(_known_files)]
 
     def __repr__(self) -> str:
-        """Return the job alone: the rest has credentials in it."""
+        """Return the job alone: the other fields hold credentials."""
         return f"Start(job={self.job!r})"
 
     __str__ = __repr__
@@ -111,27 +111,27 @@ class Start(StrictModel):
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Start:
-        """Read a request; it is not to be trusted.
+        """Parse a request, which is untrusted.
 
         Raises:
-            AccountError: TF-743, that says what is wrong and shows no value.
+            AccountError: TF-743; the text names the fields that are wrong and shows no value.
         """
         try:
             values = json.loads(message, object_pairs_hook=_object, parse_constant=_refuse_constant)
             files = values["files"]
             values["files"] = {name: base64.b64decode(text, validate=True) for name, text in files.items()}
             made = cls.model_validate(values)
-            # The id stands in the metadata again, which the job's process reads.
+            # The metadata, which the job's process reads, repeats the id.
             if made.meta.get("job_id") != made.job:
-                raise AccountError("Expected the metadata of the job that is asked for, but got another's.")
+                raise AccountError("Expected the requested job's metadata, but got another job's.")
         except ValidationError as error:
             places = sorted({str(item["loc"][0])[:40] if item["loc"] else "it" for item in error.errors()})
             raise AccountError(
-                f"Expected a request of the engine's launcher, but got one that is wrong in: {places[:8]}."
+                f"Expected a request from the engine's launcher, but got one with errors in: {places[:8]}."
             ) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, binascii.Error):
             raise AccountError(
-                "Expected a request of the engine's launcher, but got something else."
+                "Expected a request from the engine's launcher, but got something else."
             ) from None
         return made
 
@@ -139,7 +139,7 @@ class Start(StrictModel):
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return values
 
 
@@ -148,15 +148,15 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def send(connection: socket.socket, message: bytes) -> None:
-    """Send one message: its length in four bytes, then it."""
+    """Send one message: its length in four bytes, then the message itself."""
     connection.sendall(struct.pack(">I", len(message)) + message)
 
 
 def receive(connection: socket.socket, seconds: float, limit: int = MAX_MESSAGE) -> bytes:
-    """Return the next message, all of which must be there after some seconds.
+    """Return the next message, which must arrive as a whole within some seconds.
 
     Raises:
-        AccountError: TF-743, if it is too long, late or cut.
+        AccountError: TF-743, if it is too long, late or cut short.
     """
     until = time.monotonic() + seconds
     (length,) = struct.unpack(">I", _exactly(connection, 4, until))
@@ -175,7 +175,7 @@ def _exactly(connection: socket.socket, number: int, until: float) -> bytes:
             connection.settimeout(left)
             part = connection.recv(min(number - len(parts), 65536))
         except TimeoutError:
-            raise AccountError("Expected a whole message in time, but it did not come.") from None
+            raise AccountError("Expected a whole message in time, but it did not arrive.") from None
         except OSError as error:
             raise AccountError(f"Expected a whole message, but got: {error.strerror}.") from None
         if not part:

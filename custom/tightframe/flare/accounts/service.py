@@ -1,9 +1,9 @@
-"""The training account's side: a service that starts the processes of jobs, when the engine asks it to.
+"""The training account's side: a service that starts the processes of jobs at the engine's request.
 
-It builds command, environment and folder of a job itself, from its own kit: the request says which
-job, with which signed configuration, and how the engine's client is reached. The configuration must be
-signed by somebody whom the project's root certified to submit jobs, so that not even the engine's
-account can make up a job; the site's policy and allow list in the kit's ``local/`` hold for it as ever.
+It builds a job's command, environment and folder itself, from its own kit: the request gives only the
+job, its signed configuration, and how to reach the engine's client. The configuration must be signed by
+a person whom the project's root certified to submit jobs, so that not even the engine's account can
+invent a job; the site's policy and allow list in the kit's ``local/`` apply to it as usual.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from tightframe.flare.identity import SITE_FILE, site_identity
 
 WORKER = "nvflare.private.fed.app.client.worker_process"
 REQUEST_SECONDS = 10.0
-"""Within which a request must be there."""
+"""Seconds within which a request must have arrived."""
 ACCEPT_PAUSE = 1.0
-"""Seconds until the next connection is accepted after one could not be."""
+"""Seconds to wait after a connection could not be accepted."""
 GRACE = 5.0
 """Seconds from asking a job's process to end to killing it."""
 MAX_CONNECTIONS = 8
-"""Jobs and requests at a time; more are refused."""
+"""Most jobs and requests at a time; further ones are refused."""
 ROOT_FILE = "rootCA.pem"
 AUTHORIZATION = "authorization.json"
 _RETURN_CODE = "_process_rc.txt"
-"""In which a job's process leaves its return code, where threads of it would not end."""
+"""File in which a job's process leaves its return code if its threads would not end."""
 _ENGINES = ("NVFLARE_", "NVFL_", "LISTEN_", "NOTIFY_")
-"""Prefixes of variables that would change a job's process; those of the unit do not reach it."""
+"""Prefixes of the service's environment variables that are not passed to a job's process."""
 log = logging.getLogger("tightframe.learning.loop")
 
 
@@ -65,9 +65,9 @@ class TrainingService:
     Attributes:
         kit: the training account's own.
         name: the site's.
-        organisation: the site's, by its certificate.
-        engine: the account that may ask.
-        server: scheme and address of the federation's server, by the kit.
+        organisation: the site's, from its certificate.
+        engine: the account that may ask for jobs.
+        server: scheme and address of the federation's server, from the kit.
         public_key: of the kit's certificate, in DER.
     """
 
@@ -84,12 +84,12 @@ class TrainingService:
 
     @classmethod
     def of(cls, kit: Path) -> TrainingService:
-        """Return the service of a kit, by its own files.
+        """Return the service of a kit, from the kit's own files.
 
         Raises:
             SiteConfigError: TF-201, TF-202 or TF-615, if the kit is not ready for production.
-            AccountError: TF-742, if its configuration names no engine's account, or one that reaches
-                what is the training account's.
+            AccountError: TF-742, if its configuration names no account for the engine, or one that can
+                reach the training account's files.
         """
         kit = kit.resolve()
         config = json.loads((kit / "startup" / SITE_FILE).read_text(encoding="utf-8"))
@@ -103,7 +103,7 @@ class TrainingService:
         if entry.engine_account is None:
             raise AccountError(
                 f"Expected `engine_account` in {kit}/local/{FILE_NAME} to name the account of the engine's "
-                "client, which alone may start jobs here, but it is not there.",
+                "client, the only one that may start jobs here, but the key is missing: add it.",
                 code="TF-742",
             )
         permissions.require(kit, entry)
@@ -126,16 +126,16 @@ class TrainingService:
     def serve(self, listener: socket.socket) -> None:
         """Answer until the listener is shut down or closed.
 
-        Any other failure to accept is logged, and the next connection is waited for: a caller that uses up
-        this account's files must not end the service.
+        Log any other failure to accept a connection and wait for the next one: a caller that exhausts this
+        account's file descriptors must not end the service.
         """
         while True:
             try:
                 connection, _ = listener.accept()
-                # By the kernel's word, before a byte is read.
+                # The kernel names the caller, before a byte is read.
                 caller = peer(connection)
             except OSError as error:
-                # EINVAL: shut down; EBADF: closed.
+                # EINVAL: the listener is shut down; EBADF: it is closed.
                 if error.errno in (errno.EINVAL, errno.EBADF) or listener.fileno() < 0:
                     return
                 log.warning("a connection could not be accepted: %s", error.strerror)
@@ -151,7 +151,7 @@ class TrainingService:
                 threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
-        """End all jobs; no other is started."""
+        """End all jobs, and start no more."""
         with self._lock:
             self._closing = True
             running = list(self._running)
@@ -161,7 +161,7 @@ class TrainingService:
             _end(process)
 
     def command(self, request: Start) -> list[str]:
-        """Return the command of a job's process: all of it this kit's own, but the job's id and a port."""
+        """Return a job's command line: all from this kit, except for the job's id and a port."""
         scheme, target = self.server
         return [
             *(sys.executable, "-m", WORKER, "-m", str(self.kit), "-w", str(self.kit / "startup")),
@@ -173,21 +173,21 @@ class TrainingService:
 
     @staticmethod
     def environment(request: Start, own: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of a job's process: the service's own and the engine's credentials."""
+        """Return a job's environment: the service's own variables and the engine's credentials."""
         kept = {name: value for name, value in own.items() if not name.startswith(_ENGINES)}
         return kept | {
-            doors.PARENT: str(os.getpid()),  # this service hears nothing of the engine's network
+            doors.PARENT: str(os.getpid()),  # this service is not reachable over the engine's network
             JobProcessEnv.AUTH_TOKEN: request.token,
             JobProcessEnv.TOKEN_SIGNATURE: request.token_signature,
             JobProcessEnv.SSID: request.ssid,
         }
 
     def prepare(self, request: Start) -> Path:
-        """Lay out a job's folder, once its signatures are verified.
+        """Create a job's folder, once its signatures are verified; a refused job leaves nothing behind.
 
         Raises:
-            AccountError: TF-742 to TF-745. Nothing is left of a job that was refused.
-            ManifestError: TF-633 to TF-636. The nonce is left to the job's process.
+            AccountError: TF-742 to TF-745.
+            ManifestError: TF-633 to TF-636. The job's process records the nonce.
             JobError: if the job's values are not valid.
         """
         entry = _entry(self.kit, self.name)
@@ -208,7 +208,8 @@ class TrainingService:
             with self._lock:
                 if run.exists() or run.is_symlink():
                     raise AccountError(
-                        f"Expected a job that has not run here, but {request.job} has: each is started once."
+                        f"Expected a job that has not run here, but {request.job} has: each job starts once. "
+                        "Submit it anew."
                     )
                 made.rename(run)
         return run
@@ -219,14 +220,14 @@ class TrainingService:
         if not valid or len(signers) != 1:
             raise AccountError(
                 "Expected a job that is signed by one person under the project's root, but its signatures do "
-                "not verify."
+                "not verify: submit it again with the kit of a person who may submit jobs."
             )
-        # To the engine a site's own certificate is as good to sign a job with as a person's.
+        # The engine accepts a job signed with a site's certificate as well as with a person's.
         (_, _, role), *_ = signers
         if not _may_submit(self.kit, str(role)):
             raise AccountError(
-                "Expected a job that is signed by somebody with a role to which this account's "
-                f"local/{AUTHORIZATION} gives `submit_job`, but got one of the role {str(role)[:40]!r}."
+                "Expected a job that is signed by a person with a role to which this account's "
+                f"local/{AUTHORIZATION} gives `submit_job`, but got the role {str(role)[:40]!r}."
             )
 
     def _check_certificate(self, request: Start) -> None:
@@ -236,8 +237,8 @@ class TrainingService:
             raise AccountError("Expected the engine's certificate in PEM, but got something else.") from None
         if theirs == self.public_key:
             raise AccountError(
-                "Expected the engine's account to have a key of its own, but it has the key that this "
-                "account signs the secure sum with: ask for a second certificate, as the site guide says.",
+                "Expected the engine's account to have a key of its own, but it has the key with which this "
+                "account signs secure sums: ask for a second certificate, as the site guide says.",
                 code="TF-745",
             )
 
@@ -256,7 +257,7 @@ class TrainingService:
                 send(connection, b'{"started": true}')
                 self._follow(connection, request, process)
         except OSError:
-            log.warning("the engine's client has gone in the middle of an answer")
+            log.warning("the engine's client disconnected during an answer")
         finally:
             if process is not None:
                 _end(process)
@@ -278,7 +279,7 @@ class TrainingService:
             run = self.prepare(request)
             with self._lock:
                 if self._closing:
-                    raise AccountError("Expected a service that runs, but it is being stopped.")
+                    raise AccountError("Expected the training service to run, but it is being stopped.")
                 process = subprocess.Popen(  # noqa: S603 - arguments as a list, of the kit's own values
                     self.command(request),
                     env=self.environment(request, os.environ),
@@ -294,12 +295,12 @@ class TrainingService:
             ) from None
         finally:
             if run is not None and process is None:
-                shutil.rmtree(run, ignore_errors=True)  # so that the job can be asked for again
+                shutil.rmtree(run, ignore_errors=True)  # so that the job can be requested again
         log.info("job %s: started as process %d", request.job, process.pid)
         return process
 
     def _follow(self, connection: socket.socket, request: Start, process: subprocess.Popen[bytes]) -> None:
-        """Tell how a job ended; end it when the engine's client says so, or is gone."""
+        """Report how a job ended; end it when the engine's client asks for that or disconnects."""
         over = threading.Event()
 
         def listen() -> None:
@@ -307,7 +308,7 @@ class TrainingService:
                 connection.settimeout(None)
                 byte = connection.recv(1)
                 if not over.is_set():
-                    log.info("job %s: %s", request.job, "killed" if byte else "ended, the engine is gone")
+                    log.info("job %s: %s", request.job, "killed" if byte else "ended: the engine is gone")
                     if byte == KILL:
                         _signal(process, signal.SIGKILL)
                     _end(process)
@@ -330,27 +331,28 @@ def run(kit: Path, path: Path = Path(SOCKET)) -> None:
 
     Args:
         kit: the training account's.
-        path: of the socket, in a folder that no other account may write.
+        path: of the socket, in a folder that no other account can write to.
 
     Raises:
-        AccountError: TF-741, if another account may write that folder; otherwise as ``TrainingService.of``.
-        OSError: if the socket cannot be made.
+        AccountError: TF-741, if another account can write to that folder; otherwise as
+            ``TrainingService.of``.
+        OSError: if the socket cannot be created.
     """
     service = TrainingService.of(kit)
     if path.parent.stat().st_mode & 0o022 or service.engine.may_change(path.parent):
         raise AccountError(
-            f"Expected the folder {path.parent} of the socket to be this account's alone to write, but "
-            "others may put another socket in its place: chmod go-w it.",
+            f"Expected only this account to be able to write to the socket's folder {path.parent}, but "
+            f"others can replace the socket there: run `chmod go-w {path.parent}`.",
             code="TF-741",
         )
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        path.chmod(0o666)  # whoever connects is told apart by the kernel's word
+        path.chmod(0o666)  # the kernel identifies whoever connects
         listener.listen(MAX_CONNECTIONS)
 
         def stop(number: int, frame: FrameType | None) -> None:
-            # `accept` goes on after a signal; it fails on a listener that is shut down.
+            # `accept` continues after a signal; it fails once the listener is shut down.
             listener.shutdown(socket.SHUT_RDWR)
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -380,18 +382,18 @@ def _public_key(certificate: x509.Certificate) -> bytes:
 
 
 def _refuse(connection: socket.socket, error: TightframeError) -> None:
-    """Log a refusal, and tell the caller of it; what this account's files look like stays here."""
+    """Log a refusal and report it to the caller, without details of this account's files."""
     log.warning("%s", error)
     reason = str(error)
     if error.code == "TF-742":
         reason = "TF-742: the two accounts are not apart."
     elif not isinstance(error, AccountError | JobError | ManifestError):
-        reason = f"{error.code}: this account's own configuration does not hold."
+        reason = f"{error.code}: this account's own configuration is not valid."
     send(connection, json.dumps({"refused": error.code, "reason": reason}).encode())
 
 
 def _may_submit(kit: Path, role: str) -> bool:
-    """Tell whether this site lets a role submit jobs, by the kit's own file; without it nobody may."""
+    """Check whether the kit's own file lets a role submit jobs; without that file no role may."""
     try:
         values = json.loads((kit / "local" / AUTHORIZATION).read_text(encoding="utf-8"))
         rights = values["permissions"][role]
@@ -420,7 +422,7 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a job's processes to end, and kill what has not."""
+    """Terminate a job's processes, and kill those that do not end."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

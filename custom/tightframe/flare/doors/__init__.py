@@ -1,8 +1,9 @@
-"""The engine's doors: which of its messages a process accepts, and from whom.
+"""The engine's doors: rules on which messages a process accepts, and from whom.
 
-NVFlare serves shell commands, deletion, shutdown and its debugging topics to whoever sends them, and asks
-for a right only where the sender asks it to. A site's, or the server's, own ``local/resources.json`` names
-a component that shuts all of that (``SiteDoors``, ``ServerDoors``); in production no job runs without it.
+NVFlare serves shell commands, deletion, shutdown and its debugging topics to any sender, and checks
+rights only where the sender asks for the check. A component in the site's or the server's own
+``local/resources.json`` shuts all of that (``SiteDoors``, ``ServerDoors``); without it no production job
+runs.
 """
 
 from tightframe.flare.doors.engine import PARENT, ServerDoors, SiteDoors, require

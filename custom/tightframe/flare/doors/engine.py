@@ -1,14 +1,14 @@
-"""Puts the rules into effect in a process of the engine. Nothing else in this package changes the engine.
+"""Enforcement of the rules in a process of the engine. Nothing else in this package changes the engine.
 
-The engine builds the components of a site's, or the server's, own ``resources.json`` before it makes its
-cell, in its parent process and in each job's process alike. So what is changed here is changed before
-anything can be heard, and there is no time in which the doors are open.
+The engine builds the components of a site's or the server's own ``resources.json`` before it creates its
+cell, both in its parent process and in each job's process. So the changes made here are in effect before
+any message can arrive, and the doors are never open.
 
-1. *Removal.* The engine's own lists of commands lose those that a run does not need, and what is
-   registered with a cell afterwards is kept only for the topics of ``rules.SERVED``, by name: a callback
+1. *Removal.* Commands that a run does not need are removed from the engine's own lists, and callbacks
+   registered with a cell afterwards are kept only for the topics named in ``rules.SERVED``: a callback
    for ``*`` is registered for the listed topics of its channel and for no others.
-2. *Checks.* ``CoreCell.process_message`` is where every message arrives, for this process or another,
-   request or answer, before it is decoded. It is judged there; an error while judging refuses it.
+2. *Checks.* Every message arrives at ``CoreCell.process_message`` before it is decoded: for this process or
+   another, request or answer. It is judged there; an error while judging refuses it.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Side, Topics, Verdict
 
 PARENT = "TIGHTFRAME_DOORS"
-"""Tells a job's process which process above it has its doors shut."""
+"""Environment variable that tells a job's process which parent process has shut its doors."""
 MAX_REFUSALS = 2048
-"""Different refusals that are counted each by itself; the rest are counted together."""
+"""Most kinds of refusal that are counted separately; all others are counted together."""
 
 log = logging.getLogger("tightframe.doors")
 
 
 class _Engine:
-    """The engine's own functions, as they were."""
+    """The engine's own functions, as they were before the doors replaced them."""
 
     process = staticmethod(CoreCell.process_message)
     register = staticmethod(CoreCell.register_request_cb)
@@ -73,12 +73,12 @@ class _Engine:
 
 
 class _State:
-    """State of the doors in this process."""
+    """State of this process's doors."""
 
     shut: str = ""
     """"site" or "server" once the doors are shut."""
     parent = False
-    """True if a process above this one has shut its own."""
+    """True if a parent process has shut its own doors."""
     offered: set[tuple[str, str, str, str]]
     """Registrations that the engine asked for: kind of process, message or stream, channel, topic."""
 
@@ -95,12 +95,12 @@ class _Doors(FLComponent):
         shut(kind)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Say in the log, once the process runs, that its doors are shut."""
+        """Log that the doors are shut, once the process runs."""
         if event_type in (EventType.SYSTEM_START, EventType.START_RUN):
             served = {channel for channel, _ in _registered()}
             log.info(
-                "doors shut: %d channels of the engine are served here (%s); docs/threat-model.md lists what "
-                "is taken from whom.",
+                "doors shut: %d channels of the engine are served here (%s); docs/threat-model.md lists the "
+                "messages accepted from each sender.",
                 len(served),
                 ", ".join(sorted(served)),
             )
@@ -110,7 +110,7 @@ class SiteDoors(_Doors):
     """Shuts the engine's command channel at a site: a component of its ``local/resources.json``.
 
     Raises:
-        SiteConfigError: TF-732, in a version of the engine that was not tested.
+        SiteConfigError: TF-732, for an untested version of the engine.
     """
 
     def __init__(self) -> None:
@@ -118,13 +118,13 @@ class SiteDoors(_Doors):
 
 
 class ServerDoors(_Doors):
-    """Keeps sites and consoles to their own at the server: a component of its ``local/resources.json``.
+    """Confines sites and consoles to their own messages: a component of ``local/resources.json``.
 
-    A message whose origin is not the neighbour that the certificate names is not taken and not forwarded;
-    between sites, and from a console to a site, nothing is.
+    A message whose origin is not the neighbour that the certificate names is neither accepted nor
+    forwarded; nothing is forwarded between sites, or from a console to a site.
 
     Raises:
-        SiteConfigError: TF-732, in a version of the engine that was not tested.
+        SiteConfigError: TF-732, for an untested version of the engine.
     """
 
     def __init__(self) -> None:
@@ -132,22 +132,21 @@ class ServerDoors(_Doors):
 
 
 def shut(kind: str) -> None:
-    """Shut the doors of this process, before the engine has made its cell.
+    """Shut the doors of this process, before the engine has created its cell.
 
     Args:
         kind: "site" or "server".
 
     Raises:
-        SiteConfigError: TF-732, in a version of the engine that was not tested; TF-731, if there is a cell
-            already.
+        SiteConfigError: TF-732, for an untested version of the engine; TF-731, if a cell exists already.
     """
     _check_version()
     if _state.shut == kind:
         return
     if _state.shut or CoreCell.ALL_CELLS:
         raise SiteConfigError(
-            "Expected the doors to be the first that this process does, but the engine has made its cell "
-            "already: name them in local/resources.json alone, once.",
+            "Expected this process to shut its doors first, but the engine has created its cell already: "
+            "name the doors in local/resources.json alone, once.",
             code="TF-731",
         )
     above = os.environ.get(PARENT)
@@ -176,22 +175,22 @@ def shut(kind: str) -> None:
 def _check_version() -> None:
     if nvflare.__version__ not in rules.TESTED:
         raise SiteConfigError(
-            f"Expected NVFlare {' or '.join(rules.TESTED)}, of which every command was listed, but got "
-            f"{nvflare.__version__}: install that version (constraints.txt has it).",
+            f"Expected NVFlare {' or '.join(rules.TESTED)}, whose commands are all listed, but got "
+            f"{nvflare.__version__}: install the expected version (constraints.txt pins it).",
             code="TF-732",
         )
 
 
 def require(kind: str) -> None:
-    """Refuse to run in production where the doors of this process, or of that above it, are not shut.
+    """Refuse to run a production job unless the doors of this process and of its parent are shut.
 
-    For a job's process.
+    Called in a job's process.
 
     Args:
         kind: "site" or "server".
 
     Raises:
-        SiteConfigError: TF-732, if the engine's version was not tested; TF-731, if the doors are not shut.
+        SiteConfigError: TF-732, for an untested version of the engine; TF-731, if the doors are not shut.
     """
     _check_version()
     name = "SiteDoors" if kind == "site" else "ServerDoors"
@@ -199,32 +198,32 @@ def require(kind: str) -> None:
     if _state.shut != kind:
         raise SiteConfigError(
             f"Expected the doors of this process to be shut, but local/resources.json does not name them: "
-            f"without them anybody with a startup kit reads this machine's files. Add {line} to its "
-            '"components", and start the engine anew.',
+            f"without them anybody with a startup kit can read this machine's files. Add {line} to its "
+            '"components", and restart the engine.',
             code="TF-731",
         )
     if not _state.parent:
         raise SiteConfigError(
             "Expected the engine's own process to have its doors shut too, but it was started before "
-            f"local/resources.json named them ({line}): stop the engine and start it anew.",
+            f"local/resources.json named them ({line}): restart the engine.",
             code="TF-731",
         )
     left = _registered()
     if not left or not left <= rules.SERVED[Role.SITE_JOB if kind == "site" else Role.SERVER_JOB].keys():
         raise SiteConfigError(
-            "Expected only listed topics in the engine's own registry, but got others: something at this "
-            "machine changes the engine. See what local/ and the environment add to it.",
+            "Expected only listed topics in the engine's own registry, but got others: something on this "
+            "machine changes the engine. Check what local/ and the environment add to it.",
             code="TF-731",
         )
 
 
 def offered() -> set[tuple[str, str, str, str]]:
-    """Return what the engine wanted to register here: kind of process, kind of entry, channel, topic."""
+    """Return the registrations that the engine asked for: kind of process and of entry, channel, topic."""
     return set(_state.offered)
 
 
 def _registered() -> set[tuple[str, str]]:
-    """Return the topics that this process's one cell serves; none if there is another or a changed one."""
+    """Return the topics that this process's only cell serves; none if there are more, or it was changed."""
     cells = list(CoreCell.ALL_CELLS.values())
     if len(cells) != 1 or "process_message" in vars(cells[0]) or CoreCell.process_message is not _process:
         return set()
@@ -235,7 +234,7 @@ def _place(cell: Any) -> Place:
     """Return a cell's place.
 
     Raises:
-        SiteConfigError: TF-731, for a cell that is none of the kit's, or beyond a relay.
+        SiteConfigError: TF-731, for a cell of another kind than the kit's, or behind a relay.
     """
     place = Place.of(cell.my_info.fqcn)
     if place is None or (place.site == "") != (_state.shut == "server"):
@@ -248,7 +247,7 @@ def _place(cell: Any) -> Place:
 
 
 def _register(cell: Any, channel: str, topic: str, cb: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    """In place of ``CoreCell.register_request_cb``."""
+    """Replace ``CoreCell.register_request_cb``."""
     place = _place(cell)
     for one in _listed(place, "message", rules.SERVED[place.role], channel, topic):
         _Engine.register(cell, channel, one, cb, *args, **kwargs)
@@ -257,14 +256,14 @@ def _register(cell: Any, channel: str, topic: str, cb: Callable[..., Any], *args
 def _register_stream(
     receiver: Any, channel: str, topic: str, cb: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> None:
-    """In place of ``ByteReceiver.register_callback``."""
+    """Replace ``ByteReceiver.register_callback``."""
     place = _place(receiver.cell)
     for one in _listed(place, "stream", rules.STREAMS[place.role], channel, topic):
         _Engine.register_stream(receiver, channel, one, cb, *args, **kwargs)
 
 
 def _listed(place: Place, kind: str, topics: Topics, channel: str, topic: str) -> list[str]:
-    """Return the topics for which a callback is registered; none where the list has none."""
+    """Return the listed topics for which a callback is to be registered; possibly none."""
     _state.offered.add((place.role.value, kind, channel, topic))
     return [name for where, name in topics if where == channel and topic in ("*", name)]
 
@@ -285,7 +284,7 @@ def _side(cell: Any, connection: Any) -> Side | None:
 
 
 def _handshake(manager: Any, sfm_conn: Any, data: dict[str, Any]) -> None:
-    """In place of ``ConnManager.update_endpoint``, where a neighbour says its name."""
+    """Replace ``ConnManager.update_endpoint``, to which a neighbour gives its name."""
     cell = manager.receivers.get(CoreCell.APP_ID)
     name = data.get("endpoint_name")
     try:
@@ -294,16 +293,16 @@ def _handshake(manager: Any, sfm_conn: Any, data: dict[str, Any]) -> None:
     except Exception:
         good = False
     if not good:
-        _tell("a connection", name, "", "", "takes a name that cannot come by it")
+        _log_refusal("a connection", name, "", "", "takes a name that cannot come by it")
         sfm_conn.conn.close()
         raise CommError(CommError.BAD_DATA, "TF-733: the doors refused a neighbour's name")
     _Engine.handshake(manager, sfm_conn, data)
 
 
 def _process(cell: Any, endpoint: Any, connection: Any, app_id: int, message: CellMessage) -> None:
-    """In place of ``CoreCell.process_message``, where every message arrives."""
+    """Replace ``CoreCell.process_message``, where every message arrives."""
     if connection is not None and connection is cell.communicator.conn_manager.null_conn:
-        _Engine.process(cell, endpoint, connection, app_id, message)  # to itself
+        _Engine.process(cell, endpoint, connection, app_id, message)  # a message to itself
         return
     try:
         verdict = rules.judge(
@@ -311,20 +310,20 @@ def _process(cell: Any, endpoint: Any, connection: Any, app_id: int, message: Ce
             _side(cell, connection),
             endpoint.name,
             message.headers,
-            lambda asked: getattr(cell.waiters.get(asked), "targets", ()),
+            lambda request: getattr(cell.waiters.get(request), "targets", ()),
         )
     except Exception as error:
         verdict = Verdict(None, f"could not be judged ({type(error).__name__})")
     if verdict.reason:
         _refuse(cell, endpoint, message, verdict)
         return
-    # An address to which the engine would connect by itself.
+    # The engine would connect to this address by itself.
     message.remove_header(rules.CONN_URL)
     _Engine.process(cell, endpoint, connection, app_id, message)
 
 
 def _refuse(cell: Any, endpoint: Any, message: CellMessage, verdict: Verdict) -> None:
-    """Log a refusal, and answer a sender whose origin is believed; nothing here raises."""
+    """Log a refusal, and answer the sender if its origin is credible; never raise."""
     try:
         headers = message.headers if isinstance(message.headers, dict) else {}
         if verdict.late:
@@ -335,7 +334,8 @@ def _refuse(cell: Any, endpoint: Any, message: CellMessage, verdict: Verdict) ->
         channel, topic = headers.get(rules.CHANNEL), headers.get(rules.TOPIC)
         if channel == rules.STREAM and isinstance(stream[0], str):
             channel, topic = stream
-        _tell(endpoint.name, origin, f"{rules.shown(channel)}:{rules.shown(topic)}", target, verdict.reason)
+        requested = f"{rules.shown(channel)}:{rules.shown(topic)}"
+        _log_refusal(endpoint.name, origin, requested, target, verdict.reason)
         if verdict.sender is None or headers.get(rules.MSG_TYPE) != MessageType.REQ:
             return
         if not headers.get(MessageHeaderKey.REPLY_EXPECTED):
@@ -356,11 +356,11 @@ def _refuse(cell: Any, endpoint: Any, message: CellMessage, verdict: Verdict) ->
         )
         cell._send_reply(reply, endpoint)
     except Exception as error:
-        log.error("TF-733: a refusal could not be told (%s).", type(error).__name__)
+        log.error("TF-733: a refusal could not be logged or answered (%s).", type(error).__name__)
 
 
 def _command(agent: Any, request: CellMessage) -> CellMessage:
-    """In place of ``FedAdminAgent._dispatch_request``, which carries out a command at a site."""
+    """Replace ``FedAdminAgent._dispatch_request``, which runs a command at a site."""
     command: object = None
     try:
         body, headers = request.payload, request.headers or {}
@@ -381,20 +381,20 @@ def _command(agent: Any, request: CellMessage) -> CellMessage:
         reason = f"could not be judged ({type(error).__name__})"
     if not reason:
         return _Engine.command(agent, request)
-    _tell("a command", request.get_header(rules.ORIGIN), f"admin:{rules.shown(command)}", "", reason)
+    _log_refusal("a command", request.get_header(rules.ORIGIN), f"admin:{rules.shown(command)}", "", reason)
     code = re.search(r"TF-[0-9]+", reason)
     return new_cell_message({}, error_reply(f"refused: {code[0]}" if code else "refused"))
 
 
 def _judge_manifest(kit: Path, site: str, data: bytes) -> str:
-    """Judge an app by its lead's manifest, as the site's policy asks for it; empty if it may be deployed.
+    """Judge an app by its lead's manifest under the site's policy; return why it is refused, or "".
 
-    A kit without the site's file is the engine's own of two accounts: the training service judges there.
+    A kit without the site's file belongs to the engine's account of two; there the training service judges.
 
     Args:
         kit: folder of the site's kit.
         site: name of the site.
-        data: the app, which holds only files of ``rules.APP_FILES``.
+        data: the app, already known to hold only files of ``rules.APP_FILES``.
     """
     if not os.path.lexists(kit / "local" / FILE_NAME):
         return ""
@@ -407,24 +407,24 @@ def _judge_manifest(kit: Path, site: str, data: bytes) -> str:
             verify_app(Path(folder), site, kit / "startup", entry)
     except TightframeError as error:
         log.warning("%s", error)
-        return f"deploys a job that this site does not take up ({error.code})"
+        return f"deploys a job that this site does not accept ({error.code})"
     return ""
 
 
 def _deploy(
     deployer: Any, workspace: Any, job_id: str, job_meta: Any, app_name: str, app_data: Any, fl_ctx: Any
 ) -> str:
-    """In place of ``AppDeployer.deploy``, which unpacks an app at a site and at the server."""
+    """Replace ``AppDeployer.deploy``, which unpacks an app at a site and at the server."""
     reason = rules.judge_app(Role.SITE if _state.shut == "site" else Role.SERVER, app_data)
     if not reason:
         error: str = _Engine.deploy(deployer, workspace, job_id, job_meta, app_name, app_data, fl_ctx)
         return error
-    _tell("an app", job_id, "deploy", "", reason)
+    _log_refusal("an app", job_id, "deploy", "", reason)
     return f"refused: it {reason}"
 
 
 def _audit(auditor: Any, user: str, action: str, ref: str = "", msg: str = "") -> str:
-    """Write a command's audit line, in place of ``Auditor.add_event``: user, action and reference came in."""
+    """Replace ``Auditor.add_event``: clean the values of a command's audit line, which come from outside."""
     event: str = _Engine.audit(
         auditor, rules.shown(user), rules.shown(action), rules.reference(ref), rules.one_line(msg)
     )
@@ -440,9 +440,9 @@ def _audit_job(
     ref: str = "",
     msg: str = "",
 ) -> str:
-    """Write a job's audit line, in place of ``Auditor.add_job_event``.
+    """Replace ``Auditor.add_job_event``: clean the values of a job's audit line.
 
-    The job is the process's own. Reference, task and task's id are headers of the other side's message.
+    The job is the process's own; reference, task and task's id are headers of the other side's message.
     """
     event: str = _Engine.audit_job(
         auditor,
@@ -456,8 +456,8 @@ def _audit_job(
     return event
 
 
-def _tell(by: object, origin: object, topic: str, target: object, reason: str) -> None:
-    """Log a refusal: the first of its kind, the second, the fourth and so on, so that no log is filled."""
+def _log_refusal(by: object, origin: object, topic: str, target: object, reason: str) -> None:
+    """Log a refusal if it is the 1st, 2nd, 4th, 8th ... of its kind, so that nobody can fill the log."""
     parts = (*(rules.shown(part) for part in (by, origin, topic, target or "")), reason)
     with _counting:
         if parts not in _refusals and len(_refusals) >= MAX_REFUSALS:

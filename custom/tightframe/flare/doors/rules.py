@@ -1,8 +1,8 @@
-"""Rules of the engine's messages: each process accepts what is listed here, and refuses the rest.
+"""Rules for the engine's messages: each process accepts what is listed here, and refuses the rest.
 
 The engine (NVFlare 2.9) routes messages between *cells*, one in each process, and serves a request to
-whoever sends it. A message's headers are all its sender's word. The one thing that a process knows by
-itself is through which of its own connectors a message came, so every rule begins there:
+any sender. All headers of a message are its sender's claims. The only thing that a process knows by
+itself is through which of its own connectors a message came, so every rule starts there:
 
 ========= ======================== =====================================================================
 role      cell                     connectors
@@ -70,11 +70,11 @@ SIDES: Mapping[Role, frozenset[Side]] = {
     Role.SERVER: frozenset({Side.OUTSIDE, Side.INSIDE}),
     Role.SERVER_JOB: frozenset({Side.PARENT}),
 }
-"""The connectors of each; a connection between sites (the engine's "ad hoc" one) is none."""
+"""Connectors of each role; the engine's "ad hoc" connections between sites are not among them."""
 
 
 class Sender(StrEnum):
-    """Kind of process that a message can be from, once its origin has been held against the connector."""
+    """Kind of process that sent a message, once its origin has been checked against the connector."""
 
     SITE = "site"
     SITE_JOB = "site's job"
@@ -87,7 +87,7 @@ Topics = Mapping[tuple[str, str], frozenset[Sender]]
 
 
 def _topics(*rows: tuple[str, str, Sender | tuple[Sender, ...]]) -> Topics:
-    """(channel, topics with blanks between, senders) -> senders by channel and topic."""
+    """Return senders by channel and topic, from rows of channel, topics separated by blanks, and senders."""
     return {
         (channel, topic): frozenset(senders if isinstance(senders, tuple) else (senders,))
         for channel, topics, senders in rows
@@ -96,9 +96,9 @@ def _topics(*rows: tuple[str, str, Sender | tuple[Sender, ...]]) -> Topics:
 
 
 BYE = ("cellnet.channel", "bye")
-"""Tells a neighbour that a process ends; of use between neighbours only."""
+"""Topic that tells a neighbour that a process ends; meaningful between neighbours only."""
 ADMIN = ("admin", "admin")
-"""Carries a command of the server to a site; which, says the payload."""
+"""Topic that carries a command from the server to a site; the payload names the command."""
 STATUS = "train.notify_job_status"
 
 SERVED: Mapping[Role, Topics] = {
@@ -140,11 +140,11 @@ SERVED: Mapping[Role, Topics] = {
         (*BYE, Sender.SERVER),
     ),
 }
-"""Requests that a process serves: channel and topic -> from whom."""
+"""Requests that a process serves: channel and topic -> accepted senders."""
 
 
 def _returns(*rows: tuple[str, str, Sender]) -> Topics:
-    """Streams that answer a request of this process: the engine names them by its channel and topic."""
+    """Return the streams that answer requests of a process; the engine names them by channel and topic."""
     return {
         ("return_only", f"{channel}:{topic}"): frozenset((sender,))
         for channel, topics, sender in rows
@@ -178,7 +178,7 @@ STREAMS: Mapping[Role, Topics] = {
         ),
     }.items()
 }
-"""Streams that a process takes: their own channel and topic -> from whom."""
+"""Streams that a process accepts: their own channel and topic -> accepted senders."""
 
 COMMANDS = frozenset(
     {
@@ -189,25 +189,25 @@ COMMANDS = frozenset(
         "train.abort",
     }
 )
-"""Commands of the server that a run needs at a site. All others are taken out of the process."""
+"""Commands of the server that a run needs at a site. All others are removed from the process."""
 APP_FILES: Mapping[Role, frozenset[str]] = {
     Role.SITE: FILES,
     Role.SERVER: FILES | {"config/checkpoint.safetensors"},
 }
-"""Files of a deployed app, below its folder. Any other may be read as the process's own configuration.
+"""Files that a deployed app may contain, relative to its folder. Others could act as engine configuration.
 
-The engine looks for its ``comm_config`` in the whole workspace, jobs' folders included, in the job's process
-and, when it is started anew, in the parent's: it names a folder of Python files, all of which are run.
+The engine searches the whole workspace, jobs' folders included, for its ``comm_config``, in the job's process
+and, after a restart, in the parent's. That file names a folder of Python files, all of which are run.
 """
 MAX_APP_BYTES: Mapping[Role, int] = {Role.SITE: 4 * 2**20, Role.SERVER: 2**40}
-"""Of an app's files together, unpacked; a model to go on with is at the server alone."""
+"""Largest size of an app's files together, unpacked, in bytes; only the server's may include a checkpoint."""
 LAUNCH_META = ("launcher_spec", "stats_pool_config")
 """Keys of a job's metadata that choose images, variables and files of its process.
 
-Code (``byoc``) is judged by the files of the app, at its deployment, where the refusal is told to the lead.
+Code (``byoc``) is judged by the app's files at its deployment, where the refusal is reported to the lead.
 """
 JOB_COMMANDS = frozenset({"abort"})
-"""Commands that a site's job takes from the site's own process."""
+"""Commands that a site's job accepts from the site's own process."""
 
 _NETWORK = (
     "peers cells route start_route stop stop_cell url_use conns speed echo stress change_root bulk_test "
@@ -234,9 +234,10 @@ WITHHELD: Mapping[Role, frozenset[tuple[str, str]]] = {
         Role.SERVER_JOB: (),
     }.items()
 }
-"""Topics that the engine offers and a process does not serve; a channel's ``*`` is its unlisted topics.
+"""Topics that the engine offers and a process does not serve; ``*`` stands for a channel's unlisted topics.
 
-With ``SERVED`` it is all that a process of the engine registers: anything else is a change of the engine.
+With ``SERVED`` these are all topics that a process of the engine registers: any other one means that the
+engine was changed.
 """
 
 
@@ -246,9 +247,9 @@ class Place:
 
     Attributes:
         role: kind of process.
-        cell: the engine's name of it.
+        cell: the engine's name for it.
         job: the job that it runs; empty in a parent process.
-        site: whose it is; empty at the server.
+        site: the site that it belongs to; empty at the server.
     """
 
     role: Role
@@ -274,9 +275,9 @@ class Verdict:
     """Result of judging a message.
 
     Attributes:
-        sender: the kind of process that it is from; None where its origin is not to be believed.
+        sender: the kind of process that sent it; None if its origin is not credible.
         reason: why it is refused; empty if it passes.
-        late: whether it answers no request that is open, which happens without an attack.
+        late: whether it answers no open request, which happens without an attack too.
     """
 
     sender: Sender | None
@@ -285,14 +286,14 @@ class Verdict:
 
 
 def is_job(value: object) -> bool:
-    """Tell whether a value has the form of a job's identifier, which names a folder: a UUID."""
+    """Check whether a value has the form of a job's identifier: a UUID, because it names a folder."""
     return isinstance(value, str) and _UUID.fullmatch(value) is not None
 
 
 def may_be_called(place: Place, side: Side, name: object) -> bool:
-    """Tell whether a neighbour may take a name in the handshake, by the connector through which it came.
+    """Check whether a neighbour may take a name in the handshake, given the connector through which it came.
 
-    On OUTSIDE the engine has held the name against the certificate; elsewhere it may not have.
+    On OUTSIDE the engine has checked the name against the certificate; elsewhere it may not have.
     """
     if not isinstance(name, str) or side not in SIDES[place.role]:
         return False
@@ -308,7 +309,7 @@ def may_be_called(place: Place, side: Side, name: object) -> bool:
 
 
 def sender_of(place: Place, side: Side, neighbour: str, origin: object) -> Sender | None:
-    """Return the kind of process that a message is from; None if its origin cannot come from there."""
+    """Return the kind of process that sent a message; None if its origin cannot come from that connector."""
     if not isinstance(origin, str) or not may_be_called(place, side, neighbour):
         return None
     known = Place.of(origin)
@@ -322,7 +323,7 @@ def sender_of(place: Place, side: Side, neighbour: str, origin: object) -> Sende
         return Sender(known.role.value) if origin == neighbour else None
     if origin == neighbour:
         return Sender(known.role.value)
-    # What was forwarded. The own process has judged it too; the server is free to say whatever it likes.
+    # Forwarded messages. The site's own process has judged them too; the server can claim any origin.
     wanted = (ROOT, f"{ROOT}.{place.job}") if place.site else ()
     if place.role is Role.SITE:
         return Sender.SERVER_JOB if known.role is Role.SERVER_JOB else None
@@ -340,20 +341,20 @@ def judge(
     headers: Mapping[str, Any] | None,
     waiting: Callable[[str], Collection[str]],
 ) -> Verdict:
-    """Judge a message before anything of it is decoded.
+    """Judge a message before any part of it is decoded.
 
     Args:
-        place: the process that got it.
-        side: the connector through which it came; None if that is none of the process's own.
+        place: the process that received it.
+        side: the connector through which it came; None if that is not one of the process's own.
         neighbour: the name that the neighbour took in the handshake.
         headers: the message's own.
-        waiting: a request's identifier -> the cells of which its answer is awaited.
+        waiting: a request's identifier -> the cells that are to answer it.
     """
     if side is None or headers is None:
         return Verdict(None, "came by no connector of this process")
     sender = sender_of(place, side, neighbour, headers.get(ORIGIN))
     if sender is None:
-        return Verdict(None, f"says an origin that cannot come from {side.value}")
+        return Verdict(None, f"claims an origin that cannot come from {side.value}")
     if headers.get(ENCRYPTED):
         return Verdict(sender, "is encrypted, which no message of a run is")
     kind, target = headers.get(MSG_TYPE), headers.get(DESTINATION)
@@ -367,13 +368,13 @@ def judge(
 def _request(role: Role, sender: Sender, neighbour: str, headers: Mapping[str, Any]) -> str:
     key = _pair(headers, CHANNEL, TOPIC)
     if sender not in SERVED[role].get(key, ()):
-        return "is not served to it here"
+        return "is not served to this sender"
     if key == BYE and headers[ORIGIN] != neighbour:
-        return "says goodbye for somebody else"
+        return "says goodbye for another process"
     if key == (STREAM, DATA) and sender not in STREAMS[role].get(
         _pair(headers, _STREAM_CHANNEL, _STREAM_TOPIC), ()
     ):
-        return "is a stream that is not taken from it here"
+        return "is a stream that is not accepted from this sender"
     return ""
 
 
@@ -382,9 +383,9 @@ def _answer(
 ) -> Verdict:
     if kind not in ("reply", "return"):
         return Verdict(sender, "is neither request nor answer")
-    asked = headers.get(REQ_ID)
-    names = asked if isinstance(asked, list) else [asked]
-    # The server may return what it could not forward, in its own name.
+    requests = headers.get(REQ_ID)
+    names = requests if isinstance(requests, list) else [requests]
+    # The server may return, in its own name, a message that it could not forward.
     for name in names:
         targets = waiting(name) if isinstance(name, str) else ()
         if headers[ORIGIN] in targets or (kind == "return" and targets and sender is Sender.SERVER):
@@ -393,14 +394,16 @@ def _answer(
 
 
 def _forwarded(place: Place, side: Side, sender: Sender, headers: Mapping[str, Any]) -> str:
-    """Judge what is for another process: between the two halves of one job, and nothing else."""
+    """Judge a message for another process: allowed only between the two halves of one job."""
     origin, target = str(headers[ORIGIN]), headers.get(DESTINATION)
     there, here = Place.of(target) if isinstance(target, str) else None, Place.of(origin)
     if there is None or here is None:
-        return "is for nobody that is known here"
+        return "is for an unknown process"
     if place.role is Role.SITE and side is Side.INSIDE:
-        # What leaves this site's own job; the server judges it.
-        return "" if target in (ROOT, f"{ROOT}.{here.job}") else "is for another than the job's server"
+        # Messages that leave this site's own job; the server judges them.
+        return (
+            "" if target in (ROOT, f"{ROOT}.{here.job}") else "is for a process other than the job's server"
+        )
     halves = {
         Sender.SERVER_JOB: Role.SITE_JOB,
         Sender.SITE_JOB: Role.SERVER_JOB,
@@ -414,7 +417,7 @@ def _forwarded(place: Place, side: Side, sender: Sender, headers: Mapping[str, A
     else:
         allowed = False
     if not allowed:
-        return "is for a process to which it may not speak"
+        return "is for a process that its sender may not address"
     return _request(there.role, sender, origin, headers) if headers.get(MSG_TYPE) == "req" else ""
 
 
@@ -426,48 +429,48 @@ def _pair(headers: Mapping[str, Any], channel: str, topic: str) -> tuple[str, st
 def judge_command(
     headers: Mapping[str, Any], command: object, values: Mapping[str, Any], deployed: Callable[[str], bool]
 ) -> str:
-    """Judge a command to a site by its values, once its payload is decoded; empty if it may be carried out.
+    """Judge a command to a site by its decoded payload; return why it is refused, or "" if it may run.
 
     Args:
         headers: the message's own.
         command: the payload's topic.
         values: the payload's headers.
-        deployed: a job -> whether a folder of it is there already.
+        deployed: a job -> whether its folder exists already.
     """
     if headers.get(TOPIC) != ADMIN[1]:
         own = str(headers.get(ORIGIN)).rpartition(".")[2]
         known = values.get("job_id") == own and values.get("job_status") in (1, 2, 3, 4)
-        return "" if command == STATUS and known else "is no status of the job that sends it"
+        return "" if command == STATUS and known else "is not a status of the job that sent it"
     if command not in COMMANDS:
-        return "is no command that a run needs"
+        return "is not a command that a run needs"
     if any(isinstance(value, str) and not value.isprintable() for value in values.values()):
-        return "has words that would be more than one line of the site's audit"
+        return "has values that would take more than one line of the site's audit"
     job, meta = values.get("job_id"), values.get("job_meta")
     if command == "scheduler.cancel_resource":
         return ""  # names no job
     if not is_job(job):
-        return "names its job by something else than a UUID"
+        return "does not name its job by a UUID"
     if command in ("train.deploy", "train.start_job") and (
         not isinstance(meta, Mapping) or meta.get("job_id", job) != job
     ):
-        return "has the description of another job"
+        return "has metadata of another job"
     if isinstance(meta, Mapping) and any(meta.get(key) for key in LAUNCH_META):
         return "has settings by which the engine starts programs or writes files"
     if command == "train.deploy":
         app = values.get("app_name")
         if not isinstance(app, str) or not _APP.fullmatch(app):
-            return "names its app by something else than a short name"
+            return "does not name its app by a short name"
         if deployed(str(job)):
-            return "deploys a job that is here already, whose folder that would delete"
+            return "deploys a job that is already here, which would delete its folder"
     return ""
 
 
 def judge_app(role: Role, data: object) -> str:
-    """Judge an app before it is unpacked; empty if it is a job's configuration alone.
+    """Judge an app before it is unpacked; return why it is refused, or "" if it is configuration alone.
 
     Args:
         role: of the process that is to deploy it.
-        data: the app as it came, a ZIP archive.
+        data: the app as received, a ZIP archive.
     """
     if not isinstance(data, bytes):
         return "deploys no app"
@@ -478,14 +481,14 @@ def judge_app(role: Role, data: object) -> str:
         return "deploys no app"
     names = [one.filename for one in entries if one.filename != "config/"]
     if not set(names) <= APP_FILES[role] or len(set(names)) != len(names):
-        return "deploys an app of other files than a job's configuration"
+        return "deploys an app with files other than a job's configuration"
     if sum(one.file_size for one in entries) > MAX_APP_BYTES[role]:
         return "deploys an app too large for a job's configuration"
     return ""
 
 
 def shown(value: object) -> str:
-    """Return what may stand in a log of a word that came from outside."""
+    """Return the part of a word from outside that is safe to log."""
     if not isinstance(value, str):
         return "?"
     cut = value[:80]
@@ -493,10 +496,10 @@ def shown(value: object) -> str:
 
 
 def reference(value: object) -> str:
-    """Return the identifier of another audit line, which is a UUID; empty for anything else."""
+    """Return a value that is the UUID of another audit line; "" for anything else."""
     return str(value) if is_job(value) else ""
 
 
 def one_line(text: object) -> str:
-    """Return a text without brackets and what is not printable, so that it is one field of an audit line."""
+    """Return a text without brackets and unprintable characters, so that it is one field of an audit line."""
     return "".join(one if one.isprintable() and one not in "[]" else "?" for one in str(text or ""))

@@ -1,8 +1,8 @@
-"""Loads the silo's code while a simulated silo's process waits for its parent.
+"""Early import of the silo's code, while a simulated silo's process waits for its parent.
 
-Without ``-t`` the simulator starts a process for every task, and asks once a second whether it is
-ready; the process is after half a second, and waits. Its one hook before that is the name of a
-package with decomposers (ways to serialise objects). This package has none: all it does is to begin
+Without ``-t`` the simulator starts a process for every task and polls once a second whether it is
+ready; the process is ready after half a second, and then waits. The engine's only hook before that is
+the name of a package with decomposers (serialisers of objects). This package has none: it starts
 importing, in a thread, what every task needs. ``FederationController`` names it, in the simulator only.
 """
 

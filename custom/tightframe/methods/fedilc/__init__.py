@@ -40,30 +40,15 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.loop import FitReport, OptimizerSettings, Stage, cross_entropy
 from tightframe.learning.model_update import trained_parameters
+from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.server_optimizers import adam_step, kept_moments
+from tightframe.learning.stages import FitReport, Stage, cross_entropy
 from tightframe.methods.fedilc import geometric_mean, gradients
-from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty, fishr_penalty, gradient_variance
-from tightframe.methods.fedilc.geometric_mean import (
-    sign_log_terms,
-    weighted_geometric_mean,
-    weighted_geometric_mean_from_sums,
-)
+from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty
 from tightframe.methods.fedilc.gradients import last_layer
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, Phase, ServerState, Setting, SiloView, Tensors, Totals
-
-__all__ = [
-    "METHOD",
-    "FedILCConfig",
-    "Variant",
-    "fishr_penalty",
-    "gradient_variance",
-    "sign_log_terms",
-    "weighted_geometric_mean",
-    "weighted_geometric_mean_from_sums",
-]
 
 MiniBatches = Literal["intra_arith", "intra_geo"]
 WithFishr = Literal["fishr_arith_fullbatch", "inter_geo", MiniBatches]
@@ -130,12 +115,12 @@ class FedILCConfig(StrictModel):
 
     @property
     def splits_by_sign(self) -> bool:
-        """Whether sums are split by sign: a coordinate with one positive silo shows its magnitude."""
+        """Sums are split by sign: a coordinate with one positive silo shows its magnitude."""
         return self.variant in SIGN_SPLIT
 
     @property
     def geometric(self) -> bool:
-        """Whether a geometric mean is taken anywhere, so that one record's influence has no bound.
+        """A geometric mean is taken somewhere, so that one record's influence has no bound.
 
         Record-level differential privacy must be refused then; a silo's own vector can still be
         rescaled and noised as a whole, unless it is split by sign.
@@ -149,13 +134,13 @@ class FedILCConfig(StrictModel):
         return geometric_mean.Rule(kind, self.zero, self.threshold, self.substitute)
 
     def weight_in(self, round: int) -> float:
-        """The penalty's weight lambda in a round, from 1."""
+        """Return the penalty's weight lambda in a round, from 1."""
         if self.variant not in WITH_FISHR:
             return 0.0
         return self.penalty_weight if round > self.penalty_anneal_rounds else self.penalty_weight_before
 
     def uses_variances(self, round: int) -> bool:
-        """Whether silos sum their gradient variances in a round, from 1."""
+        """Return whether silos sum their gradient variances in a round, from 1."""
         return self.weight_in(round) > 0 or (self.stale and self.weight_in(round + 1) > 0)
 
 
@@ -173,12 +158,12 @@ BOUND = 2.0**19
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives; Adam has not made a step."""
+    """Return the model that ``seed`` gives, before Adam's first step."""
     return ServerState(model_update.initial_model(setting, seed), {STEP: torch.tensor(0)})
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """Phase ``fishr`` where the penalty needs this round's vbar, then phase ``gradient``.
+    """Return phase ``fishr`` where the penalty needs this round's vbar, and phase ``gradient``.
 
     Raises:
         ValueError: if the job's other values or its model do not fit this method.
@@ -225,7 +210,7 @@ def _check(setting: Setting) -> None:
 
 
 def _gradient_fields(setting: Setting, template: nn.Module, fishr: bool) -> tuple[phases.Field, ...]:
-    """Of every trained parameter its gradient, or its signs and logarithms and its part of grad L_F."""
+    """Return fields of each gradient, or of its signs and logarithms and its part of grad L_F."""
     config: FedILCConfig = setting.config
     plain: dict[str, Any] = {"ring": 64, "bound": BOUND * SCALE}
     shapes = {name: tuple(item.shape) for name, item in trained_parameters(template).items()}
@@ -250,24 +235,24 @@ def _gradient_fields(setting: Setting, template: nn.Module, fishr: bool) -> tupl
 
 
 def broadcast_model(state: ServerState) -> Tensors:
-    """The global model, as ``model/<name>``."""
+    """Return the global model, as ``model/<name>``."""
     return model_update.broadcast_model(state.model)
 
 
 def broadcast_gradient(state: ServerState) -> Tensors:
-    """The global model, and vbar with the number of silos that it is the mean of, where there is one."""
+    """Return the global model, and vbar with the number of silos behind it, where there is one."""
     mean = {name: state.extra[name] for name in (MEAN, SILOS) if name in state.extra}
     return {**broadcast_model(state), **mean}
 
 
 def contribute_variance(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """v_k of the whole training fold; nothing is kept."""
+    """Return v_k of the whole training fold; nothing is kept."""
     model = silo.load(model_update.received_model(broadcast))
     return Contribution(_variance_terms(gradients.fold_moments(silo, model)))
 
 
 def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    """The silo's gradient and its part of grad L_F; nothing is kept.
+    """Return the silo's gradient and its part of grad L_F; nothing is kept.
 
     Raises:
         RunError: TF-505 if this round's vbar is needed and the server has sent none.
@@ -286,7 +271,7 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
         elif not config.stale:  # a stale one is missing in round 1
             raise RunError("Expected the mean variance of phase `fishr`, but got none.", code="TF-505")
     model = silo.load(received)
-    found = gradients.fold_gradients(
+    fold = gradients.fold_gradients(
         silo,
         model,
         mini_batches=config.variant in MINI_BATCHES,
@@ -294,41 +279,41 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
         penalty=penalty,
     )
     factor = 0.0 if penalty is None else _penalty_factor(config, round, model, int(broadcast[SILOS]))
-    tensors |= _gradient_terms(config, model, found, fishr=fishr, factor=factor)
+    tensors |= _gradient_terms(config, model, fold, fishr=fishr, factor=factor)
     updates = model_update.model_terms(received, model).items()
     tensors |= {name: item for name, item in updates if name.startswith(model_update.BUFFER)}
-    entropy, value = found.cross_entropy, 0.0 if penalty is None else float(penalty.value)
+    entropy, value = fold.cross_entropy, 0.0 if penalty is None else float(penalty.value)
     # The mean of the losses over silos is what the server's step is to lower.
     terms = {"loss": entropy + factor * value, "cross_entropy": entropy, "fishr": value}
-    report = FitReport(found.batches, found.records, terms)
+    report = FitReport(fold.batches, fold.records, terms)
     return Contribution(tensors | model_update.training_terms(report, TERMS[: 1 + fishr]))
 
 
 def _gradient_terms(
     config: FedILCConfig,
     model: nn.Module,
-    found: gradients.FoldGradients,
+    fold: gradients.FoldGradients,
     *,
     fishr: bool,
     factor: float,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of ``_gradient_fields``."""
+    """Return the tensors of ``_gradient_fields``."""
     split = partial(gradients.by_name, {n: p.shape for n, p in trained_parameters(model).items()})
     if not config.splits_by_sign:
-        return split(GRADIENT, SCALE * (found.gradient + factor * found.penalty))
-    tensors = split(PENALTY, SCALE * found.penalty) if fishr else {}
-    for term, vector in config.rule.terms(found.gradient).items():
+        return split(GRADIENT, SCALE * (fold.gradient + factor * fold.penalty))
+    tensors = split(PENALTY, SCALE * fold.penalty) if fishr else {}
+    for term, vector in config.rule.terms(fold.gradient).items():
         tensors |= split(f"{GRADIENT}{term}/", _scale(term) * vector)
     return tensors
 
 
 def _scale(term: str) -> float:
-    """What is not a count or a logarithm is as small as gradients are."""
+    """Return the factor of a term: sums of gradients are scaled, counts and logarithms are not."""
     return SCALE if term == geometric_mean.NEGATIVE_SUM else 1.0
 
 
 def _penalty_factor(config: FedILCConfig, round: int, model: nn.Module, silos: int) -> float:
-    """What the *mean* over silos of ``grad |v_k - vbar|^2`` counts in the direction of the step.
+    """Return the weight of the *mean* over silos of ``grad |v_k - vbar|^2`` in the step's direction.
 
     lambda times the number of silos that vbar is the mean of, so that the mean stands for the sum over
     them also where some did not stay for phase ``gradient``.
@@ -356,7 +341,7 @@ def update_variance(state: ServerState, totals: Totals, cohort: Cohort) -> Serve
 def update_gradient(
     setting: Setting, round: int, state: ServerState, totals: Totals, cohort: Cohort
 ) -> ServerState:
-    """One step of Adam; buffers are averaged; a vbar that is not to be used again is dropped."""
+    """Make one step of Adam, average buffers, and drop a vbar that is not to be used again."""
     config: FedILCConfig = setting.config
     template = model_update.shared_template(setting)
     directions = {
@@ -386,21 +371,15 @@ def update_gradient(
 
 
 def _direction(config: FedILCConfig, totals: Totals, name: str, silos: int) -> torch.Tensor:
-    """The direction of the step for one parameter, but for a penalty that is a sum of its own."""
+    """Return the direction of the step for one parameter, without a penalty that is a sum of its own."""
     if not config.splits_by_sign:
         return torch.as_tensor(totals[GRADIENT + name]) / (SCALE * silos)
     sums = {term: totals[f"{GRADIENT}{term}/{name}"] / _scale(term) for term in config.rule.names}
     return config.rule.mean({term: torch.as_tensor(item) for term, item in sums.items()}, silos)
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """The final model after one epoch of the cross-entropy at the silo, by the job's own optimiser."""
+    """Train the final model for one epoch of the cross-entropy at the silo, by the job's own optimiser."""
     personal = silo.load(model)
     silo.fit(personal, [Stage((cross_entropy(),), OptimizerSettings.of(silo.setting.local), epochs=1)])
     return personal
@@ -416,6 +395,5 @@ METHOD = phases.Method(
     config=FedILCConfig,
     init_server=init_server,
     plan=plan,
-    predict=predict,
     personalise=personalise,
 )

@@ -26,7 +26,7 @@ import torch
 def logit_slopes(
     features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """delta: the slope of each record's cross-entropy by the logits, (B, C).
+    """Return delta: the slope of each record's cross-entropy by the logits, (B, C).
 
     Softmax minus the label's indicator; for a layer of one row, sigmoid minus the label.
 
@@ -71,7 +71,7 @@ class GradientMoments:
         )
 
     def variance(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The variances of the weight (C, d) and of the bias (C,); of one record exactly zero."""
+        """Return the variances of the weight (C, d) and of the bias (C,); of one record exactly zero."""
         if self.records == 1:  # rounding would leave about 1e-17
             return self.weight_squares - self.weight_squares, self.bias_squares - self.bias_squares
         count = self.records
@@ -84,7 +84,7 @@ class GradientMoments:
 def gradient_moments(
     features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> GradientMoments:
-    """The moments of one mini-batch; arguments as for ``logit_slopes``."""
+    """Return the moments of one mini-batch; arguments as for ``logit_slopes``."""
     slopes = logit_slopes(features, labels, weight, bias)
     squares = slopes.square()
     with_bias = 0.0 if bias is None else 1.0
@@ -100,7 +100,7 @@ def gradient_moments(
 def gradient_variance(
     features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """v: the population variance of single records' gradients of the last linear layer.
+    """Return v: the population variance of single records' gradients of the last linear layer.
 
     Attached to its arguments, so that a penalty on it trains the layer and, through the features,
     everything before.
@@ -124,7 +124,7 @@ def gradient_variance(
 
 
 def fishr_penalty(variances: torch.Tensor) -> torch.Tensor:
-    """``sum_k |v_k - vbar|^2``: over silos and coordinates, as the paper's weights of it assume.
+    """Return ``sum_k |v_k - vbar|^2``: over silos and coordinates, as the paper's weights of it assume.
 
     The original Fishr takes means instead of both sums, which is smaller by the factor K D.
 
@@ -164,7 +164,7 @@ class SiloPenalty:
 
     @classmethod
     def of(cls, moments: GradientMoments, mean_weight: torch.Tensor, mean_bias: torch.Tensor) -> SiloPenalty:
-        """From the moments of all records and vbar, (C, d) and (C,)."""
+        """Make the penalty from the moments of all records and vbar, (C, d) and (C,)."""
         variances = moments.variance()
         gaps = variances[0] - mean_weight, variances[1] - mean_bias
         # The variance of one record is zero wherever the parameters are.
@@ -182,7 +182,7 @@ class SiloPenalty:
     def share(
         self, features: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """A scalar whose gradient is this mini-batch's share of that of ``|v - vbar|^2``.
+        """Return a scalar whose gradient is this mini-batch's share of that of ``|v - vbar|^2``.
 
         Its value means nothing. Arguments as for ``logit_slopes``, of one mini-batch.
         """

@@ -46,7 +46,7 @@ SUBSTITUTE = 1e-3
 
 
 def term_names(*, zero: ZeroRule = "neutral", threshold: float = 0.0) -> tuple[str, ...]:
-    """The names of ``sign_log_terms``: four of them, or three with the official rule and no threshold."""
+    """Return the names of ``sign_log_terms``: four, or three with the official rule and no threshold."""
     with_negative = zero == "neutral" or threshold > 0
     return (POSITIVE, *((NEGATIVE,) if with_negative else ()), LOG_POSITIVE, LOG_NEGATIVE)
 
@@ -54,7 +54,7 @@ def term_names(*, zero: ZeroRule = "neutral", threshold: float = 0.0) -> tuple[s
 def sign_log_terms(
     gradient: torch.Tensor, *, zero: ZeroRule = "neutral", threshold: float = 0.0
 ) -> dict[str, torch.Tensor]:
-    """What one gradient adds to the sums of ``weighted_geometric_mean_from_sums``.
+    """Return one gradient's terms of the sums of ``weighted_geometric_mean_from_sums``.
 
     ``positive`` and ``negative`` are 1 where the entry has that sign, ``log_positive`` and
     ``log_negative`` its logarithm there. ``neutral``: magnitudes below e^-50 count as zero.
@@ -97,7 +97,7 @@ def weighted_geometric_mean_from_sums(
     zero: ZeroRule = "neutral",
     threshold: float = 0.0,
 ) -> torch.Tensor:
-    """The weighted geometric mean of K gradients from the sums of their ``sign_log_terms``.
+    """Return the weighted geometric mean of K gradients from the sums of their ``sign_log_terms``.
 
     Args:
         sums: the summed terms, each of shape (...).
@@ -130,7 +130,7 @@ def weighted_geometric_mean_from_sums(
 def weighted_geometric_mean(
     gradients: Iterable[torch.Tensor], *, zero: ZeroRule = "neutral", threshold: float = 0.0
 ) -> torch.Tensor:
-    """The weighted geometric mean of gradients, one at a time.
+    """Return the weighted geometric mean of gradients, one at a time.
 
     Args:
         gradients: K tensors of one shape (...), or one tensor (K, ...).
@@ -157,7 +157,7 @@ SUBSTITUTE_TERMS = (POSITIVE, NEGATIVE, LOG_POSITIVE, LOG_NEGATIVE, NEGATIVE_SUM
 
 
 def substitute_terms(gradient: torch.Tensor, *, zero: ZeroRule = "neutral") -> dict[str, torch.Tensor]:
-    """What one gradient adds to the sums of ``substitute_mean_from_sums``.
+    """Return one gradient's terms of the sums of ``substitute_mean_from_sums``.
 
     As ``sign_log_terms``, but zeros are on neither side under both rules, and there is the sum of
     negative entries, which decides the result's sign.
@@ -186,7 +186,7 @@ def substitute_mean_from_sums(
     zero: ZeroRule = "neutral",
     substitute: float = SUBSTITUTE,
 ) -> torch.Tensor:
-    """The geometric mean with minority entries substituted, from the sums of ``substitute_terms``.
+    """Return the geometric mean with minority entries substituted, from the sums of ``substitute_terms``.
 
     The majority is the sign of ``n+ - n-``, a tie counting as positive. Whatever is not of that sign,
     zeros included, becomes ``+substitute``; the result is the geometric mean of the absolute values
@@ -219,7 +219,7 @@ def substitute_mean_from_sums(
 def substitute_geometric_mean(
     gradients: Iterable[torch.Tensor], *, zero: ZeroRule = "neutral", substitute: float = SUBSTITUTE
 ) -> torch.Tensor:
-    """``substitute_mean_from_sums`` of gradients: K tensors (...), or one (K, ...).
+    """Return ``substitute_mean_from_sums`` of gradients: K tensors (...), or one (K, ...).
 
     >>> round(float(substitute_geometric_mean(torch.tensor([-4.0, -2.0, 5.0]))), 6)  # -(8 * 0.001)^(1/3)
     -0.2
@@ -232,7 +232,7 @@ def substitute_geometric_mean(
 
 @dataclass(frozen=True)
 class Rule:
-    """Which geometric mean is meant: its terms and what their sums become.
+    """A kind of geometric mean: the terms that are summed, and the mean of their sums.
 
     Attributes:
         kind: ``weighted`` or ``substitute``, as above.
@@ -254,13 +254,13 @@ class Rule:
         return term_names(zero=self.zero, threshold=self.threshold)
 
     def terms(self, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What one gradient adds to the sums; see ``sign_log_terms`` and ``substitute_terms``."""
+        """Return one gradient's terms; see ``sign_log_terms`` and ``substitute_terms``."""
         if self.kind == "substitute":
             return substitute_terms(gradient, zero=self.zero)
         return sign_log_terms(gradient, zero=self.zero, threshold=self.threshold)
 
     def mean(self, sums: Mapping[str, torch.Tensor], num_silos: int) -> torch.Tensor:
-        """The mean of so many gradients from the sums of their terms."""
+        """Return the mean of so many gradients from the sums of their terms."""
         if self.kind == "substitute":
             return substitute_mean_from_sums(sums, num_silos, zero=self.zero, substitute=self.substitute)
         return weighted_geometric_mean_from_sums(sums, num_silos, zero=self.zero, threshold=self.threshold)
@@ -279,13 +279,13 @@ class RunningMean:
         self._count = 0
 
     def add(self, gradient: torch.Tensor) -> None:
-        """One more gradient (...); see ``sign_log_terms`` for what it raises."""
+        """Add one more gradient (...); see ``sign_log_terms`` for what it raises."""
         terms = self._rule.terms(gradient)
         self._sums = {name: self._sums[name] + term for name, term in terms.items()} if self._sums else terms
         self._count += 1
 
     def result(self) -> torch.Tensor:
-        """The mean (...), float64.
+        """Return the mean (...), float64.
 
         Raises:
             ValueError: without a gradient.
@@ -295,22 +295,22 @@ class RunningMean:
 
 
 def _side(count: torch.Tensor, logarithms: torch.Tensor, num_silos: int) -> torch.Tensor:
-    """``(n/K) exp(sum ln |a| / n)``, zero where n is."""
+    """Return ``(n/K) exp(sum ln |a| / n)``, zero where n is."""
     return count / num_silos * torch.exp(logarithms / count.clamp_min(1))
 
 
 def _guards(zero: ZeroRule) -> tuple[float, float]:
-    """What is added to magnitudes, and the magnitude up to which an entry counts as zero."""
+    """Return the guard added to magnitudes, and the magnitude up to which an entry counts as zero."""
     return (0.0, math.exp(LOG_LOWEST)) if zero == "neutral" else (OFFICIAL_EPS, 0.0)
 
 
 def _logarithms(values: torch.Tensor, eps: float) -> torch.Tensor:
-    """``ln(|a| + eps)``, of zeros some number that is finite."""
+    """Return ``ln(|a| + eps)``, of zeros some number that is finite."""
     return torch.log((values.abs() + eps).clamp_min(math.exp(LOG_LOWEST))).clamp_min(LOG_LOWEST)
 
 
 def _checked(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient in float64, if its logarithms have bounds.
+    """Return the gradient in float64, if its logarithms have bounds.
 
     Raises:
         ContributionError: TF-401, TF-402.

@@ -15,15 +15,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe.errors import TrainingError
-from tightframe.learning.loop import at_least_float32
 from tightframe.learning.model_update import trained_parameters
+from tightframe.learning.stages import at_least_float32
 from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty, gradient_moments
 from tightframe.methods.fedilc.geometric_mean import RunningMean
 from tightframe.phases import SiloView
 
 
 def last_layer(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight (C, d) and bias (C,) of a model's linear head, in float64 and attached to it.
+    """Return weight (C, d) and bias (C,) of a model's linear head, in float64 and attached to it.
 
     A head with one logit z for two classes, whose logits are (0, z), has the weight (1, d).
 
@@ -45,7 +45,7 @@ def last_layer(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def same_batches(silo: SiloView, model: nn.Module) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The round's mini-batches, with the model in training mode, the same in every pass.
+    """Yield the round's mini-batches, with the model in training mode, the same in every pass.
 
     The stream of dropout begins anew with each mini-batch. BatchNorm uses its running statistics where
     a mini-batch has one record, because the variance of one record is undefined.
@@ -68,7 +68,7 @@ def same_batches(silo: SiloView, model: nn.Module) -> Iterator[tuple[torch.Tenso
 
 @torch.no_grad()
 def fold_moments(silo: SiloView, model: nn.Module) -> GradientMoments:
-    """The moments of the last layer's gradients over the training fold, in float64.
+    """Return the moments of the last layer's gradients over the training fold, in float64.
 
     The layer is taken without dropout of its input. The model's running statistics change.
 
@@ -88,7 +88,7 @@ def fold_moments(silo: SiloView, model: nn.Module) -> GradientMoments:
 
 @dataclass(frozen=True)
 class FoldGradients:
-    """What one pass over the training fold yields; vectors are (P,) in float64, on the CPU.
+    """Gradients of one pass over the training fold; vectors are (P,) in float64, on the CPU.
 
     Attributes:
         gradient: of the cross-entropy: the mean over records, or over mini-batches of their means.
@@ -112,7 +112,7 @@ def fold_gradients(
     geometric: RunningMean | None = None,
     penalty: SiloPenalty | None = None,
 ) -> FoldGradients:
-    """The gradients of a silo, in the model's own precision, summed in float64.
+    """Return the gradients of a silo, in the model's own precision, summed in float64.
 
     Args:
         silo: whose training fold.
@@ -153,7 +153,7 @@ def fold_gradients(
 
 
 def by_name(shapes: Mapping[str, torch.Size], prefix: str, vector: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A vector (P,) as tensors of the given shapes, named ``<prefix><name>``.
+    """Split a vector (P,) into tensors of the given shapes, named ``<prefix><name>``.
 
     >>> by_name({"a": torch.Size([2]), "b": torch.Size([])}, "x/", torch.tensor([1, 2, 3]))
     {'x/a': tensor([1, 2]), 'x/b': tensor(3)}
@@ -167,7 +167,7 @@ def by_name(shapes: Mapping[str, torch.Size], prefix: str, vector: torch.Tensor)
 def _slope(
     scalar: torch.Tensor, trained: Mapping[str, nn.Parameter], *, keep_graph: bool = False
 ) -> torch.Tensor:
-    """The gradient by all trained parameters as one vector (P,) in float64."""
+    """Return the gradient by all trained parameters as one vector (P,) in float64."""
     slopes = torch.autograd.grad(
         scalar, list(trained.values()), retain_graph=keep_graph, materialize_grads=True
     )

@@ -22,29 +22,23 @@ constants. Features are clipped, and in release rounds their class sums are nois
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Literal, get_args
 
 import torch
-from pydantic import Field
-from torch import nn
+from pydantic import Field, model_validator
 
 from tightframe import phases
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import BatchClasses, class_sum_fields, ratio_of_sums, silo_class_sums
-from tightframe.learning.loop import (
-    BatchView,
-    OptimizerSettings,
-    Stage,
-    Term,
-    at_least_float32,
-    cross_entropy,
-)
+from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, scheduled_method
+from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.methods.fedmr.private import frozen_terms, moment_scale, summed
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
-from tightframe.phases import Cohort, Contribution, Method, Phase, ServerState, Setting, SiloView, Totals
+from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
-IntraForm = Literal["paper", "official"]
+IntraForm = Literal["correlation", "paper", "official"]
 InterSupport = Literal["observed", "all"]
 
 TERMS = ("cross_entropy", "intra", "inter")
@@ -60,7 +54,7 @@ class InterOptions(StrictModel):
 
     Attributes:
         mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
-            more destroy training on small networks.
+            more make networks without normalisation diverge.
         inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
             classes only; ``all`` uses every valid prototype, so that missing classes act too.
         lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
@@ -75,32 +69,45 @@ class FedMRConfig(InterOptions):
     """FedMR's options: those of both terms.
 
     Attributes:
-        mu_intra: weight of the intra-class term. In the ``paper`` form the term is the mean over
-            classes of ``|R_c|_F^2``, which lies between d and d^2 for feature width d, so the
-            weight must shrink as the width grows: with m the mean squared off-diagonal
-            correlation, the term is about ``d + d (d - 1) m``. 1e-5 suits d = 64 to 128 (about
-            one hundredth of the cross-entropy at the start); 1e-3 destroys training there. In the
-            ``official`` form the term is a mean over entries, of the order of the number of records
-            of a class in a batch.
-        intra_form: ``paper`` is eq. (3) with the unbiased variance; ``official`` the scaling used in
-            the authors' experiments.
-        intra_eps: added to the variance inside the root.
+        mu_intra: weight of the intra-class term. In the form ``correlation`` the term is a mean squared
+            correlation, in [0, 1] at every feature width. In the form ``paper`` it is ``|R_c|_F^2``, about
+            ``d + d (d - 1) m`` with m that mean, so its weight must shrink with d^2; in the form
+            ``official`` it is of the order of the number of records of a class in a batch. These two have
+            no default weight.
+        intra_form: ``correlation`` is eq. (3) over its off-diagonal entries, as their mean (the diagonal
+            is constant, so the gradient is that of eq. (3) divided by d (d - 1)); ``paper`` is eq. (3) as
+            printed, with the unbiased variance; ``official`` the scaling of the authors' experiments.
+        intra_eps: added to the variance inside the root, in squared units of the features. It bounds the
+            gradient through a feature that hardly varies, as a ReLU's that is nearly dead: the root's
+            slope is at most ``intra_eps ** -0.5``, 32 by default; with 1e-8, 10,000 of it make the training
+            of deep networks not finite.
     """
 
-    mu_intra: float = Field(default=1e-5, ge=0)
-    intra_form: IntraForm = "paper"
-    intra_eps: float = Field(default=1e-8, gt=0)
+    mu_intra: float = Field(default=0.4, ge=0)
+    intra_form: IntraForm = "correlation"
+    intra_eps: float = Field(default=1e-3, gt=0)
+
+    @model_validator(mode="after")
+    def _weight_of_the_form(self) -> FedMRConfig:
+        if self.intra_form != "correlation" and "mu_intra" not in self.model_fields_set:
+            raise ValueError(
+                f"Expected `mu_intra` beside intra_form {self.intra_form!r}, whose term is no mean squared "
+                "correlation: its default is for 'correlation'. For 'paper' divide it by the squared "
+                "feature width: 0.4 is 1e-4 at d = 64."
+            )
+        return self
 
 
 def intra_class_loss(
     features: torch.Tensor, labels: torch.Tensor, *, form: IntraForm = "paper", eps: float = 1e-8
 ) -> torch.Tensor:
-    """The intra-class term: squared correlations between features within each class, eq. (3).
+    """Return the intra-class term: squared correlations between features within each class, eq. (3).
 
     For each class c with N_c >= 2 records in the batch, with its records standardised by the
     class's own mean and unbiased variance, ``z^ = (z - mean_c) / sqrt(var_c + eps)``::
 
         R_c = z^T z^ / (N_c - 1)                                        (d, d), unit diagonal
+        correlation: (1 / #classes) sum_c mean_{i != j} R_c[i, j]^2
         paper:    (1 / #classes) sum_c |R_c|_F^2
         official: (1 / sum_c N_c) sum_c (N_c - 1)^2 mean_{i != j} R_c[i, j]^2
 
@@ -122,14 +129,14 @@ def intra_class_loss(
         A scalar in float32 (or the features' own wider type), attached to ``features``.
 
     Raises:
-        ValueError: if ``form`` is neither.
+        ValueError: if ``form`` is none of these.
 
     >>> records = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     >>> round(float(intra_class_loss(records, torch.tensor([0, 0, 0]))), 4)
     4.0
     """
-    if form not in ("paper", "official"):
-        raise ValueError(f"Expected `form` to be 'paper' or 'official', but got {form!r}.")
+    if form not in get_args(IntraForm):
+        raise ValueError(f"Expected `form` to be one of {get_args(IntraForm)}, but got {form!r}.")
     features = at_least_float32(features)
     classes = BatchClasses.of(features, labels)
     count = classes.sum(features.new_ones(len(labels), 1))  # N_c of each record's class, (B, 1)
@@ -143,15 +150,18 @@ def intra_class_loss(
     standardised = torch.where(regular, centred * torch.where(regular, shifted, 1.0).rsqrt(), 0.0)
     # A record's share of (N_c - 1)^2 |R_c|_F^2, so that shares of a class add up to it, (B, 1).
     share = classes.squared_products(standardised, count)
+    many = (used / count).sum().round().clamp_min(1)  # classes with at least two records
     if form == "paper":  # eq. (3)
-        many = (used / count).sum().round()
-        return (share / freedom.square()).sum() / many.clamp_min(1)
+        return (share / freedom.square()).sum() / many
     if (width := features.shape[1]) < 2:  # no off-diagonal entries
         return (features * 0).sum()
     # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
     diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
     share = share - freedom.square() * diagonal.square().sum(1, keepdim=True) / count
-    return share.sum() / (width * (width - 1)) / used.sum().clamp_min(1)
+    entries = width * (width - 1)
+    if form == "correlation":
+        return (share / freedom.square()).sum() / entries / many
+    return share.sum() / entries / used.sum().clamp_min(1)
 
 
 def inter_class_loss(
@@ -162,7 +172,7 @@ def inter_class_loss(
     *,
     support: InterSupport = "observed",
 ) -> torch.Tensor:
-    """The inter-class term: a margin towards the record's own global prototype, eq. (4).
+    """Return the inter-class term: a margin towards the record's own global prototype, eq. (4).
 
     With C_b the classes of the batch that have a valid prototype, and S the supporting classes
     (``observed``: C_b, as printed; ``all``: every class with a valid prototype)::
@@ -211,7 +221,7 @@ def inter_class_loss(
 def update_prototypes(
     previous: torch.Tensor, feature_sums: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global prototypes: exact class means over all records of the silos that submitted.
+    """Return the global prototypes: exact class means over all records of the silos that submitted.
 
     ``G_c = sum_k n_kc g_kc / sum_k n_kc`` with g_kc the silo's class mean: the ratio of two sums. A
     class that nobody has keeps its previous prototype.
@@ -227,79 +237,79 @@ def update_prototypes(
     return ratio_of_sums(previous, feature_sums, counts)
 
 
-def init_server(setting: Setting, seed: int) -> ServerState:
-    """The model that ``seed`` gives, and no prototypes yet."""
-    width = feature_width(model_update.shared_template(setting))
-    extra = no_prototypes(setting.num_classes, width)
-    if uses_moments(setting):
-        extra[MOMENTS] = torch.zeros(setting.num_classes, _summed_width(setting, width))
-    return ServerState(model=model_update.initial_model(setting, seed), extra=extra)
-
-
-def no_prototypes(classes: int, width: int) -> dict[str, torch.Tensor]:
-    """Prototypes (C, d) none of which is valid yet."""
-    return {PROTOTYPES: torch.zeros(classes, width), VALID: torch.zeros(classes, dtype=torch.uint8)}
-
-
 def uses_moments(setting: Setting) -> bool:
-    """Whether silos get the classes' second moments: with privacy, for the intra-class term."""
+    """Return whether silos receive the classes' second moments: with privacy, for the intra-class term."""
     return setting.privacy is not None and setting.config.mu_intra > 0
 
 
 def _summed_width(setting: Setting, width: int) -> int:
-    """Numbers that are summed for each class, beside their count."""
+    """Return how many numbers are summed for each class, beside their count."""
     return width + width * (width + 1) // 2 if uses_moments(setting) else width
 
 
-def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
-    """One phase: train with both terms, then sum updates, class feature sums and class counts.
-
-    With privacy there are class sums in the release rounds only, and none of them is static: noise, not
-    the cohort, is what protects them.
-    """
-    template = model_update.shared_template(setting)
-    model_fields = (*model_update.model_fields(setting, template), *model_update.training_fields(TERMS))
-    privacy, classes = setting.privacy, setting.num_classes
-    sums: tuple[phases.Field, ...] = ()
-    if privacy is None or round in privacy.releases:
-        width = _summed_width(setting, feature_width(template))
-        sums = class_sum_fields(SUMS, COUNTS, classes, width, static=privacy is None)
-    return (Phase("train", phases.Schema((*model_fields, *sums)), broadcast, contribute, _updater(setting)),)
+def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerRule]:
+    """Return training with both terms and class sums; the mean, and prototypes of the opened class sums."""
+    server = ServerRule(model_update.model_fields, _updater(setting), initial=initial, broadcast=received)
+    if setting.privacy is None:
+        return LocalRule(TERMS, objective, partial(sum_fields, static=True), finish), server
+    # Noise, not the cohort, is what protects class sums with privacy, so that none of them is static.
+    if round in setting.privacy.releases:
+        return LocalRule(TERMS, objective, partial(sum_fields, static=False), finish_noisily), server
+    return LocalRule(TERMS, objective), server
 
 
-def broadcast(state: ServerState) -> phases.Tensors:
-    """The global model as ``model/<name>``, the prototypes and which of them exist."""
-    return {
-        **model_update.broadcast_model(state.model),
-        **{name: state.extra[name] for name in (PROTOTYPES, VALID, MOMENTS) if name in state.extra},
+def initial(setting: Setting) -> dict[str, torch.Tensor]:
+    """Return no prototypes yet."""
+    width = feature_width(model_update.shared_template(setting))
+    extra = {
+        PROTOTYPES: torch.zeros(setting.num_classes, width),
+        VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
     }
+    if uses_moments(setting):
+        extra[MOMENTS] = torch.zeros(setting.num_classes, _summed_width(setting, width))
+    return extra
 
 
-def contribute(silo: SiloView, broadcast: phases.Tensors, state: phases.Tensors) -> Contribution:
-    """Local training, then one pass over the training fold for the class sums; nothing is kept."""
-    setting, privacy = silo.setting, silo.setting.privacy
-    received = model_update.received_model(broadcast)
-    model: Any = silo.load(received)
-    terms = (cross_entropy(), *(_reshaping_terms if privacy is None else _frozen_terms)(silo, broadcast))
-    stage = Stage(terms=terms, optimizer=OptimizerSettings.of(setting.local), epochs=setting.local.epochs)
-    report = silo.fit(model, [stage])
-    model.eval()
-    sums: dict[str, torch.Tensor] = {}
-    width = broadcast[PROTOTYPES].shape[1]
-    if privacy is None:
-        # Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
-        sums = dict(zip((SUMS, COUNTS), silo_class_sums(silo, model, width), strict=True))
-    elif silo.round in privacy.releases:
-        bound, second = privacy.feature_clip, uses_moments(setting)
-        made = silo.private_class_sums(
-            lambda inputs: summed(model.features(inputs), bound, second=second), _summed_width(setting, width)
-        )
-        sums = dict(zip((SUMS, COUNTS), made, strict=True))
-    trained = model_update.model_terms(received, model)
-    return Contribution({**trained, **model_update.training_terms(report, TERMS), **sums})
+def received(state: ServerState) -> dict[str, torch.Tensor]:
+    """Return the prototypes, which of them exist, and with privacy the classes' moments."""
+    return {name: state.extra[name] for name in (PROTOTYPES, VALID, MOMENTS) if name in state.extra}
 
 
-def _reshaping_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
+def sum_fields(setting: Setting, *, static: bool) -> tuple[phases.Field, ...]:
+    """Return class feature sums and class counts."""
+    width = _summed_width(setting, feature_width(model_update.shared_template(setting)))
+    return class_sum_fields(SUMS, COUNTS, setting.num_classes, width, static=static)
+
+
+def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
+    """Return the cross-entropy and both terms; nothing is kept."""
+    made = _reshaping_terms if silo.setting.privacy is None else _frozen_terms
+    return Objective((cross_entropy(), *made(silo, broadcast)))
+
+
+def finish(trained: Trained) -> Contribution:
+    """Pass once over the training fold for the class sums.
+
+    Paper, table 5: a silo may submit no prototypes; it then adds zeros to both sums.
+    """
+    width = trained.broadcast[PROTOTYPES].shape[1]
+    sums, counts = silo_class_sums(trained.silo, trained.model, width)
+    return Contribution({SUMS: sums, COUNTS: counts})
+
+
+def finish_noisily(trained: Trained) -> Contribution:
+    """Do the same with privacy: sums of clipped features, and of their products if the terms need them."""
+    setting, model = trained.silo.setting, trained.model
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    bound, second = setting.privacy.feature_clip, uses_moments(setting)
+    sums, counts = trained.silo.private_class_sums(
+        lambda inputs: summed(model.features(inputs), bound, second=second),  # type: ignore[operator]
+        _summed_width(setting, trained.broadcast[PROTOTYPES].shape[1]),
+    )
+    return Contribution({SUMS: sums, COUNTS: counts})
+
+
+def _reshaping_terms(silo: SiloView, broadcast: Tensors) -> tuple[Term, Term]:
     config: FedMRConfig = silo.setting.config
 
     def intra(view: BatchView) -> torch.Tensor:
@@ -309,8 +319,8 @@ def _reshaping_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, T
     return Term("intra", config.mu_intra, intra, per_record=False), inter_term(silo, broadcast, config)
 
 
-def inter_term(silo: SiloView, broadcast: phases.Tensors, options: InterOptions) -> Term:
-    """The inter-class term towards the prototypes received."""
+def inter_term(silo: SiloView, broadcast: Tensors, options: InterOptions) -> Term:
+    """Return the inter-class term towards the prototypes received."""
     prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device)
     stream = silo.generator("lite")
 
@@ -325,8 +335,8 @@ def inter_term(silo: SiloView, broadcast: phases.Tensors, options: InterOptions)
     return Term("inter", options.mu_inter, inter, per_record=False)
 
 
-def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term]:
-    """Both terms of one record each: what they compare it with is constant."""
+def _frozen_terms(silo: SiloView, broadcast: Tensors) -> tuple[Term, Term]:
+    """Return both terms of one record each: what they compare it with is constant."""
     setting, config = silo.setting, silo.setting.config
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
     return frozen_terms(
@@ -336,6 +346,7 @@ def _frozen_terms(silo: SiloView, broadcast: phases.Tensors) -> tuple[Term, Term
         bound=setting.privacy.feature_clip,
         intra=config.mu_intra,
         inter=config.mu_inter,
+        mean=config.intra_form == "correlation",
     )
 
 
@@ -358,7 +369,7 @@ def _updater(setting: Setting) -> Callable[[ServerState, Totals, Cohort], Server
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    """FedAvg's mean of the models; prototypes from the two class sums, once valid always valid.
+    """Average the models as FedAvg; make prototypes of the two class sums, once valid always valid.
 
     Where the class sums were not opened (a silo dropped out), all prototypes keep their values.
     """
@@ -366,8 +377,8 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     return state.evolve(model=model, extra=with_new_prototypes(state.extra, totals))
 
 
-def with_new_prototypes(extra: phases.Tensors, totals: Totals) -> phases.Tensors:
-    """What the server keeps, with the prototypes of this round's class sums where they were opened."""
+def with_new_prototypes(extra: Tensors, totals: Totals) -> Tensors:
+    """Update the server's prototypes from this round's class sums, where they were opened."""
     if SUMS not in totals:
         return extra
     sums, counts = torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
@@ -377,27 +388,19 @@ def with_new_prototypes(extra: phases.Tensors, totals: Totals) -> phases.Tensors
 
 
 def private(config: FedMRConfig) -> str | None:
-    """What has no form of one record each."""
+    """Return why these options have no loss of single records; None if they have."""
     if config.lite_m is not None:
         return "lite_m chooses among the records of a batch; leave it out"
-    if config.intra_form != "paper" and config.mu_intra > 0:
-        return "intra_form 'official' weighs classes by their counts in a batch; take 'paper'"
+    if config.intra_form == "official" and config.mu_intra > 0:
+        return "intra_form 'official' weighs classes by their counts in a batch; take 'correlation'"
     return None
 
 
-def predict(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Class logits (B, C)."""
-    logits: torch.Tensor = model(inputs)
-    return logits
-
-
-METHOD = Method(
+METHOD = scheduled_method(
     name="fedmr",
     title="FedMR",
     paper="Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping (TMLR)",
     config=FedMRConfig,
-    init_server=init_server,
-    plan=plan,
-    predict=predict,
+    parts=parts,
     private=private,
 )

@@ -18,13 +18,13 @@ from tightframe.learning.stages import BatchView, Term, at_least_float32
 
 
 def clipped(features: torch.Tensor, bound: float) -> torch.Tensor:
-    """Each record's features (B, d), shortened to L2 norm ``bound`` where they are longer."""
+    """Shorten each record's features (B, d) to L2 norm ``bound`` where they are longer."""
     norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
     return features * (bound / norms.clamp_min(bound))
 
 
 def moments(features: torch.Tensor) -> torch.Tensor:
-    """A record's features and their products, ``(z, z z^T)``: (B, d) -> (B, d + d (d + 1) / 2).
+    """Return each record's features and their products, ``(z, z z^T)``: (B, d) -> (B, d + d (d + 1) / 2).
 
     Of the symmetric product the upper triangle, the off-diagonal entries times sqrt(2), so that its L2
     norm is ``|z|^2``.
@@ -37,7 +37,7 @@ def moments(features: torch.Tensor) -> torch.Tensor:
 def frozen_statistics(
     means: torch.Tensor, width: int, *, least: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each class's mean, standard deviation and correlations, from the mean of its records' ``moments``.
+    """Return each class's mean, standard deviation and correlations, from its mean ``moments``.
 
     Noise can leave a covariance that is none: its eigenvalues are raised to ``least ** 2``.
 
@@ -66,33 +66,43 @@ def frozen_intra_loss(
     labels: torch.Tensor,
     statistics: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     valid: torch.Tensor,
+    *,
+    mean: bool = False,
 ) -> torch.Tensor:
-    """The intra-class term with the classes' statistics as constants: a mean of one value a record.
+    """Return the intra-class term with the classes' statistics as constants: a mean of one value a record.
 
     With mean, deviation and correlations R_c of each class frozen, ``z^ = (z - mean_c) / deviation_c``::
 
-        l = (1 / B) sum_i 2 z^_i^T R_c z^_i
+        l = (1 / B) sum_i 2 z^_i^T R_c z^_i                                          (form ``paper``)
+        l = (1 / B) sum_i 2 z^_i^T (R_c - diag R_c) z^_i / (d (d - 1))         (form ``correlation``)
 
     Were R_c the batch's own, ``2 / (N_c - 1) sum_i z^_i^T R_c z^_i`` would have the gradient of
-    ``|R_c|_F^2`` in z^. Classes weigh as their records do, not alike as in eq. (3), because the number of
-    classes in a batch is a statistic of its records. Records of classes without statistics count as zero.
+    ``|R_c|_F^2`` in z^, and without the diagonal that of its off-diagonal entries. Classes weigh as their
+    records do, not alike as in eq. (3), because the number of classes in a batch is a statistic of its
+    records. Records of classes without statistics count as zero.
 
     Args:
         features: (B, d).
         labels: (B,) int64.
         statistics: ``frozen_statistics``.
         valid: which classes have any, (C,) bool.
+        mean: the form ``correlation``: a mean over off-diagonal entries.
     """
-    mean, deviation, correlation = (item[labels] for item in statistics)
-    standardised = (at_least_float32(features) - mean) / deviation
-    values = torch.einsum("bi,bij,bj->b", standardised, correlation, standardised)
-    return 2 * (values * valid[labels]).mean()
+    means, deviations, correlations = statistics
+    standardised = (at_least_float32(features) - means[labels]) / deviations[labels]
+    entries = 1
+    if mean:
+        width = features.shape[1]
+        correlations = correlations - torch.diag_embed(correlations.diagonal(dim1=1, dim2=2))
+        entries = max(1, width * (width - 1))
+    values = torch.einsum("bi,bij,bj->b", standardised, correlations[labels], standardised)
+    return 2 * (values * valid[labels]).mean() / entries
 
 
 def frozen_inter_loss(
     features: torch.Tensor, labels: torch.Tensor, prototypes: torch.Tensor, valid: torch.Tensor
 ) -> torch.Tensor:
-    """The inter-class term as a mean of one value a record, over all valid prototypes.
+    """Return the inter-class term as a mean of one value a record, over all valid prototypes.
 
     ::
 
@@ -124,8 +134,9 @@ def frozen_terms(
     bound: float,
     intra: float,
     inter: float,
+    mean: bool = False,
 ) -> tuple[Term, Term]:
-    """Both terms for local training, each of one record.
+    """Return both terms for local training, each of one record.
 
     Args:
         prototypes: (C, d).
@@ -134,13 +145,14 @@ def frozen_terms(
         bound: the L2 norm to which features are clipped.
         intra: weight of the intra-class term.
         inter: weight of the inter-class term.
+        mean: whether the intra-class term is a mean over off-diagonal correlations.
     """
 
     def between(view: BatchView) -> torch.Tensor:
         return frozen_inter_loss(clipped(view.features, bound), view.labels, prototypes, valid)
 
     def within(view: BatchView) -> torch.Tensor:
-        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid)
+        return frozen_intra_loss(clipped(view.features, bound), view.labels, statistics, valid, mean=mean)
 
     other = Term("inter", inter, between, per_record=True)
     if means is None:
@@ -152,7 +164,7 @@ def frozen_terms(
 
 
 def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tensor:
-    """What is summed of records with privacy, of the norm to which features are clipped at most.
+    """Return each record's summed vector with privacy, of at most the norm to which features are clipped.
 
     Args:
         features: (B, d).
@@ -164,5 +176,5 @@ def summed(features: torch.Tensor, bound: float, *, second: bool) -> torch.Tenso
 
 
 def moment_scale(bound: float) -> float:
-    """What ``moments`` of a vector of norm ``bound`` are divided by: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
+    """Return the divisor of ``moments`` of a vector of norm b: |z|^2 + |z z^T|^2 <= b^2 (1 + b^2)."""
     return math.sqrt(1 + bound**2)

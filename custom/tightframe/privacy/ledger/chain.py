@@ -14,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, TamperError
-from tightframe.privacy.ledger.rows import ENTRY, Check, Row, digest, read_row, signed_message
+from tightframe.privacy.ledger.rows import ENTRY, Check, Row, digest, read_row
 from tightframe.privacy.ledger.store import Contents, Head, Store, genesis
+from tightframe.securesum.primitives import encode_fields
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Chain:
     def verify(
         self, contents: Contents, published: Head | None, *, known: Sequence[tuple[int, str]] = ()
     ) -> Verified:
-        """All entries, if everything holds.
+        """Return all entries, if everything holds.
 
         Args:
             contents: what the file holds.
@@ -90,7 +91,7 @@ class Chain:
         )
 
     def _read(self, contents: Contents) -> None:
-        """Entries in turn; those that were read before and are the same are kept."""
+        """Read entries in turn; those that were read before and are the same are kept."""
         same = 0
         for old, new in zip(self._rows, contents.rows, strict=False):
             if old != new or contents.certificates.get(old[5]) != self._signers.get(old[5]):
@@ -102,7 +103,7 @@ class Chain:
             raise TamperError("Expected the head record to be this ledger's, but got another's.", entry=1)
         for expected, row in enumerate(contents.rows[same:], start=same + 1):
             entry = read_row(row, expected=expected, previous=previous)
-            message = signed_message(ENTRY, entry.hash)
+            message = encode_fields(ENTRY, entry.hash)
             self._check_signature(
                 contents, entry.signer, message, entry.signature, entry.time, f"entry {expected}", expected
             )

@@ -1,4 +1,4 @@
-"""What stands in a site's ledger: charges and fingerprints of data, as plain values, and their errors."""
+"""Entries of a site's ledger as plain values, charges and fingerprints of data, and their errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class NeighboursError(TightframeError):
 
 @dataclass(frozen=True)
 class Charge:
-    """What is about to be released, and of what.
+    """A request to charge a release to a data set.
 
     Attributes:
         job_id: the run's id.
@@ -119,11 +119,11 @@ class Charge:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What may be charged once."""
+        """Key of a charge, which is made once."""
         return self.job_id, self.purpose, self.attempt
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "job_id": self.job_id,
             "job_name": self.job_name,
@@ -152,15 +152,15 @@ class DataNoted:
 
     def __post_init__(self) -> None:
         _text("dataset_id", self.dataset_id)
-        found = self.fingerprint
-        if not isinstance(found, str) or not 32 <= len(found) <= 128 or not set(found) <= set(_HEX):
+        digits = self.fingerprint
+        if not isinstance(digits, str) or not 32 <= len(digits) <= 128 or not set(digits) <= set(_HEX):
             raise PrivacyValueError(
                 "Expected `fingerprint` to be 32 to 128 lower-case hexadecimal digits, but got another text. "
                 "Give a hash of the records."
             )
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {"dataset_id": self.dataset_id, "fingerprint": self.fingerprint}
 
 
@@ -192,7 +192,7 @@ class Remembered:
             raise PrivacyValueError("Expected `source` to be a SHA-256 or empty, but got another value.")
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {"facts": [dict(fact) for fact in self.facts], "source": self.source}
 
 
@@ -215,19 +215,19 @@ class Begun:
         _text("lost", self.lost)
 
     def as_value(self) -> dict[str, object]:
-        """Plain values."""
+        """Return plain values."""
         return {"lost": self.lost}
 
 
 _HEX = "0123456789abcdef"
 OfRecords: TypeAlias = Charge | DataNoted
-"""What is about the privacy budget of a data set."""
+"""Contents that concern the privacy budget of a data set."""
 Content: TypeAlias = OfRecords | Remembered | Begun
 
 
 @dataclass(frozen=True)
 class Cap:
-    """What a site's policy lets be spent on one data set.
+    """Cap of a site's policy on one data set.
 
     Attributes:
         epsilon: of all charges together.
@@ -284,7 +284,7 @@ class Entry:
 
 
 def checked_neighbours(value: object) -> Neighbours:
-    """A neighbouring relation.
+    """Check a neighbouring relation.
 
     Raises:
         PrivacyValueError: TF-700.

@@ -57,12 +57,12 @@ FOLDER, FILE = "privacy", "ledger.sqlite"
 
 
 def ledger_path(state_dir: Path, site: str) -> Path:
-    """Where a site's ledger lies: beside its other lasting state, outside of any job."""
+    """Return the path of a site's ledger: beside its other lasting state, outside of any job."""
     return state_dir / FOLDER / site / FILE
 
 
 def ledger_expected(path: Path) -> bool:
-    """Whether there are traces of a ledger: only without any may a new one be made."""
+    """Return whether there are traces of a ledger: a new one may be made only where there are none."""
     return ledger_store.expected(path)
 
 
@@ -222,7 +222,7 @@ class Ledger:
         alone: bool = False,
         prv: bool = True,
     ) -> Epsilons:
-        """What was spent of a data set's budget.
+        """Return the spending on a data set.
 
         Args:
             dataset_id: the site's name of its records.
@@ -241,7 +241,7 @@ class Ledger:
         return epsilons(events_of(entries, dataset_id, job_id=job_id, alone=alone), delta, prv=prv)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, oldest first, checked.
+        """Return all entries, oldest first, checked.
 
         Raises:
             TamperError: TF-702.

@@ -1,4 +1,4 @@
-"""What a ledger says, for people: sums by data set and job, in numbers and in plain words."""
+"""A ledger's report: sums by data set and job, in numbers and in plain words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tightframe.privacy.accounting import (
 )
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
-from tightframe.rounding import rounded_down, rounded_up
+from tightframe.results.words import rounded_down, rounded_up
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6
@@ -23,7 +23,7 @@ _SHOWN_FACTOR = 1e6
 
 @dataclass(frozen=True)
 class JobSpending:
-    """What one job spent on one data set.
+    """Spending of one job on one data set.
 
     Attributes:
         job_id: the run's id.
@@ -42,7 +42,7 @@ class JobSpending:
 
 @dataclass(frozen=True)
 class Spending:
-    """What was spent on one data set.
+    """Spending on one data set.
 
     Attributes:
         dataset_id: the site's name of its records.
@@ -70,12 +70,12 @@ class Spending:
         return [entry.content.event for entry, _ in self.entries if isinstance(entry.content, Charge)]
 
     def last(self, kind: type[Event]) -> Event | None:
-        """The last event of a kind."""
+        """Return the last event of a kind."""
         return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
 
 def spendings(entries: Sequence[Entry], delta: float) -> list[Spending]:
-    """What was spent on each data set, by name.
+    """Return the spending on each data set, by name.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -118,21 +118,21 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
 
 
 def event_text(event: Event) -> str:
-    """An event in a few words."""
+    """Describe an event in a few words."""
     if isinstance(event, Gaussian):
         return f"release, z {event.noise_multiplier:g}"
     return f"{event.steps} steps, sigma {event.noise_multiplier:g}, q {event.sampling_rate:.4g}"
 
 
 def spent_text(spent: Epsilons) -> str:
-    """Epsilon by each analysis, the one that counts first."""
+    """Describe epsilon by each analysis, the one that counts first."""
     others = [("exact", spent.exact), ("RDP", spent.rdp), ("PRV", spent.prv)]
     listed = ", ".join(f"{name} {rounded_up(value)}" for name, value in others if value is not None)
     return f"{rounded_up(spent.guaranteed)} ({listed})"
 
 
 def left_text(spending: Spending, epsilon: float) -> str:
-    """What is left of a cap."""
+    """Describe the remainder of a cap."""
     left = epsilon - spending.spent.guaranteed
     if left < 0:
         return f"nothing: the cap is passed by {rounded_up(-left)}"
@@ -142,7 +142,7 @@ def left_text(spending: Spending, epsilon: float) -> str:
 def fits(
     spending: Spending, epsilon: float, *, release: Gaussian | None, training: SubsampledGaussian | None
 ) -> list[str]:
-    """What a cap still holds, of each kind by itself.
+    """Return what remains of a cap, for each kind of release by itself.
 
     Args:
         spending: what was spent.
@@ -165,7 +165,7 @@ def fits(
 
 
 def explain(spending: Spending, epsilon: float | None) -> Iterator[str]:
-    """Paragraphs for somebody who answers for the data and is no statistician.
+    """Explain the spending in paragraphs for somebody who answers for the data and is no statistician.
 
     Args:
         spending: of one data set.

@@ -1,12 +1,12 @@
-"""How entries are stored, chained and signed.
+"""Stored form of entries: how they are chained and signed.
 
 An entry's hash is SHA-256 over a canonical text (JSON, sorted keys) of all that it says and of the hash
-before it; the first one's is the ledger's own. Signed are ``signed_message(ENTRY, hash)``, and for
-the head ``signed_message(HEAD, ledger, count, hash, time)``.
+before it; the first one's is the ledger's own. Signed are ``encode_fields(ENTRY, hash)``, and for the
+head ``encode_fields(HEAD, ledger, count, hash, time)``.
 
-A site's key signs strings that begin with a fixed prefix and a tag, each tag for one purpose (see
-``securesum.primitives``). The ledger's messages have that form with tags of their own, so that the same
-signer signs them, and no signature of the ledger is one of the protocol, nor the reverse.
+A site's key signs strings that begin with a fixed prefix and a tag, each tag for one purpose
+(``securesum.primitives.encode_fields``). The ledger has tags of its own, so that the same signer signs
+them, and no signature of the ledger is one of the protocol, nor the reverse.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tightframe.privacy.ledger.entries import (
     Remembered,
     TamperError,
 )
+from tightframe.securesum.primitives import encode_fields
 
-PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
 ENTRY, HEAD = "privacy-ledger/entry/1", "privacy-ledger/head/1"
 
 Check: TypeAlias = Callable[[bytes, bytes, bytes, datetime], None]
@@ -46,7 +46,7 @@ class Signer(Protocol):
         ...
 
     def sign(self, message: bytes) -> bytes:
-        """The key's signature."""
+        """Sign with the key."""
         ...
 
 
@@ -57,7 +57,7 @@ Row: TypeAlias = tuple[int, str, str, str, str, str, str, bytes]
 def make_row(
     sequence: int, time: datetime, content: Content, retry: int, previous: str, signer: Signer
 ) -> Row:
-    """A new entry, signed, as it is stored."""
+    """Make a new entry, signed, as it is stored."""
     values = content.as_value()
     if isinstance(content, Charge):
         values["retry"] = retry
@@ -70,7 +70,7 @@ def make_row(
         digest(signer.certificate),
     )
     hashed = _hash_of(*columns)
-    return (*columns, hashed, signer.sign(signed_message(ENTRY, hashed)))
+    return (*columns, hashed, signer.sign(encode_fields(ENTRY, hashed)))
 
 
 _UNREADABLE = (
@@ -80,7 +80,7 @@ _UNREADABLE = (
 
 
 def read_row(row: Row, *, expected: int, previous: str) -> Entry:
-    """The entry of a stored row that continues the chain; its signature is the caller's to check.
+    """Read a stored row that continues the chain; its signature is the caller's to check.
 
     Raises:
         TamperError: TF-702, naming the entry.
@@ -111,28 +111,13 @@ def read_row(row: Row, *, expected: int, previous: str) -> Entry:
     return read
 
 
-def signed_message(tag: str, *fields: str | int) -> bytes:
-    r"""What is signed: prefix, tag, then each field with its type and length.
-
-    >>> signed_message(ENTRY, "ab")[:28]
-    b'\xff\x00tightframe/secure-sum/1\x00t\x00'
-    """
-    parts = [PREFIX, _sized(b"t", tag.encode())]
-    for field in fields:
-        if isinstance(field, int):
-            parts.append(b"i" + field.to_bytes(16, "big", signed=True))
-        else:
-            parts.append(_sized(b"s", field.encode()))
-    return b"".join(parts)
-
-
 def digest(data: bytes) -> str:
-    """SHA-256, as hexadecimal digits."""
+    """Return SHA-256 as hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def canonical(values: Mapping[str, object]) -> str:
-    """The one text of plain values."""
+    """Return the one text of plain values."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -188,7 +173,3 @@ def _read_time(text: str) -> datetime:
     if _time_text(time) != text:
         raise ValueError("not in UTC as it is written")
     return time
-
-
-def _sized(kind: bytes, data: bytes) -> bytes:
-    return kind + len(data).to_bytes(8, "big") + data

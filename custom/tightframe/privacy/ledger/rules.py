@@ -1,4 +1,4 @@
-"""What a charge must keep to: charged once, one neighbouring relation, few retries and releases, the cap."""
+"""Rules of a charge: charged once, one neighbouring relation, few retries and releases, within the cap."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tightframe.privacy.accounting import (
 )
 from tightframe.privacy.events import Event, Gaussian, with_noise
 from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
-from tightframe.rounding import rounded_down, rounded_up
+from tightframe.results.words import rounded_down, rounded_up
 
 
 def charges_of(entries: Iterable[Entry]) -> list[Charge]:
-    """All charges, oldest first."""
+    """Return all charges, oldest first."""
     return [entry.content for entry in entries if isinstance(entry.content, Charge)]
 
 
 def events_of(
     entries: Iterable[Entry], dataset_id: str, *, job_id: str | None = None, alone: bool = False
 ) -> list[Event]:
-    """The events charged on a data set.
+    """Return the events charged on a data set.
 
     Args:
         entries: of a ledger.
@@ -58,7 +58,7 @@ class Overspent:
     cap: Cap
 
     def error(self) -> BudgetError:
-        """What to tell people; finding out what would fit takes seconds."""
+        """Return the refusal in words; finding out what would fit takes seconds."""
         cap, charge = self.cap, self.charge
         before = (*self.spent, *self.beside)
         asked = guaranteed([*before, charge.event], cap.delta)
@@ -71,7 +71,7 @@ class Overspent:
         )
 
     def _so_far(self) -> str:
-        """What earlier charges have spent, and what the request itself asks for before the one refused."""
+        """Return the spending of earlier charges, and of the request's own before the refused one."""
         said = "Nothing was spent before: what is asked for is too much by itself."
         if self.spent:
             spent = guaranteed(self.spent, self.cap.delta)
@@ -104,7 +104,7 @@ def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -
 
 
 def overspent(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> Overspent | None:
-    """The first charge with which a data set's events pass the cap; None if all fit."""
+    """Return the first charge with which a data set's events pass the cap; None if all fit."""
     for dataset_id in dict.fromkeys(charge.dataset_id for charge in charges):
         spent = tuple(events_of(entries, dataset_id))
         new = [charge for charge in charges if charge.dataset_id == dataset_id]
@@ -131,7 +131,7 @@ def hold(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:
 
 
 def what_fits(event: Event, before: Sequence[Event], *, epsilon: float, delta: float) -> str:
-    """A sentence: how much of this event a budget still holds, and with how much noise it would fit."""
+    """Say how much of this event a budget still holds, and with how much noise it would fit."""
     if guaranteed(before, delta) >= epsilon:
         return "Nothing fits any more."
     count = fitting(event, epsilon=epsilon, delta=delta, spent=before)
@@ -148,7 +148,7 @@ def what_fits(event: Event, before: Sequence[Event], *, epsilon: float, delta: f
 
 
 def retries_of(earlier: Sequence[Charge], charge: Charge) -> int:
-    """How many charges of this job and purpose came before."""
+    """Count earlier charges of this job and purpose."""
     return sum((other.job_id, other.purpose) == (charge.job_id, charge.purpose) for other in earlier)
 
 
@@ -168,7 +168,7 @@ def check_neighbours(charges: Iterable[Charge], dataset_id: str, neighbours: Nei
 
 
 def describe(charge: Charge) -> str:
-    """A charge in a few words."""
+    """Describe a charge in a few words."""
     return f"{charge.purpose!r} of job {charge.job_name!r} (attempt {charge.attempt})"
 
 
@@ -177,7 +177,7 @@ def _charges(number: int) -> str:
 
 
 def _check_counts(earlier: Sequence[Charge], charge: Charge, cap: Cap) -> None:
-    """The caps of one job that are not about epsilon."""
+    """Check the caps of one job that are not about epsilon."""
     first: dict[str, Charge] = {}
     retries = 0
     for other in earlier:

@@ -21,7 +21,8 @@ from urllib.parse import quote
 
 from tightframe.files import sync_folder, write_atomically
 from tightframe.privacy.ledger.entries import LedgerError, TamperError
-from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest, signed_message
+from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest
+from tightframe.securesum.primitives import encode_fields
 
 VERSION = 1
 _APPLICATION = 0x54464C47  # "TFLG", in the file's header
@@ -44,7 +45,7 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Head:
-    """How long the ledger is: signed by whoever wrote the last entry.
+    """The ledger's length and last hash, signed by the writer of the last entry.
 
     Attributes:
         ledger: the ledger's own random name, in hexadecimal digits.
@@ -64,8 +65,8 @@ class Head:
 
     @property
     def message(self) -> bytes:
-        """What is signed."""
-        return signed_message(HEAD, self.ledger, self.count, self.hash, self.time)
+        """The bytes that are signed."""
+        return encode_fields(HEAD, self.ledger, self.count, self.hash, self.time)
 
 
 @dataclass(frozen=True)
@@ -78,24 +79,24 @@ class Contents:
 
 
 def genesis(ledger: str) -> str:
-    """What the first entry continues."""
+    """Return the hash before the first entry."""
     return digest(f"privacy-ledger {ledger}".encode())
 
 
 def make_head(ledger: str, count: int, hashed: str, time: datetime, signer: Signer) -> Head:
-    """A signed head."""
+    """Make a signed head."""
     text = time.astimezone(UTC).isoformat(timespec="microseconds")
     bare = Head(ledger, count, hashed, text, digest(signer.certificate), "")
     return Head(**{**asdict(bare), "signature": signer.sign(bare.message).hex()})
 
 
 def head_file(path: Path) -> Path:
-    """Where the copy of the head lies: beside the ledger."""
+    """Return the path of the head's copy, beside the ledger."""
     return path.with_name(path.name + ".head")
 
 
 def expected(path: Path) -> bool:
-    """Whether there are traces of a ledger: the file, what SQLite writes beside it, or the head."""
+    """Return whether there are traces of a ledger: its file, SQLite's files beside it, or the head."""
     return any(item.exists() for item in (path, Path(f"{path}-wal"), Path(f"{path}-shm"), head_file(path)))
 
 
@@ -172,8 +173,8 @@ class Store:
                 raise
 
     def _prepare(self, *, read_only: bool) -> None:
-        found, version = self._pragma("application_id"), self._pragma("user_version")
-        if found != _APPLICATION:
+        application, version = self._pragma("application_id"), self._pragma("user_version")
+        if application != _APPLICATION:
             raise LedgerError(
                 f"Expected {self.path} to be a ledger, but found another file. Look at the path."
             )
@@ -203,7 +204,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction that no other writer shares; undone if anything is raised.
+        """Hold one transaction that no other writer shares; undone if anything is raised.
 
         Raises:
             LedgerError: TF-704, if it cannot be begun or kept.
@@ -219,7 +220,7 @@ class Store:
                 raise
 
     def read(self) -> Contents:
-        """All that is in the file, at one moment.
+        """Read all that is in the file, at one moment.
 
         Raises:
             LedgerError: TF-704, if it cannot be read.
@@ -268,7 +269,7 @@ class Store:
                 write_atomically(path, text, mode=0o600, locked=True)
 
     def read_head(self) -> Head:
-        """The head record alone, as it is in the file.
+        """Read the head record alone, as it is in the file.
 
         Raises:
             LedgerError: TF-704.
@@ -283,7 +284,7 @@ class Store:
         return _typed_head(heads[0])
 
     def published_head(self) -> Head | None:
-        """What the head file says; None if there is none.
+        """Read the head file; None if there is none.
 
         Raises:
             LedgerError: TF-704, if it cannot be read.
@@ -293,12 +294,12 @@ class Store:
 
 
 def head_text(head: Head) -> bytes:
-    """A head as a file of its own."""
+    """Return a head as a file of its own."""
     return (json.dumps(asdict(head), indent=1) + "\n").encode()
 
 
 def read_head_file(path: Path) -> Head | None:
-    """What a head file says, beside the ledger or elsewhere; None if there is none.
+    """Read a head file, beside the ledger or elsewhere; None if there is none.
 
     Raises:
         LedgerError: TF-704, if it cannot be read.
@@ -346,7 +347,7 @@ def _opened(uri: str) -> sqlite3.Connection:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What SQLite and the system raise, as this package's error."""
+    """Turn errors of SQLite and of the system into ``LedgerError``."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -11,7 +11,7 @@ import torch
 
 from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.releases.class_sums import summed
-from tightframe.privacy.releases.plan import variance_of_share
+from tightframe.privacy.releases.noise import variance_of_share
 
 COUNT_GRID = 2**20
 """Units in one record: counts are noised on a grid this fine, since noise in whole records would need
@@ -21,7 +21,7 @@ rounding that is coarse beside it."""
 def class_counts(
     labels: torch.Tensor, num_classes: int, *, patients: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What is released, before its noise: records of each class, in units of ``1 / COUNT_GRID``.
+    """Count records of each class, without noise, in units of ``1 / COUNT_GRID``.
 
     Args:
         labels: (B,) int64 in [0, C); each *different* record once.
@@ -43,7 +43,7 @@ def class_counts(
 
 
 def count_noise(num_classes: int, noise_multiplier: float, honest: int) -> torch.Tensor:
-    """One silo's share of the noise: int64 (C,). Charge ``Gaussian(noise_multiplier)`` before it is drawn.
+    """Draw one silo's share of the noise: int64 (C,). Charge ``Gaussian(noise_multiplier)`` before.
 
     Args:
         num_classes: C.
@@ -58,14 +58,14 @@ def count_noise(num_classes: int, noise_multiplier: float, honest: int) -> torch
 
 
 def read_counts(total: torch.Tensor) -> torch.Tensor:
-    """Numbers of records, float64 (C,), from noisy units; 1 at least, since a prior takes logarithms."""
+    """Return numbers of records, float64 (C,), from noisy units; 1 at least: a prior takes logarithms."""
     return (total.to(torch.float64) / COUNT_GRID).clamp_min(1.0)
 
 
 def noisy_counts(
     labels: torch.Tensor, num_classes: int, noise_multiplier: float, *, patients: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A silo's own class prior: its counts with all of the noise, float64 (C,), 1 at least.
+    """Draw a silo's own class prior: its counts with all of the noise, float64 (C,), 1 at least.
 
     It never leaves the silo by itself, but what is trained with it does: charge
     ``Gaussian(noise_multiplier)`` once, before this is called, and use the result in all rounds.

@@ -2,12 +2,12 @@
 
 The order at a silo is fixed: clip every record's feature vector to norm B, put it on the integer grid,
 add in int64, then add the silo's share of the noise. Whatever a record holds, its part of the sums
-is within the sensitivity of ``release_plan``; nothing here depends on a record in any other way, and
+is within the sensitivity of ``releases.plan``; nothing here depends on a record in any other way, and
 nothing refuses because of one, since a refusal would tell of it as well. Every class is offered: the
 floor under the *noisy* counts takes the place of all thresholds on true ones.
 
 A class *mean* is never what noise is added to: one record of a small class moves all of it, so that its
-sensitivity has no useful bound. Means are read from noisy sums, by ``release_reading``.
+sensitivity has no useful bound. Means are read from noisy sums, by ``releases.reading``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from tightframe.errors import TightframeError
 from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.plan import ClassSumsConfig, share_variance, squared_sensitivity
+from tightframe.privacy.releases.plan import ClassSumsConfig
 
 _MARGIN = 1 - 2.0**-32
 """A float64 norm of up to a million numbers is right to ``2**-33`` in whatever order they are added, so what
@@ -27,13 +27,13 @@ is below this share of a bound is below the bound."""
 
 
 class SensitivityError(TightframeError):
-    """What a record or patient adds to a sum is over the bound that was charged for (TF-721)."""
+    """A record's or patient's term of a sum is over the bound that was charged for (TF-721)."""
 
     code = "TF-721"
 
 
 def clip_features(features: torch.Tensor, bound: float) -> torch.Tensor:
-    """Each record's feature vector, scaled down to an L2 norm of at most ``bound``.
+    """Scale each record's feature vector down to an L2 norm of at most ``bound``.
 
     Args:
         features: (B, d), any floating type; a record with a value that is not finite becomes zero, because
@@ -57,7 +57,7 @@ def clip_features(features: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def on_grid(features: torch.Tensor, bits: int, bound: float) -> torch.Tensor:
-    """``trunc(features * 2**bits)``: towards zero, so that no norm grows.
+    """Truncate to the grid, ``trunc(features * 2**bits)``: towards zero, so that no norm grows.
 
     Args:
         features: (B, d) float64, clipped to ``bound``.
@@ -93,7 +93,7 @@ def class_sums(
     *,
     patients: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The vector that is released, before its noise: ``(S_c, lambda_int N_c)`` of every class c.
+    """Return the released vector before its noise: ``(S_c, lambda_int N_c)`` of every class c.
 
     With ``neighbours="record"`` the sums of parts of the records may be added. With ``"patient"``, all
     records of a patient must be in one call, since the whole of what a patient adds is clipped.
@@ -117,11 +117,11 @@ def class_sums(
     rows = on_grid(clipped, config.fractional_bits, config.feature_limit / config.grid)
     counts = torch.full((len(rows), 1), config.count_units, dtype=torch.int64, device=rows.device)
     terms = torch.cat([rows, counts], 1)
-    return summed(terms, labels, num_classes, squared_sensitivity(config), patients)
+    return summed(terms, labels, num_classes, config.squared_sensitivity, patients)
 
 
 def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> torch.Tensor:
-    """One silo's share of a release's noise, from the operating system's generator.
+    """Draw one silo's share of a release's noise, from the operating system's generator.
 
     Charge the release to the ledger before this is called.
 
@@ -136,17 +136,7 @@ def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> t
     Raises:
         RandomnessError: TF-720, if the operating system gives no random numbers.
     """
-    return torch.from_numpy(discrete_gaussian(share_variance(config, honest), shape))
-
-
-def as_numbers(units: torch.Tensor, config: ClassSumsConfig) -> torch.Tensor:
-    """A release's integers as the float64 numbers that a field carries: exact, below ``2**53`` units."""
-    return units.to(torch.float64) / config.grid
-
-
-def as_units(numbers: torch.Tensor, config: ClassSumsConfig) -> torch.Tensor:
-    """The integers again, from what a field's total says."""
-    return (numbers.to(torch.float64) * config.grid).round().to(torch.int64)
+    return torch.from_numpy(discrete_gaussian(config.share_variance(honest), shape))
 
 
 def summed(
@@ -156,7 +146,7 @@ def summed(
     squared_limit: int,
     patients: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The records' terms, added for every class.
+    """Add the records' terms for every class.
 
     Args:
         terms: (B, w) int64, each of squared norm ``squared_limit`` at most.
@@ -209,7 +199,7 @@ def _check_patients(config: ClassSumsConfig, patients: torch.Tensor | None) -> N
 def _clip_patients(
     terms: torch.Tensor, labels: torch.Tensor, num_classes: int, squared_limit: int, patients: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each patient adds to each class, scaled down so that all of it is within D.
+    """Scale each patient's terms down so that together they are within D.
 
     Returns:
         (P, w) int64, a row for each pair of a patient and a class, and the rows' classes (P,).
@@ -236,7 +226,7 @@ def _clip_patients(
 
 
 def _squared_norms(rows: torch.Tensor, owner: torch.Tensor, people: int, squared_limit: int) -> torch.Tensor:
-    """Each patient's squared norm in integers: exact up to the limit, above it where it is above."""
+    """Return each patient's squared norm in integers: exact up to the limit, above it where it is above."""
     # One integer beyond D is over the limit by itself, and its square is kept from wrapping around.
     beyond = math.isqrt(squared_limit) + 1
     squares = rows.clamp(-beyond, beyond) ** 2

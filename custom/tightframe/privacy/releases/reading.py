@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from tightframe.privacy.events import PrivacyValueError, number, whole
-from tightframe.privacy.releases.plan import MAX_SILOS, ClassSumsConfig, squared_sensitivity
+from tightframe.privacy.releases.noise import MAX_SILOS
+from tightframe.privacy.releases.plan import ClassSumsConfig
 
 _COUNT_DEVIATIONS = 3.0
 """Below so many standard deviations of its noise, a count does not tell a class from none."""
@@ -21,7 +22,7 @@ _COUNT_DEVIATIONS = 3.0
 
 @dataclass(frozen=True)
 class ClassReading:
-    """What a release says of the classes.
+    """Class means and counts of a release.
 
     Attributes:
         means: (C, d) float64, class means of the clipped features, of norm B at most; zero where not usable.
@@ -32,28 +33,6 @@ class ClassReading:
     means: torch.Tensor
     counts: torch.Tensor
     usable: torch.Tensor
-
-    def onto(self, previous: torch.Tensor) -> torch.Tensor:
-        """``previous`` (C, d) with the means of the usable classes in their places."""
-        return torch.where(self.usable[:, None], self.means.to(previous.dtype), previous)
-
-
-def read_release(
-    total: torch.Tensor, config: ClassSumsConfig, *, silos: int = 1, honest: int = 1
-) -> ClassReading:
-    """Class means and counts from one opened sum: post-processing, which costs no privacy.
-
-    A class is usable if its noisy count is at least ``count_floor`` and at least three standard deviations
-    of the count's noise, so that of 700 classes that nobody has, one gets a mean of nothing but noise.
-    Means longer than B are shortened to B, which can only bring them closer to the true ones.
-
-    Args:
-        total: (C, d + 1) int64, the sum over ``silos`` silos.
-        config: see there.
-        silos: silos in the sum, each with its share of the noise.
-        honest: t - c, as it was for ``noise_for``.
-    """
-    return ReleaseAverage.empty(*total.shape).add(total, silos=silos, honest=honest).read(config)
 
 
 @dataclass(frozen=True)
@@ -75,23 +54,23 @@ class ReleaseAverage:
 
     @classmethod
     def empty(cls, num_classes: int, width: int) -> ReleaseAverage:
-        """No release yet; ``width`` is d + 1."""
+        """Return an average without a release; ``width`` is d + 1."""
         zero = torch.zeros((), dtype=torch.float64)
         return cls(torch.zeros(num_classes, width, dtype=torch.float64), zero, zero.clone())
 
     @classmethod
     def of(cls, state: Mapping[str, torch.Tensor]) -> ReleaseAverage:
-        """From what ``state`` gave."""
+        """Restore an average from its ``state``."""
         return cls(state["total"], state["weight"], state["noise"])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors by name."""
+        """Return the tensors by name."""
         return {"total": self.total, "weight": self.weight, "noise": self.noise}
 
     def add(
         self, total: torch.Tensor, *, silos: int = 1, honest: int = 1, decay: float = 1.0
     ) -> ReleaseAverage:
-        """With one more release.
+        """Return the average with one more release.
 
         Args:
             total: (C, d + 1) int64.
@@ -116,7 +95,11 @@ class ReleaseAverage:
         )
 
     def read(self, config: ClassSumsConfig) -> ClassReading:
-        """Class means and counts of the average; see ``read_release``.
+        """Return class means and counts of the average: post-processing, which costs no privacy.
+
+        A class is usable if its noisy count is at least ``count_floor`` and at least three standard
+        deviations of the count's noise, so that of 700 classes that nobody has, one gets a mean of nothing
+        but noise. Means longer than B are shortened to B, which can only bring them closer to the true ones.
 
         Raises:
             PrivacyValueError: TF-700, if there is no release yet.
@@ -128,7 +111,7 @@ class ReleaseAverage:
         counts = average[:, -1] / config.count_units
         sums = average[:, :-1] / config.grid
         # z D / lambda_int records: the standard deviation of a count's noise in one promised total.
-        promised = config.noise_multiplier * math.sqrt(squared_sensitivity(config)) / config.count_units
+        promised = config.noise_multiplier * math.sqrt(config.squared_sensitivity) / config.count_units
         deviation = promised * math.sqrt(float(self.noise)) / weight
         usable = counts >= max(config.count_floor, _COUNT_DEVIATIONS * deviation)
         counts = counts.clamp_min(1.0)

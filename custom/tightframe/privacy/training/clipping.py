@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 
 def clipped_sum(group: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
-    """The sum over records of ``g min(1, C / |g|)``, with |g| over all parameters together.
+    """Return the sum over records of ``g min(1, C / |g|)``, with |g| over all parameters together.
 
     A gradient that is not finite counts as zero: it must not spoil the sum for everybody, and an error
     would tell of a single record.
@@ -51,7 +51,7 @@ def clipped_sum(group: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor
 
 
 def rows(group: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Each record's gradient as one row: (b, P) float64, from (b, *shape) of each parameter."""
+    """Return each record's gradient as one row: (b, P) float64, from (b, *shape) of each parameter."""
     return torch.cat([item.detach().reshape(len(item), -1) for item in group], 1).double()
 
 
@@ -78,7 +78,7 @@ class PatientSum:
         self._size = self._left = 0
 
     def add(self, gradients: torch.Tensor) -> None:
-        """The next records' gradients, (b, P) float64; each patient counts once all of theirs are there."""
+        """Add the next records' gradients, (b, P) float64; a patient counts once all of theirs are there."""
         start = 0
         while start < len(gradients):
             if not self._left:
@@ -105,7 +105,7 @@ class Members:
 
     @classmethod
     def of(cls, patients: NDArray[np.int64], count: int) -> Members:
-        """From whose each record is, (n,).
+        """Make the index from each record's patient, (n,).
 
         Raises:
             ValueError: if there is not one patient a record.
@@ -120,9 +120,9 @@ class Members:
         return len(self.places)
 
     def records(self, chosen: Sequence[int]) -> list[int]:
-        """Places of all records of these patients, patient by patient."""
+        """Return places of all records of these patients, patient by patient."""
         return [place for patient in chosen for place in self.places[patient]]
 
     def sizes(self, chosen: Sequence[int]) -> list[int]:
-        """Numbers of their records."""
+        """Return numbers of their records."""
         return [len(self.places[patient]) for patient in chosen]

@@ -60,7 +60,7 @@ CHOSEN_ON_CPU: EngineName | None = "loop"  # fastest for EfficientNet-b0 by a fa
 
 @dataclass(frozen=True)
 class PrivateSettings:
-    """What the guarantee of one ``private_fit`` hangs on; all of it public.
+    """Public settings on which the guarantee of one ``private_fit`` rests.
 
     Attributes:
         clip_norm: C, the longest gradient of one record, or of one patient.
@@ -89,7 +89,7 @@ class PrivateSettings:
     def of(
         cls, *, batch_size: int, records: int, clip_norm: float, noise_multiplier: float
     ) -> PrivateSettings:
-        """Settings for batches of ``batch_size`` in expectation out of ``records``, or out of patients.
+        """Make settings for batches of ``batch_size`` in expectation out of ``records``, or out of patients.
 
         ``records`` sets q and L and so must not follow a single one: a site takes the number that it
         declares, the same for the ledger, for planning and here.
@@ -107,13 +107,13 @@ class PrivateSettings:
         return math.ceil(1 / self.sampling_rate - 1e-9)
 
     def steps(self, stage: Stage) -> int:
-        """Steps of a stage."""
+        """Return the number of steps of a stage."""
         if stage.steps is not None:
             return stage.steps
         return int(stage.epochs or 0) * self.epoch_steps
 
     def events(self, stages: Sequence[Stage]) -> tuple[SubsampledGaussian, ...]:
-        """What ``private_fit`` will do, for the ledger: all stages' steps have the same noise and rate."""
+        """Return the events that ``private_fit`` is charged as: all steps have the same noise and rate."""
         steps = sum(self.steps(stage) for stage in stages)
         return (SubsampledGaussian(self.noise_multiplier, self.sampling_rate, steps),) if steps else ()
 
@@ -192,7 +192,7 @@ def private_fit(
 
 
 def _classes(model: Any, inputs: torch.Tensor) -> int:
-    """Width of the model's logits."""
+    """Return the width of the model's logits."""
     return int(model.head(model.features(inputs)).shape[1])
 
 
@@ -223,7 +223,7 @@ class _Loop:
         self.most: int | None = None  # records at a time, once memory has shown a limit
 
     def run_all(self, stages: Sequence[Stage], records: Records, count: int, workers: int) -> None:
-        """All stages; afterwards the model is in evaluation mode, its flags as before, without gradients."""
+        """Run all stages; then the model is in evaluation mode, its flags as before, without gradients."""
         flags = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
         try:
             self.model.train()
@@ -264,7 +264,7 @@ class _Loop:
                 self._tell()
 
     def _engine(self, loss: RecordLoss, trained: Sequence[nn.Parameter], batch: Batch) -> Any:
-        """The engine's context; on a GPU the fastest is found on the first batch that is not empty."""
+        """Return the engine's context; on a GPU the fastest is chosen on the first non-empty batch."""
         if self.chosen is None:
             self.chosen = choose_engine(loss, trained, *batch, tell=self.progress)
         if self.chosen == "loop":
@@ -297,7 +297,7 @@ class _Loop:
             start += size
 
     def _clipped(self, engine: Engine, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
-        """Of some records the clipped gradients, summed, or, to clip patients, each gradient as a row.
+        """Clip gradients of some records: their sum or, to clip patients, each gradient as a row.
 
         None if they did not fit into memory together.
         """
@@ -318,7 +318,7 @@ class _Loop:
     def _set_gradients(
         self, trained: Sequence[nn.Parameter], total: torch.Tensor, noise: Future[torch.Tensor]
     ) -> None:
-        """``(sum + noise) / L`` into each parameter's gradient: the only thing that leaves the records."""
+        """Put ``(sum + noise) / L`` into each parameter's gradient: this alone leaves the records."""
         deviation = self.settings.noise_multiplier * self.settings.clip_norm
         noisy = (total + deviation * noise.result().to(self.device)) / self.settings.expected_batch
         parts = torch.split(noisy, [item.numel() for item in trained])
@@ -362,7 +362,7 @@ class _Views(Dataset[Any]):
 def _loaded(
     records: Records, first: int, chosen: Sequence[list[int]], workers: int, device: torch.device
 ) -> Iterator[Batch | None]:
-    """The batch of each step, None where nobody takes part."""
+    """Yield the batch of each step, None where nobody takes part."""
     keys = [[(first + step, place) for place in places] for step, places in enumerate(chosen)]
     loader: DataLoader[Any] = DataLoader(
         _Views(records),
@@ -381,7 +381,7 @@ def _loaded(
 
 
 def _check_finite(model: nn.Module) -> None:
-    """Parameters are already protected, so that looking at them tells nothing of a record."""
+    """Check the parameters: they are already protected, so that this tells nothing of a record."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise TrainingError(

@@ -46,7 +46,7 @@ class FrozenNorm(nn.Module):
         self.running_var = _frozen(variance)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Activations (B, width, ...) of the same shape."""
+        """Normalise activations (B, width, ...)."""
         shape = (1, -1, *[1] * (x.dim() - 2))
         scale = self.weight * (self.running_var + self.eps).rsqrt()
         return x * scale.view(shape) + (self.bias - self.running_mean * scale).view(shape)
@@ -124,7 +124,7 @@ def _replace_batch_norm(model: nn.Module, form: Form) -> list[str]:
 
 
 def _group_norm(module: _BatchNorm) -> nn.Module:
-    """GroupNorm as Opacus makes it, with the layer's own epsilon, scale and shift."""
+    """Return GroupNorm as Opacus makes it, with the layer's own epsilon, scale and shift."""
     from opacus.validators import ModuleValidator
 
     affine = nn.BatchNorm1d(module.num_features)  # a layer that Opacus' fixer takes, whatever `module` is
@@ -139,7 +139,7 @@ def _group_norm(module: _BatchNorm) -> nn.Module:
 
 
 def _left(model: nn.Module) -> list[str]:
-    """What Opacus' validator still refuses: recurrent and attention layers, running statistics.
+    """List layers that Opacus' validator refuses: recurrent and attention layers, running statistics.
 
     Opacus takes seconds to import, so it is asked only about the kinds of layers that it judges.
     """

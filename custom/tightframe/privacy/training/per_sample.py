@@ -58,7 +58,7 @@ class RecordLoss(nn.Module):
         self.terms = tuple(term for term in terms if term.weight)
 
     def values(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        """Each term's value without its weight."""
+        """Return each term's value without its weight."""
         model: Any = self.model
         features = model.features(inputs)
         logits = model.head(features)
@@ -66,7 +66,7 @@ class RecordLoss(nn.Module):
         return [term.fn(view) for term in self.terms]
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, a scalar."""
+        """Return the loss of a batch, a scalar."""
         weighted = [
             term.weight * value for term, value in zip(self.terms, self.values(inputs, labels), strict=True)
         ]
@@ -76,19 +76,19 @@ class RecordLoss(nn.Module):
 def gradients(
     value: torch.Tensor, trained: Sequence[nn.Parameter], *, keep_graph: bool = False
 ) -> list[torch.Tensor]:
-    """The gradient of a scalar, zero for parameters that it does not depend on."""
+    """Return the gradient of a scalar, zero for parameters that it does not depend on."""
     if not value.requires_grad:
         return [torch.zeros_like(parameter) for parameter in trained]
-    found = torch.autograd.grad(value, list(trained), retain_graph=keep_graph, allow_unused=True)
+    slopes = torch.autograd.grad(value, list(trained), retain_graph=keep_graph, allow_unused=True)
     return [
         torch.zeros_like(parameter) if item is None else item
-        for parameter, item in zip(trained, found, strict=True)
+        for parameter, item in zip(trained, slopes, strict=True)
     ]
 
 
 @contextmanager
 def running(name: EngineName, loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engine]:
-    """An engine for as long as the context lasts.
+    """Hold an engine for as long as the context lasts.
 
     Args:
         name: which.
@@ -133,8 +133,8 @@ def _vmapped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
 
     def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
         current = {name: item.detach() for name, item in zip(names, trained, strict=True)}
-        found = every(current, inputs, labels)
-        return [found[name] for name in names]
+        by_name = every(current, inputs, labels)
+        return [by_name[name] for name in names]
 
     return engine
 
@@ -149,10 +149,10 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
                 # The first layer's inputs need no gradient, which torch remarks on at each step.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 loss(inputs, labels).backward()
-            found = [getattr(parameter, "grad_sample", None) for parameter in trained]
-            if any(not isinstance(item, torch.Tensor) or len(item) != len(labels) for item in found):
+            samples = [getattr(parameter, "grad_sample", None) for parameter in trained]
+            if any(not isinstance(item, torch.Tensor) or len(item) != len(labels) for item in samples):
                 raise NotImplementedError("hooks do not see every trained parameter of this model")
-            return found  # type: ignore[return-value]
+            return samples  # type: ignore[return-value]
         finally:
             hooks.set_grad_sample_to_none()
             for parameter in trained:
@@ -172,7 +172,7 @@ def choose_engine(
     labels: torch.Tensor,
     tell: Callable[[str], None] | None = None,
 ) -> EngineName:
-    """The fastest engine on this batch among those that give the loop's gradients.
+    """Choose the fastest engine on this batch among those that give the loop's gradients.
 
     Engines are compared with the same dropout mask for every record, else no two runs would be equal.
 
@@ -209,14 +209,14 @@ def choose_engine(
             continue
     chosen = min(seconds, key=lambda name: seconds[name])
     if tell is not None:
-        told = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
-        tell(f"per-sample gradients by {chosen} ({told})")
+        timings = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
+        tell(f"per-sample gradients by {chosen} ({timings})")
     return chosen
 
 
 @contextmanager
 def exact_convolutions() -> Iterator[None]:
-    """A GPU's convolutions in full float32: TensorFloat-32 has three digits, too few to compare."""
+    """Run a GPU's convolutions in full float32: TensorFloat-32 has three digits, too few to compare."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
@@ -225,17 +225,17 @@ def exact_convolutions() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
-    """Each gradient up to the rounding of sums in another order."""
-    largest = torch.stack([item.abs().max() for item in expected]).max()
+def _equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    """Compare each gradient up to the rounding of sums in another order."""
+    largest = torch.stack([item.abs().max() for item in second]).max()
     return all(
         bool(((one - other).abs().max() <= TOLERANCE * (other.abs().max() + 1e-3 * largest)).item())
-        for one, other in zip(found, expected, strict=True)
+        for one, other in zip(first, second, strict=True)
     )
 
 
 def _seconds(engine: Engine, inputs: torch.Tensor, labels: torch.Tensor, *, one_by_one: bool) -> float:
-    """Of the batch: the faster of two runs, after one that warms up; the loop by its first few records."""
+    """Time a batch: the faster of two runs, after one that warms up; the loop by its first few records."""
     count = min(len(labels), TIMED) if one_by_one else len(labels)
     size = 1 if one_by_one else count
     measured = []
@@ -256,7 +256,7 @@ def _wait(device: torch.device) -> None:
 
 @contextmanager
 def same_masks() -> Iterator[None]:
-    """Every random draw has a fixed seed, and the same values for all records of a batch."""
+    """Give every random draw a fixed seed, and the same values for all records of a batch."""
     torch.manual_seed(MASK_SEED)
     with _FirstRowForAll():  # type: ignore[no-untyped-call]
         yield

@@ -1,4 +1,4 @@
-"""Whether the records of a batch meet: measured at start, before any record is charged.
+"""Test whether the records of a batch are coupled: run at start, before any record is charged.
 
 DP-SGD clips the gradient of each record. That bounds what a record can change only if its gradient
 does not depend on the other records, which no library checks: Opacus accepts a loss that couples the
@@ -94,7 +94,7 @@ def check_per_record(
 
 
 def made_up(like: Batch, classes: int) -> Batch:
-    """Records of the shape of real ones, the same at every silo: noise, and labels from 0 on.
+    """Make records of the shape of real ones, the same at every silo: noise, and labels from 0 on.
 
     Inputs that are no numbers with a fraction (indices) are zeros.
     """
@@ -107,7 +107,7 @@ def made_up(like: Batch, classes: int) -> Batch:
 
 
 def _rows(inputs: torch.Tensor, labels: torch.Tensor) -> Batch:
-    """Exactly four records; where there are fewer, faded copies of them follow."""
+    """Return exactly four records; where there are fewer, faded copies of them follow."""
     inputs, labels = inputs[:ROWS], labels[:ROWS]
     fade = 1.0
     while (missing := ROWS - len(labels)) > 0:
@@ -158,7 +158,7 @@ class _Probe:
         self.trained: list[nn.Parameter] = []
 
     def check(self, stages: Sequence[Stage]) -> None:
-        """Everything that is measured."""
+        """Run every test."""
         self._forward()
         for stage in stages:
             for name, parameter in self.model.named_parameters():
@@ -171,7 +171,7 @@ class _Probe:
             self._steering(stage, before)
 
     def _forward(self) -> None:
-        """The network itself: each record's logits alone are those in the batch; buffers stay."""
+        """Test the network itself: each record's logits alone are those in the batch; buffers stay."""
         model: Any = self.model
         buffers = {name: item.detach().clone() for name, item in model.named_buffers()}
         together = self._outputs(self.inputs)
@@ -186,7 +186,7 @@ class _Probe:
                 self._refuse_module(name.rpartition(".")[0], "keeps statistics of the records in its buffers")
 
     def _outputs(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What each layer without layers of its own makes of the inputs, in order, and the logits last."""
+        """Return the output of each innermost layer, in order, and the logits last."""
         model: Any = self.model
         seen: dict[str, torch.Tensor] = {}
 
@@ -230,7 +230,7 @@ class _Probe:
         self._compare(term, again, [first])
 
     def _labellings(self) -> tuple[torch.Tensor, ...]:
-        """The records' own labels, one label for all, and two: terms look at which labels are equal."""
+        """Return the records' own labels, one label for all, and two: terms look at equal labels."""
         model: Any = self.model
         with torch.no_grad(), same_masks():
             classes = model.head(model.features(self.inputs[:1])).shape[1]
@@ -244,9 +244,9 @@ class _Probe:
             value = loss(self.inputs[start:end], labels[start:end])
             return [item.detach() for item in gradients(value, self.trained)]
 
-    def _compare(self, term: Term, found: Gradient, alone: Sequence[Gradient]) -> None:
-        size = sum(_norm(item) for item in alone) + _norm(found)
-        left = found
+    def _compare(self, term: Term, together: Gradient, alone: Sequence[Gradient]) -> None:
+        size = sum(_norm(item) for item in alone) + _norm(together)
+        left = together
         for gradient in alone:
             left = [one - other for one, other in zip(left, gradient, strict=True)]
         difference = _norm(left)
@@ -260,25 +260,25 @@ class _Probe:
             )
 
     def _steered(self, stage: Stage) -> dict[str, Gradient]:
-        """What parameter terms and corrections make of a fixed gradient."""
-        found = {}
+        """Apply parameter terms and corrections to a fixed gradient."""
+        steered = {}
         for part in stage.parameter_terms:
             if part.weight:
-                found[f"parameter term {part.name!r}"] = gradients(part.fn(self.model), self.trained)
+                steered[f"parameter term {part.name!r}"] = gradients(part.fn(self.model), self.trained)
         for place, correct in enumerate(stage.corrections):
             for parameter in self.trained:
                 parameter.grad = torch.full_like(parameter, 1e-3)
             correct(self.model)
-            found[f"gradient correction {place + 1}"] = [
+            steered[f"gradient correction {place + 1}"] = [
                 torch.zeros_like(item) if item.grad is None else item.grad.detach().clone()
                 for item in self.trained
             ]
-        return found
+        return steered
 
     def _steering(self, stage: Stage, before: dict[str, Gradient]) -> None:
-        """They are added after the noise, so what they know of records would leave without any."""
-        for name, found in self._steered(stage).items():
-            if not all(torch.equal(one, other) for one, other in zip(found, before[name], strict=True)):
+        """Test terms that are added after the noise: what they know of records would leave without any."""
+        for name, after in self._steered(stage).items():
+            if not all(torch.equal(one, other) for one, other in zip(after, before[name], strict=True)):
                 raise PrivacyError(
                     f"Expected the {name} to depend on the parameters alone, but it changes with the records "
                     "that were trained on. It is added after the noise and must not read records."
@@ -291,6 +291,6 @@ def _norm(gradient: Gradient) -> float:
 
 
 def _far(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two outputs of a layer differ by more than rounding; NaN is far from everything."""
+    """Return whether two outputs of a layer differ by more than rounding; NaN differs from everything."""
     size = torch.maximum(one.abs().max(), other.abs().max()) if one.numel() else one.new_zeros(())
     return not bool(((one - other).abs() <= OUTPUT_TOLERANCE * size).all())

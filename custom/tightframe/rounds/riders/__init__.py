@@ -1,1 +1,1 @@
-"""What travels with a phase, one file each: ``Phase -> Phase``, schema and both halves together."""
+"""Riders, which travel with a phase; one file each: ``Phase -> Phase``, schema and both halves together."""

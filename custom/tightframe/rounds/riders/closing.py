@@ -1,4 +1,4 @@
-"""The closing exchange: every silo evaluates the last model, keeps it and begins its own report."""
+"""The closing exchange: every silo evaluates the last model, stores it and begins its own report."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
 
 PRESENT = Field("closing/present", (), bound=1.0, mechanism="constant")
-"""One from each silo, whatever its records."""
+"""Constant 1 from each silo, whatever its records."""
 
 
 def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
-    """The closing as a phase.
+    """Return the closing phase.
 
     Args:
-        evaluated: the evaluation's fields; None where the evaluation stays at the silos, whose term then
-            says no more than that they were there.
+        evaluated: the evaluation's fields; None where the evaluation stays at the silos, whose term is then
+            ``PRESENT`` alone.
         term: makes those fields of a silo's exact counts.
     """
 
@@ -31,16 +31,16 @@ def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = cast("LocalSilo", silo)
-        final, counted = evaluation.counted_model(view, received, state)
+        final, counted = evaluation.evaluate_received(view, received, state)
         try:
             if evaluated is None:
                 tensors: Tensors = {PRESENT.name: torch.ones((), dtype=torch.float64)}
             else:
-                tensors = term(view, evaluation.without(counted, view.left_out))
+                tensors = term(view, evaluation.blank_folds(counted, view.left_out))
         finally:
-            # Whatever the budget says, a silo keeps the model and its own, exact report.
+            # Even if the budget refuses the noisy term, the silo keeps the model and its own, exact report.
             view.keep_model(final, counted)
         return Contribution(tensors, None)
 
     schema = Schema((PRESENT,)) if evaluated is None else evaluated
-    return evaluation.reading(Phase("closing", schema, broadcast, contribute, lambda state, *_: state))
+    return evaluation.with_note(Phase("closing", schema, broadcast, contribute, lambda state, *_: state))

@@ -1,13 +1,14 @@
-"""Confidence intervals of metrics from noisy counts, for the noise alone: its size is public and exact.
+"""Confidence intervals of metrics from noisy counts, for the added noise alone, whose size is public.
 
-Each cell of an opened confusion matrix is a count plus noise: normal to the grid, of known deviation, and
-independent of all other cells. What the exact metric of the very same records would be lies in such an
-interval in at least 95 of 100 releases. How few the records are is not in it.
+Each cell of an opened confusion matrix is a count plus noise: discrete Gaussian, of known standard deviation,
+and independent of all other cells. In at least 95 of 100 releases the interval contains the metric that the
+exact counts of the same records would give. It does not include the sampling error of few records.
 
-A share ``r = a / (a + b)`` of two noisy counts has Fieller's interval: the r for which ``a - r (a + b)`` is
-no further from 0 than its own noise goes, so that the noise in the denominator is in it (E. C. Fieller, J. R.
-Stat. Soc. B 16, 1954). Means of shares of different rows, whose noise is independent, have that of the MOVER
-(G. Y. Zou, A. Donner, Stat. Med. 27, 2008): each share's distance to its own limits, added as squares.
+A share ``r = a / (a + b)`` of two noisy counts has Fieller's interval: all r for which ``a - r (a + b)`` is
+within its own noise of 0, so that the noise of the denominator is included (E. C. Fieller, J. R. Stat. Soc.
+B 16, 1954). Means of shares of different rows, whose noise is independent, have the MOVER's interval
+(G. Y. Zou, A. Donner, Stat. Med. 27, 2008): the distances of the shares to their own limits, added in
+quadrature.
 """
 
 from __future__ import annotations
@@ -20,26 +21,29 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 LEVEL = 0.95
 NORMAL = 2.170090377584560
-"""The normal distribution's two-sided quantile for 97 %: which classes have enough records is decided by
-the same noisy counts, which costs up to two points of coverage at the floor; ``LEVEL`` holds with that."""
+"""Two-sided quantile of the normal distribution for 97 %.
+
+The same noisy counts decide which classes have enough records, which costs up to two points of coverage near
+the floor; with this quantile at least ``LEVEL`` remains.
+"""
 TAILS = (0.015, 0.985)
-"""The same of draws."""
+"""The same probabilities, for quantiles of random draws."""
 DRAWS = 2000
 SEED = 20_260_101
-"""Of the draws for areas under curves: fixed, so that the same totals have the same interval."""
+"""Seed of the draws for areas under curves: fixed, so that the same totals have the same interval."""
 
 
 def share(part: Floats, rest: Floats, part_noise: float, rest_noise: float) -> tuple[Floats, Floats]:
-    """Fieller's limits of ``part / (part + rest)``, of any shape, not cut to [0, 1].
+    """Compute Fieller's limits of ``part / (part + rest)``, of any shape, not clipped to [0, 1].
 
     Args:
-        part: a noisy count.
-        rest: another one.
-        part_noise: standard deviation of the noise in the one.
-        rest_noise: of that in the other.
+        part: noisy counts.
+        rest: noisy counts of the same shape.
+        part_noise: standard deviation of the noise in ``part``.
+        rest_noise: standard deviation of the noise in ``rest``.
 
     Returns:
-        Limits; minus and plus infinity where the noise leaves the share open.
+        Lower and upper limits; minus and plus infinity where the noise is too large to bound the share.
 
     >>> low, high = share(np.array([50.0]), np.array([50.0]), 2.0, 2.0)
     >>> [round(float(value[0]), 3) for value in (low, high)]
@@ -49,17 +53,23 @@ def share(part: Floats, rest: Floats, part_noise: float, rest_noise: float) -> t
     own, other = (NORMAL * part_noise) ** 2, (NORMAL * rest_noise) ** 2
     # total^2 r^2 - 2 part total r + part^2 <= own (1 - r)^2 + other r^2
     square, linear, constant = total**2 - own - other, part * total - own, part**2 - own
-    told = (square > 0) & (total > 0)
-    safe = np.where(told, square, 1.0)
+    bounded = (square > 0) & (total > 0)
+    safe = np.where(bounded, square, 1.0)
     root = np.sqrt(np.maximum(linear**2 - safe * constant, 0.0))
     return (
-        np.where(told, (linear - root) / safe, -math.inf),
-        np.where(told, (linear + root) / safe, math.inf),
+        np.where(bounded, (linear - root) / safe, -math.inf),
+        np.where(bounded, (linear + root) / safe, math.inf),
     )
 
 
 def mean(values: Floats, low: Floats, high: Floats) -> tuple[float, float]:
-    """The MOVER's limits of the mean of independent values with limits of their own, not cut."""
+    """Compute the MOVER's limits of the mean of independent values, not clipped.
+
+    Args:
+        values: estimates (n,).
+        low: their lower limits (n,).
+        high: their upper limits (n,).
+    """
     middle, number = float(values.mean()), len(values)
     down = math.sqrt(float(((values - low) ** 2).sum())) / number
     up = math.sqrt(float(((high - values) ** 2).sum())) / number
@@ -67,38 +77,38 @@ def mean(values: Floats, low: Floats, high: Floats) -> tuple[float, float]:
 
 
 def mean_area(
-    scores: Floats, confusion: Floats, told: NDArray[np.bool_], cell: float, bin_noise: float
+    scores: Floats, confusion: Floats, chosen: NDArray[np.bool_], cell: float, bin_noise: float
 ) -> tuple[float, float]:
-    """Limits of the mean area under the ROC curve of some classes, not cut.
+    """Compute limits of the mean area under the ROC curve over some classes, not clipped.
 
-    The noise is drawn again and taken off: what the exact counts may have been. There is no closed form, as
-    areas are products of counts.
+    Noise is drawn again and subtracted, which gives possible values of the exact counts. There is no closed
+    form, because areas are products of counts.
 
     Args:
         scores: noisy histograms, (C, 2, bins).
         confusion: noisy counts, (C, C).
-        told: the classes, (C,), at least one.
-        cell: standard deviation of the noise in a cell.
-        bin_noise: of that in a bin.
+        chosen: mask of the classes, (C,), at least one.
+        cell: standard deviation of the noise in a cell of the confusion matrix.
+        bin_noise: standard deviation of the noise in a bin.
     """
     draw = np.random.default_rng(SEED)
     classes = len(confusion)
     rows = confusion.sum(1) - draw.normal(0.0, cell * math.sqrt(classes), (DRAWS, classes))
     areas = np.zeros(DRAWS)
-    for index in np.flatnonzero(told):
+    for index in np.flatnonzero(chosen):
         exact = scores[index] - draw.normal(0.0, bin_noise, (DRAWS, *scores.shape[1:]))
         numbers = np.stack([rows[:, index], rows.sum(1) - rows[:, index]], 1)
         areas += area(exact, numbers)
-    low, high = np.quantile(areas / told.sum(), TAILS)
+    low, high = np.quantile(areas / chosen.sum(), TAILS)
     return float(low), float(high)
 
 
 def area(histograms: Floats, numbers: Floats) -> Floats:
-    """The area under the ROC curve by histograms that are shifted evenly to known numbers of records.
+    """Compute the area under the ROC curve from histograms shifted evenly to known numbers of records.
 
     Args:
-        histograms: of records of a class and of all others, (..., 2, bins).
-        numbers: how many there are of each, (..., 2), not 0.
+        histograms: scores of the records of a class and of all others, (..., 2, bins).
+        numbers: of these records, (..., 2), not 0.
     """
     shift = (numbers - histograms.sum(-1)) / histograms.shape[-1]
     positives, negatives = np.moveaxis(histograms + shift[..., None], -2, 0)
@@ -107,6 +117,6 @@ def area(histograms: Floats, numbers: Floats) -> Floats:
     return areas
 
 
-def cut(low: float, high: float) -> list[float]:
-    """Limits of what lies in [0, 1] by its meaning, as plain values."""
-    return [min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)]
+def cut(low: float, high: float) -> tuple[float, float]:
+    """Clip the limits of a share to [0, 1]."""
+    return min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)

@@ -1,7 +1,7 @@
-"""The server's reading of noisy class sums: averaged over releases, shortened, and only above a floor.
+"""The server's reading of noisy class sums: averaged over releases, clipped, and only above a floor.
 
-A method's ``update`` gets sums and numbers of records, as without privacy; here they come from all releases
-so far. It is post-processing of what was opened, and costs nothing.
+A method's ``update`` gets sums and numbers of records, as without privacy, but averaged over all releases so
+far. This is post-processing of opened totals and costs no privacy budget.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
-from tightframe.privacy.releases.class_sums import as_units
 from tightframe.privacy.releases.reading import ReleaseAverage
 from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_class_sum
 
 STATE = "privacy/releases/"
 
 
-def riding(phase: Phase, plan: PrivacyPlan, job: JobConfig) -> Phase:
-    """A phase whose method gets noisy class sums as averages over the releases so far.
+def attach(phase: Phase, plan: PrivacyPlan, job: JobConfig) -> Phase:
+    """Return a phase whose method gets noisy class sums as averages over the releases so far.
 
-    Silos need nothing here: their view of the records (``PrivateSilo``) adds the noise.
+    There is no silo half: the silos' view of their records (``PrivateSilo``) adds the noise.
     """
 
     def read_sums(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
@@ -37,27 +36,30 @@ def riding(phase: Phase, plan: PrivacyPlan, job: JobConfig) -> Phase:
 def read(
     plan: PrivacyPlan, phase: Phase, state: ServerState, totals: Totals, *, silos: int, honest: int
 ) -> tuple[ServerState, Totals]:
-    """Totals with class sums as a method expects them, and the state with the releases so far.
+    """Add a release to the state, and average the class sums over all releases for the method.
 
-    Classes whose noisy count is below the floor have zero records, so that a method keeps what it has.
+    Classes whose noisy count is below the floor get zero records, so that a method keeps its earlier values.
 
     Args:
         plan: of the job.
-        phase: whose totals they are.
+        phase: of the totals.
         state: of the server.
-        totals: as they were opened.
-        silos: in the sum.
+        totals: as opened.
+        silos: number of silos in the sum.
         honest: t - c of the enrolled silos.
+
+    Returns:
+        The state with this release, and the totals with averaged class sums.
     """
-    found = [item for item in phase.schema.fields if is_class_sum(item) and item.name in totals]
-    if not found:
+    class_fields = [item for item in phase.schema.fields if is_class_sum(item) and item.name in totals]
+    if not class_fields:
         return state, totals
-    sums, counts = _pair(found)
+    sums, counts = _pair(class_fields)
     config = plan.class_sums
     numbers = np.concatenate([totals[sums.name], totals[counts.name][:, None]], 1)
-    units = as_units(torch.from_numpy(numbers), config)
-    kept = {name.removeprefix(STATE): item for name, item in state.extra.items() if name.startswith(STATE)}
-    average = ReleaseAverage.of(kept) if kept else ReleaseAverage.empty(*units.shape)
+    units = torch.from_numpy(config.as_units(numbers))
+    earlier = {name.removeprefix(STATE): item for name, item in state.extra.items() if name.startswith(STATE)}
+    average = ReleaseAverage.of(earlier) if earlier else ReleaseAverage.empty(*units.shape)
     average = average.add(units, silos=silos, honest=honest)
     reading = average.read(config)
     records = torch.where(reading.usable, reading.counts, 0.0)
@@ -71,7 +73,11 @@ def read(
 
 
 def _pair(fields: list[Field]) -> tuple[Field, Field]:
-    """The sums (C, w) and the numbers of records (C,) among a phase's class sums."""
+    """Return the field of sums (C, w) and that of numbers of records (C,) among a phase's class sums.
+
+    Raises:
+        ValueError: if there is not exactly one of each.
+    """
     wide = [item for item in fields if len(item.shape) == 2]
     flat = [item for item in fields if len(item.shape) == 1]
     if len(wide) != 1 or len(flat) != 1:

@@ -1,62 +1,61 @@
-"""A silo's evaluation with noise: what it charges, draws and sends."""
+"""Evaluation with noise: the silo's charge and noisy term, and metrics with intervals from the totals."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from tightframe.phases import Tensors
+from tightframe.metrics import NEARLY_ALL
+from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
-from tightframe.rounds.riders import evaluation
+from tightframe.rounds.riders import evaluation, noise_intervals
 from tightframe.rounds.riders.evaluation import FOLDS
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
 
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from tightframe.metrics import NEARLY_ALL
-from tightframe.phases import Totals
-from tightframe.report.words import metric, one_answer, with_interval
-from tightframe.rounds.riders import noise_intervals
-
-
 def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
-    """Make a silo's term: its counts with its share of the noise, charged to its ledger before that is drawn.
+    """Return a function that makes a silo's term: its counts with its share of the noise.
 
-    A silo without a record is charged and adds noise as all others do.
+    The charge is written to the silo's ledger before the noise is drawn. A silo without records is charged
+    and adds noise like all others.
 
     Args:
         plan: of the job, with noisy evaluations.
-        purpose: in the ledger.
+        purpose: of the charge in the ledger.
 
     Raises:
         ValueError: if the plan has no noisy evaluation.
-        BudgetError: by the term, TF-701; nothing is drawn then.
+        BudgetError: TF-701, by the function returned; nothing is drawn then.
     """
     if plan.evaluation is None:
         raise ValueError("Expected a job with noisy evaluations, but its evaluation is local.")
     config = plan.evaluation.config
 
     def released(silo: LocalSilo, counted: Tensors) -> Tensors:
-        events = evaluation_totals.events(config, 1)
-        silo.charge(purpose, events, alone=evaluation_totals.lone_event(config, silo.honest))
+        silo.charge(purpose, config.events(1), alone=config.lone_event(silo.honest))
         return with_noise(counted, config, silo.honest)
 
     return released
 
 
 def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[str, torch.Tensor]:
-    """The fields of ``EvaluationPlan.schema``: exact counts on the integer grid, with this silo's noise."""
+    """Return the fields of ``EvaluationPlan.schema``: counts on the integer grid plus this silo's noise.
+
+    Args:
+        counted: exact counts, as of ``evaluation.count``.
+        config: of the noisy evaluation.
+        honest: t - c of the enrolled silos, among whom the noise is divided.
+    """
     units = {"confusion": config.confusion_units, "scores": config.score_units}
     made: dict[str, torch.Tensor] = {}
     for fold in FOLDS:
@@ -64,43 +63,41 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
             field = f"evaluation/{fold}/{name}"
             exact = evaluation_totals.in_units(counted[field].numpy(), unit)
             noisy = exact + evaluation_totals.noise_for(exact.shape, config, honest)
-            made[field] = torch.from_numpy(evaluation_totals.as_numbers(noisy))
+            made[field] = torch.from_numpy(config.as_numbers(noisy))
     return made
 
 
 COUNT_FLOOR = 20.0
-"""Fewer noisy records of a class are too few to tell how they fare."""
+"""A class with fewer noisy records is too small for a metric."""
 DEVIATIONS = 3.0
-"""Neither do counts tell that are below so many standard deviations of their own noise."""
-TOO_FEW = "too few to tell"
-MOST = 0.9
-"""The share of records, at its lower limit, from which on a model is sure to give one answer."""
+"""Neither is a metric computed from a count below this many standard deviations of its own noise."""
+CERTAIN_SHARE = 0.9
+"""Share of records, at its lower limit, from which on a model certainly gives one answer."""
 
 
 def summarise(
     totals: Totals, config: EvaluationConfig, class_names: Sequence[str], *, silos: int, honest: int
-) -> dict[str, dict[str, Any]]:
-    """Metrics of each fold from opened noisy totals, as plain JSON values; see ``_fold``.
+) -> Evaluation:
+    """Compute the metrics of each fold from opened noisy totals; see ``_fold``.
 
     Args:
         totals: the fields ``evaluation/...``.
-        config: as the silos have it.
-        class_names: C of them.
-        silos: in the sum, each with its share of the noise.
+        config: of the noisy evaluation.
+        class_names: names of the C classes.
+        silos: number of silos in the sum, each with its share of the noise.
         honest: t - c of the enrolled silos.
     """
     cell = evaluation_totals.cell_deviation(config, silos=silos, honest=honest)
     bin_deviation = cell * config.confusion_units / config.score_units
-    read: dict[str, dict[str, Any]] = {}
+    read: dict[str, FoldMetrics] = {}
     for fold in FOLDS:
         units = {
-            name: evaluation_totals.as_units(totals[f"evaluation/{fold}/{name}"])
-            for name in ("confusion", "scores")
+            name: config.as_units(totals[f"evaluation/{fold}/{name}"]) for name in ("confusion", "scores")
         }
         confusion = units["confusion"] / config.confusion_units
         scores = units["scores"] / config.score_units
         read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation)
-    return read
+    return Evaluation(validation=read["validation"], test=read["test"])
 
 
 def _fold(
@@ -109,75 +106,98 @@ def _fold(
     class_names: Sequence[str],
     cell: float,
     bin_deviation: float,
-) -> dict[str, Any]:
-    """Metrics of one fold.
+) -> FoldMetrics:
+    """Compute the metrics of one fold.
 
-    ``noise_deviation`` is that of one cell of the confusion matrix, in records. ``recall`` is None for
-    classes with fewer noisy records than ``class_floor``, and ``balanced_accuracy`` is over the other
-    ``classes_told`` of ``classes``; ``balanced_accuracy_deviation`` is how far the noise alone moves it, to
-    first order. ``auroc`` is over the ``auroc_classes`` whose histograms tell. What ends in ``_interval`` has
-    the limits between which the exact value lies, as far as the noise goes, at ``level``.
-    ``one_answer``: see ``_one_answer``. There is no loss, and no average precision: the bins that decide it
-    are almost empty, so that it would be read from noise.
+    ``noise_deviation`` is the standard deviation in one cell of the confusion matrix, in records. ``recall``
+    is None for classes with fewer noisy records than ``class_floor``, and ``balanced_accuracy`` is the mean
+    over the other ``classes_told`` of ``classes``; ``balanced_accuracy_deviation`` is its standard deviation
+    by the noise alone, to first order. ``auroc`` is the mean over the ``auroc_classes`` with enough records
+    for their noise. Values that end in ``_interval`` are confidence limits at ``level``, for the noise alone.
+    ``one_answer``: see ``_one_answer``. There is no loss, and no average precision: the bins that determine
+    it are almost empty, so that noise would dominate it.
     """
     classes, row, hits = len(class_names), confusion.sum(1), np.diagonal(confusion)
     floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(classes))
-    told = row >= floor
-    safe = np.where(told, row, 1.0)
-    recall = hits / safe
-    limits = noise_intervals.share(hits, row - hits, cell, cell * math.sqrt(classes - 1))
-    spread = cell / safe * np.sqrt((1 - recall) ** 2 + (classes - 1) * recall**2)
     total, right = float(confusion.sum()), float(np.trace(confusion))
     known = total >= max(COUNT_FLOOR, DEVIATIONS * cell * classes)
-    number = int(told.sum())
-    return {
-        "noisy": True,
-        "noise_deviation": cell,
-        "level": noise_intervals.LEVEL,
-        "class_floor": floor,
-        "records": max(0, round(total)),
-        "records_interval": _records(total, cell * classes),
-        "loss": None,
-        "accuracy": float(np.clip(right / total, 0.0, 1.0)) if known else None,
-        "accuracy_interval": _accuracy(right, total, cell, classes) if known else None,
-        # Cut as a whole: shares cut one by one would be too large together where a model has no hit at all.
-        "balanced_accuracy": float(np.clip(recall[told].mean(), 0.0, 1.0)) if number else None,
-        "balanced_accuracy_interval": noise_intervals.cut(
-            *noise_intervals.mean(recall[told], limits[0][told], limits[1][told])
-        )
-        if number
-        else None,
-        "balanced_accuracy_deviation": float(np.sqrt((spread[told] ** 2).sum()) / number) if number else None,
-        "classes_told": number,
-        "classes": classes,
-        "recall": {
-            name: float(np.clip(value, 0.0, 1.0)) if enough else None
-            for name, value, enough in zip(class_names, recall, told, strict=True)
-        },
-        "recall_interval": {
-            name: noise_intervals.cut(float(low), float(high)) if enough else None
-            for name, low, high, enough in zip(class_names, *limits, told, strict=True)
-        },
-        "class_records": {
+    return FoldMetrics(
+        noisy=True,
+        noise_deviation=cell,
+        level=noise_intervals.LEVEL,
+        class_floor=floor,
+        records=max(0, round(total)),
+        records_interval=_records(total, cell * classes),
+        loss=None,
+        accuracy=float(np.clip(right / total, 0.0, 1.0)) if known else None,
+        accuracy_interval=_accuracy(right, total, cell, classes) if known else None,
+        **_recall(hits, row, class_names, cell, floor),
+        class_records={
             name: max(0, round(value)) for name, value in zip(class_names, row.tolist(), strict=True)
         },
-        "class_records_interval": {
+        class_records_interval={
             name: _records(value, cell * math.sqrt(classes))
             for name, value in zip(class_names, row.tolist(), strict=True)
         },
         **_areas(confusion, scores, cell, bin_deviation),
-        "average_precision": None,
-        "one_answer": _one_answer(confusion, class_names, cell) if known else None,
+        average_precision=None,
+        one_answer=_one_answer(confusion, class_names, cell) if known else None,
+    )
+
+
+def _recall(
+    hits: NDArray[np.float64],
+    row: NDArray[np.float64],
+    class_names: Sequence[str],
+    cell: float,
+    floor: float,
+) -> dict[str, Any]:
+    """Compute recall by class, and balanced accuracy over the classes with at least ``floor`` noisy records.
+
+    Args:
+        hits: noisy diagonal of the confusion matrix, (C,).
+        row: its noisy row sums, (C,).
+        class_names: names of the C classes.
+        cell: standard deviation of the noise in a cell.
+        floor: least noisy number of records of a class.
+    """
+    classes, enough = len(class_names), row >= floor
+    safe = np.where(enough, row, 1.0)
+    recall = hits / safe
+    limits = noise_intervals.share(hits, row - hits, cell, cell * math.sqrt(classes - 1))
+    spread = cell / safe * np.sqrt((1 - recall) ** 2 + (classes - 1) * recall**2)
+    number = int(enough.sum())
+    return {
+        # Only the mean is clipped: recalls clipped one by one would average too high where there is no hit.
+        "balanced_accuracy": float(np.clip(recall[enough].mean(), 0.0, 1.0)) if number else None,
+        "balanced_accuracy_interval": noise_intervals.cut(
+            *noise_intervals.mean(recall[enough], limits[0][enough], limits[1][enough])
+        )
+        if number
+        else None,
+        "balanced_accuracy_deviation": float(np.sqrt((spread[enough] ** 2).sum()) / number)
+        if number
+        else None,
+        "classes_told": number,
+        "classes": classes,
+        "recall": {
+            name: float(np.clip(value, 0.0, 1.0)) if shown else None
+            for name, value, shown in zip(class_names, recall, enough, strict=True)
+        },
+        "recall_interval": {
+            name: noise_intervals.cut(float(low), float(high)) if shown else None
+            for name, low, high, shown in zip(class_names, *limits, enough, strict=True)
+        },
     }
 
 
-def _records(count: float, noise: float) -> list[int]:
-    """Limits of a number of records, which is none below 0."""
+def _records(count: float, noise: float) -> tuple[int, int]:
+    """Return the limits of a number of records, neither below 0."""
     reach = noise_intervals.NORMAL * noise
-    return [max(0, math.floor(count - reach)), max(0, math.ceil(count + reach))]
+    return max(0, math.floor(count - reach)), max(0, math.ceil(count + reach))
 
 
-def _accuracy(right: float, total: float, cell: float, classes: int) -> list[float]:
+def _accuracy(right: float, total: float, cell: float, classes: int) -> tuple[float, float]:
     wrong_noise = cell * math.sqrt(classes**2 - classes)
     low, high = noise_intervals.share(
         np.array([right]), np.array([total - right]), cell * math.sqrt(classes), wrong_noise
@@ -188,33 +208,31 @@ def _accuracy(right: float, total: float, cell: float, classes: int) -> list[flo
 def _areas(
     confusion: NDArray[np.float64], scores: NDArray[np.float64], cell: float, bin_deviation: float
 ) -> dict[str, Any]:
-    """The mean area under the ROC curve over the classes whose histograms tell.
+    """Compute the mean area under the ROC curve over the classes with enough records for their noise.
 
-    The confusion matrix tells the numbers of a class's records and of all others with far less noise
-    than histograms do, so each histogram is shifted evenly to have that sum.
+    The confusion matrix gives the numbers of a class's records and of all others with far less noise than
+    the histograms do, so each histogram is shifted evenly to that sum.
     """
     bins, row = scores.shape[2], confusion.sum(1)
     numbers = np.stack([row, row.sum() - row], 1)
     enough = max(COUNT_FLOOR, DEVIATIONS * bin_deviation * math.sqrt(bins))
-    told: NDArray[np.bool_] = np.asarray((numbers >= enough).all(1))
-    if not told.any():
+    chosen: NDArray[np.bool_] = np.asarray((numbers >= enough).all(1))
+    if not chosen.any():
         return {"auroc": None, "auroc_interval": None, "auroc_classes": 0}
-    value = float(np.clip(noise_intervals.area(scores[told], numbers[told]).mean(), 0.0, 1.0))
-    limits = noise_intervals.mean_area(scores, confusion, told, cell, bin_deviation)
+    value = float(np.clip(noise_intervals.area(scores[chosen], numbers[chosen]).mean(), 0.0, 1.0))
+    limits = noise_intervals.mean_area(scores, confusion, chosen, cell, bin_deviation)
     return {
         "auroc": value,
         "auroc_interval": noise_intervals.cut(*limits),
-        "auroc_classes": int(told.sum()),
+        "auroc_classes": int(chosen.sum()),
     }
 
 
-def _one_answer(
-    confusion: NDArray[np.float64], class_names: Sequence[str], cell: float
-) -> dict[str, Any] | None:
-    """The class that a model answers for all records, if the noise leaves that open; None if it does not.
+def _one_answer(confusion: NDArray[np.float64], class_names: Sequence[str], cell: float) -> OneAnswer | None:
+    """Return the class that a model may predict for all records, within the noise; None if it does not.
 
-    Judged by the records of all *other* classes: how many of them have that answer, too. ``certain`` if that
-    is nearly all of them even at the lower limit.
+    The test uses the records of all *other* classes: the share for which the model predicts that class too.
+    ``certain`` if this is nearly all of them even at the lower limit.
     """
     classes = len(class_names)
     answer = int(confusion.sum(0).argmax())
@@ -227,60 +245,9 @@ def _one_answer(
     )
     if high[0] < NEARLY_ALL:
         return None
-    return {
-        "class": class_names[answer],
-        "share": float(np.clip(part / (part + rest), 0.0, 1.0)) if part + rest > 0 else None,
-        "interval": noise_intervals.cut(float(low[0]), float(high[0])),
-        "certain": bool(low[0] >= MOST),
-    }
-
-
-def is_noisy(evaluation: Mapping[str, Any] | None) -> bool:
-    """Whether a row's evaluation is one with noise."""
-    return evaluation is not None and bool(evaluation["test"].get("noisy"))
-
-
-def round_words(test: Mapping[str, Any]) -> str:
-    """A model's metrics on one line."""
-    answer = one_answer(test.get("one_answer"))
-    told = ", ".join(
-        f"noisy {name.replace('_', ' ')} {metric(test, name)}" for name in ("balanced_accuracy", "accuracy")
+    return OneAnswer(
+        of_class=class_names[answer],
+        share=float(np.clip(part / (part + rest), 0.0, 1.0)) if part + rest > 0 else None,
+        interval=noise_intervals.cut(float(low[0]), float(high[0])),
+        certain=bool(low[0] >= CERTAIN_SHARE),
     )
-    return "; ".join([told, *([] if answer is None else [answer]), noise_words(test)])
-
-
-def noise_words(test: Mapping[str, Any]) -> str:
-    """How much noise there is, and what stands in brackets."""
-    return (
-        f"noise of {test['noise_deviation']:.1f} records (standard deviation) in each confusion cell; in "
-        f"brackets where the exact value lies, as far as the noise goes, at {test['level']:.0%}"
-    )
-
-
-def screen_lines(test: Mapping[str, Any], whose: str, course: Sequence[tuple[int, Any]]) -> list[str]:
-    """The last screen's lines.
-
-    Args:
-        test: metrics of the last model on the test fold.
-        whose: of which silos the records are.
-        course: round and evaluation of each model that was evaluated.
-    """
-    low, high = test["records_interval"]
-    lines = [
-        f" Test records of {whose} (about {test['records']} [{low}, {high}], noisy):",
-        f"   noisy balanced accuracy {metric(test, 'balanced_accuracy')}",
-        f"   noisy accuracy {metric(test, 'accuracy')}",
-        f"   noisy AUROC {metric(test, 'auroc')}",
-    ]
-    if (answer := one_answer(test.get("one_answer"))) is not None:
-        lines.append(f"   NOTE: {answer}")
-    lines.append(f"   {noise_words(test)}")
-    lines.append(f"   below {test['class_floor']:.0f} noisy records a class has {TOO_FEW}")
-    if len(course) > 1:
-        lines.append(" Noisy balanced accuracy by round:")
-        lines += [f"   {number}: {metric(found['test'], 'balanced_accuracy')}" for number, found in course]
-    lines.append(" Noisy recall:")
-    for name, value in test["recall"].items():
-        shown = TOO_FEW if value is None else with_interval(value, test["recall_interval"][name], digits=2)
-        lines.append(f"   {name} {shown}")
-    return [*lines, " Exact test metrics: at each silo, in its own local_report.json"]

@@ -1,18 +1,19 @@
-"""Personal models as sums: how well the silos' own models do, told as means over silos only.
+"""Personal models as sums: their accuracies, published as means over silos only.
 
-A personal model and its results stay at its silo. What travels are its three accuracies, each silo
-counting once whatever its size, and the number of silos that have them. From a mean over n silos the
-other n - 1 together would know the last one's number, and a sum of one silo is its own result.
+A personal model and its results stay at its silo. What travels are its three accuracies, in which each silo
+counts once whatever its size, and the number of silos that have them. A mean over few silos is withheld: from
+a mean over n silos, n - 1 of them together can compute the last one's value.
 
-An accuracy is k right of n records, and fractions with other denominators add up in one way only: a fine sum
-would tell each silo's k. So they are summed in steps of 1/32, the same for all: whatever adds up to a total
-in these steps could have been. A silo's step is off by 1/64 at most, a mean over four by half of a point.
+An accuracy is a fraction k/n of records, and a sum of fractions with different denominators can often be
+split in only one way: an exact sum would reveal each silo's k. So accuracies are summed in steps of 1/32, the
+same at all silos, where many combinations give the same total. The rounding error is at most 1/64 per silo,
+and about half a percentage point in a mean over four.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+from tightframe.results.files import PERSONAL
+from tightframe.results.local_report import SiloPersonal
+from tightframe.results.outcome import Personal
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.evaluation import one_answer
@@ -44,10 +48,7 @@ if TYPE_CHECKING:
 Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 NOTE = "personal"
-"""Name of the note: ``summarise``."""
-KEPT = "personal_model.safetensors"
-"""The silo's own model, in its run folder."""
-
+"""Name of the note that holds the result of ``summarise``."""
 ACCURACY = "personal/accuracy"
 VALID_CLASSES = "personal/valid_classes"
 LABEL_SHARE = "personal/label_share"
@@ -57,7 +58,7 @@ FRACTION_BITS = 5
 
 
 def schema() -> Schema:
-    """The fields, all scalars in [0, 1], summed in steps of ``2**-FRACTION_BITS``.
+    """Return the fields, all scalars in [0, 1], summed in steps of ``2**-FRACTION_BITS``.
 
     ``personal/accuracy``, and ``personal/silos``, which is 1 for a silo that has it;
     ``personal/valid_classes`` (PM(V)) and ``personal/label_share`` (PM(L)), and ``personal/judged``,
@@ -70,11 +71,11 @@ def schema() -> Schema:
 
 
 def phase(setup: JobSetup, last: Phase) -> Phase:
-    """The exchange in which every silo makes its personal model and keeps it.
+    """Return the phase in which every silo makes its personal model and stores it.
 
     Args:
         setup: of the job.
-        last: the last phase of the last round, by which a model is trained once more.
+        last: the last phase of the last round, with which a model is trained once more.
     """
 
     def broadcast(state: ServerState) -> Tensors:
@@ -82,9 +83,9 @@ def phase(setup: JobSetup, last: Phase) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = cast("LocalSilo", silo)
-        tensors = _made(view, last, received, state)
-        # Its accuracy is an exact count of the very records that are not to be told of.
-        return Contribution(untold(tensors) if "test" in view.left_out else tensors, None)
+        tensors = _make(view, last, received, state)
+        # The accuracy is computed from exact counts of the test records, which must stay at the silo then.
+        return Contribution(blank(tensors) if "test" in view.left_out else tensors, None)
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         reading = Reading(state, {})
@@ -93,8 +94,8 @@ def phase(setup: JobSetup, last: Phase) -> Phase:
     return Phase("personal", schema(), broadcast, contribute, lambda state, totals, cohort: state, read)
 
 
-def _made(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
-    """Make the personal model, keep it and its results at the silo; how good it is."""
+def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
+    """Make the personal model and store it with its results; return the tensors of ``schema``."""
     setup, context = silo.setup, silo.context
     context.log.info("%s: making the personal model", silo.name)
     model = build(silo, setup.method, last, received, state)
@@ -105,26 +106,33 @@ def _made(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> di
         silo.class_counts("train"),
         setup.dataset.num_classes,
     )
-    sha256 = save_tensors(context.run_dir / KEPT, model.state_dict(), mode=0o600)
-    results = {name.removeprefix("personal/"): float(value) for name, value in tensors.items()}
-    answer = one_answer(confusion, setup.dataset.class_names)
-    kept = {"model_sha256": sha256, "confusion": confusion.tolist(), "one_answer": answer}
-    silo.add_to_report("personal", kept | results)
-    context.log.info("%s: personal model (this silo's own): %s", silo.name, context.run_dir / KEPT)
+    path = context.run_dir / PERSONAL
+    made = SiloPersonal(
+        model_sha256=save_tensors(path, model.state_dict(), mode=0o600),
+        confusion=confusion.tolist(),
+        one_answer=one_answer(confusion, setup.dataset.class_names),
+        accuracy=float(tensors[ACCURACY]),
+        silos=float(tensors[SILOS]),
+        valid_classes=float(tensors[VALID_CLASSES]),
+        label_share=float(tensors[LABEL_SHARE]),
+        judged=float(tensors[JUDGED]),
+    )
+    silo.add_to_report(personal=made)
+    context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
     return tensors
 
 
 def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state: Tensors) -> torch.nn.Module:
-    """A silo's personal model: as the method makes it, or the model after one more round of training.
+    """Build a silo's personal model: by the method's own rule, or by one more round of training.
 
-    The latter is how FedNH's comparison defines it for every method (Dai et al., AAAI 2023). Where a
+    The latter is the definition of FedNH's comparison for all methods (Dai et al., AAAI 2023). Where a
     method sends no update of a model (it shares gradients), it is the global model itself.
 
     Args:
-        silo: whose it is.
+        silo: that the model is for.
         method: of the job.
         phase: the last phase of the last round.
-        received: what that phase broadcasts, and the final model.
+        received: broadcast of that phase, with the final model.
         state: the silo's own committed state.
     """
     model = received_model(received)
@@ -151,15 +159,15 @@ def count(
     Args:
         predict: class logits (B, C) of a batch.
         module: the personal model, evaluated as it is, in evaluation mode.
-        batches: mini-batches (inputs, labels) of the records to judge by; for FedNH's PM(V) and PM(L)
-            those of a test set that all silos share.
+        batches: mini-batches (inputs, labels) of the test records; for FedNH's PM(V) and PM(L) those of a
+            test set that all silos share.
         label_counts: the silo's training records of each class, int64 (C,).
         num_classes: C.
 
     Returns:
         The tensors of ``schema``, float64, and the confusion matrix (C, C), rows true classes, which is
-        for the silo's own report and never leaves it. What a silo lacks (it has no records here, or
-        none of a class that it trained on) is zero, and so is its counter.
+        for the silo's own report and never leaves it. An undefined value (no test records, or none of a
+        class that the silo trained on) is zero, and so is its counter.
 
     Raises:
         ValueError: if ``label_counts`` has another shape, or a label is not in [0, C).
@@ -167,7 +175,7 @@ def count(
     module.eval()
     confusion = np.zeros((num_classes, num_classes), np.int64)
     for inputs, labels in batches:
-        # As in the evaluation of the global model: a diverged model is undecided, which is class 0.
+        # As in the evaluation of the global model, a diverged model's NaN counts as class 0.
         probabilities = torch.nan_to_num(torch.softmax(predict(module, inputs).float().double(), 1), nan=0.0)
         confusion += metrics.confusion_matrix(
             labels.cpu().numpy(), probabilities.argmax(1).cpu().numpy(), num_classes
@@ -185,23 +193,25 @@ def count(
     return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, confusion
 
 
-def untold(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """What ``count`` gives as if the silo had no record: zeros, and in no mean."""
+def blank(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors of ``count`` as if the silo had no records: zeros, which enter no mean."""
     return {name: torch.zeros_like(value) for name, value in tensors.items()}
 
 
-def summarise(totals: Totals) -> dict[str, Any] | None:
-    """Means over silos from the totals, as plain JSON values; None without three silos.
+def summarise(totals: Totals) -> Personal | None:
+    """Compute means over silos from the totals; None for fewer than three silos.
 
     ``accuracy`` is the mean over ``silos`` silos; ``valid_classes`` and ``label_share`` are means over
-    those that have both, None where fewer than three do. Of fewer, a mean is close to one's own.
+    those that have both, None where fewer than three do: such a mean is close to one silo's own value.
     """
     silos = round(float(totals.get(SILOS, 0.0)))
     judged = round(float(totals.get(JUDGED, 0.0)))
     if silos < MIN_HOLDERS:
         return None
-    named = {"valid_classes": VALID_CLASSES, "label_share": LABEL_SHARE}
-    shares = {
-        key: float(totals[name]) / judged if judged >= MIN_HOLDERS else None for key, name in named.items()
-    }
-    return {"accuracy": float(totals[ACCURACY]) / silos, "silos": silos} | shares
+    valid, share = (
+        float(totals[name]) / judged if judged >= MIN_HOLDERS else None
+        for name in (VALID_CLASSES, LABEL_SHARE)
+    )
+    return Personal(
+        accuracy=float(totals[ACCURACY]) / silos, silos=silos, valid_classes=valid, label_share=share
+    )

@@ -1,8 +1,8 @@
 """Pooled statistics before round 1: class counts, and moments of the inputs, as sums over silos.
 
-A method names what it needs (``Method.statistics``) and finds the result in its server state. The
-class rules hold here too: a first sum carries who holds which class, and class counts follow for
-classes with enough holders, in a second one. What is withheld counts as unknown, not as zero.
+A method names what it needs (``Method.statistics``) and reads the result from its server state. The
+class rules apply here too: a first sum has the flags of the classes that silos hold, and a second one the
+counts of classes with enough holders. A count that is withheld is unknown, not zero.
 """
 
 from __future__ import annotations
@@ -35,7 +35,13 @@ SMALLEST_STD = 1e-6
 
 
 def phases(setting: Setting, names: tuple[str, ...], *, class_rules: bool) -> tuple[Phase, ...]:
-    """The phases for the statistics that a method names; none if it names none."""
+    """Return the phases for the statistics that a method names; empty if it names none.
+
+    Args:
+        setting: of the job.
+        names: keys of ``_PARTS``.
+        class_rules: whether the job's class rules are on.
+    """
     if not names:
         return ()
     chosen = tuple(_PARTS[name](setting) for name in names)
@@ -48,13 +54,13 @@ def phases(setting: Setting, names: tuple[str, ...], *, class_rules: bool) -> tu
         return Contribution(tensors)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        found: dict[str, torch.Tensor] = {}
+        pooled: dict[str, torch.Tensor] = {}
         for part in chosen:
-            found |= part.conclude(totals)
-        return state.evolve(extra={**state.extra, **found})
+            pooled |= part.conclude(totals)
+        return state.evolve(extra={**state.extra, **pooled})
 
     phase = Phase("statistics", schema, lambda state: {}, contribute, update)
-    # Under the class rules the first sum only tells who holds which class.
+    # Under the class rules the first sum has only the flags of the classes that silos hold.
     twice = class_rules and any(item.per_class for item in schema.fields)
     return (phase, phase) if twice else (phase,)
 

@@ -1,8 +1,8 @@
-"""The server's half of a run: plan, collect, open, update; whatever carries the messages.
+"""The server's half of a run, independent of the transport: plan, collect, open, update.
 
-The server sees integers of sums and public weights. A silo that is late or fails is left out of
-the sum (k of n) and asked again in the next exchange; fewer than the minimum end the run with
-the silos and their codes named.
+The server sees the integers of sums and public weights. A silo that is late or fails is left out of
+the sum (k of n) and asked again in the next exchange; with fewer silos than the minimum the run ends, and the
+error names the silos and their codes.
 """
 
 from __future__ import annotations
@@ -18,37 +18,36 @@ from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, ServerState, advance
-from tightframe.report.words import plural
+from tightframe.results.exchanges import Row
+from tightframe.results.files import MODEL, WritePage
+from tightframe.results.model_card import InitialModel
+from tightframe.results.outcome import Ended
+from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
-from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.plan import AFTER, CLOSING, PERSONAL, Exchange
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server import exchanges, resume
 from tightframe.rounds.server.exchanges import Exchanges
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.declaration import WEIGHTS
 from tightframe.rounds.sums.plain import (
-    Accept,
     PlainSums,
     Sums,
     TooFewError,
     Transport,
-    named_codes,
+    describe_codes,
 )
-from tightframe.rounds.sums.secure_server import SecureSums, ServerIdentity
-from tightframe.rounds.sums.transcripts import ServerRecord
-
-__all__ = ["Accept", "Coordinator", "Message", "Result", "Transport"]
+from tightframe.rounds.sums.secure_server import SecureSums
+from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 
 
 @dataclass
 class Result:
-    """What a finished run returns in the process that ran it."""
+    """Result of a finished run, for the process that ran it."""
 
     state: ServerState
-    outcome: Outcome
+    outcome: Ended
 
 
 class Coordinator:
@@ -56,11 +55,14 @@ class Coordinator:
 
     Args:
         setup: the validated job.
-        folder: where the results go.
-        identity: what secure sums need of this run; plain sums need none.
+        folder: for the results.
+        identity: of the run, for secure sums; plain sums need none.
         initial_model: safetensors file of a pretrained start, from the server's own site.
-        job_id: the run's id, as engine and silos know it; by default the identity's.
-        stopped: checkpoint of the run that the job goes on with.
+        job_id: the run's id in the engine; by default the identity's.
+        stopped: checkpoint of the run that the job resumes.
+        log: of the server.
+        on_round: called with the row of each exchange.
+        write_page: writes the page of the results; without it there is none.
     """
 
     def __init__(
@@ -74,11 +76,12 @@ class Coordinator:
         stopped: Path | None = None,
         log: logging.Logger | None = None,
         on_round: Callable[[Row], None] | None = None,
+        write_page: WritePage | None = None,
     ) -> None:
         self.setup = setup
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
-        self.record = RunRecord(folder, setup, self.log)
+        self.record = RunRecord(folder, setup, self.log, write_page)
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped
@@ -92,26 +95,29 @@ class Coordinator:
         if job.summation == "plain":
             return PlainSums(job)
         if identity is None:
-            raise RunError("secure sums were asked for without an identity of the run.", code="TF-615")
+            raise RunError("the job has secure sums, but the run has no identity for them.", code="TF-615")
         self._transcript = ServerRecord(self.folder, identity)
         return SecureSums(self.setup, identity, self._transcript, self.log)
 
     @property
     def weights(self) -> dict[str, float]:
-        """The public weights of the silos enrolled, as sums apply them."""
+        """Public weights of the enrolled silos, as sums apply them."""
         return self.record.weights
 
     def run(self, transport: Transport) -> Result:
         """Enrol, train, close, write the results.
 
+        Args:
+            transport: to the silos.
+
         Raises:
-            TightframeError: named; what exists by then has been written, and says so.
+            TightframeError: if the run failed; the results so far are written, with the reason.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             state = self._train(transport)
         except TightframeError as error:
-            if error.code != REPLACED:  # the folder is another run's now
+            if error.code != REPLACED:  # otherwise the folder belongs to another run now
                 self._finish(str(error))
             raise
         except Exception as error:
@@ -122,7 +128,7 @@ class Coordinator:
             self._baseline(transport)
         return result
 
-    def _finish(self, reason: str | None) -> Outcome:
+    def _finish(self, reason: str | None) -> Ended:
         self.record.sums = self._sums.describe()
         if self._transcript is not None:
             self._transcript.end(reason)
@@ -131,8 +137,8 @@ class Coordinator:
     def _train(self, transport: Transport) -> ServerState:
         job = self.setup.job
         self._announce()
-        found = resume.continued(job, self._stopped)
-        state = self._begin(transport) if found is None else self._go_on(transport, *found)
+        previous = resume.continued(job, self._stopped)
+        state = self._begin(transport) if previous is None else self._resume(transport, *previous)
         for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
             for exchange in self.setup.plan.round(number):
@@ -149,7 +155,7 @@ class Coordinator:
         state = self._after(transport, state)
         sha256 = None
         if self.setup.method.own_model is None:
-            sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
+            sha256 = checkpoint.save_tensors(self.folder / MODEL, state.model)
         self.record.write_card(sha256)
         self.record.trained = True
         self._close(transport, state)
@@ -158,7 +164,7 @@ class Coordinator:
         return state
 
     def _after(self, transport: Transport, state: ServerState) -> ServerState:
-        """What a method asks after the last round; there is a model by then, which no drop-out takes back."""
+        """Run a method's exchanges after the last round; if one fails, the model stays as it is."""
         for exchange in self.setup.plan.at(AFTER, self.setup.job.rounds):
             try:
                 state, _ = self._exchange(transport, state, exchange)
@@ -183,22 +189,26 @@ class Coordinator:
         )
 
     def _begin(self, transport: Transport) -> ServerState:
-        """The state before round 1: of the start, once statistics and what a method asks before are in."""
+        """Enrol the silos, and return the state before round 1, after all exchanges that come first."""
         state = self._initial_state()
         self._enroll(transport)
         for exchange in self.setup.plan.beginning():
             state, _ = self._exchange(transport, state, exchange)
         return state
 
-    def _go_on(self, transport: Transport, found: checkpoint.Checkpoint, kept: resume.Kept) -> ServerState:
-        """The state after the last round of the jobs before; silos are told what those have opened."""
-        resume.restore(self.record, found, kept, self.log)
-        self._exchanges.opened = [*kept.opened]
-        self._sums.static_cohort = kept.static_cohort
-        self._enroll(transport, kept)
-        if others := resume.changed_weights(kept, self.record.declared):
-            self.log.warning("other records than before at %s: public weights changed", ", ".join(others))
-        return found.state
+    def _resume(
+        self, transport: Transport, stored: checkpoint.Checkpoint, saved: resume.SavedRun
+    ) -> ServerState:
+        """Enrol the silos, and return the state of the checkpoint that the job resumes from."""
+        resume.restore(self.record, stored, saved, self.log)
+        self._exchanges.opened = [*saved.opened]
+        self._sums.static_cohort = saved.static_cohort
+        self._enroll(transport, saved)
+        if changed := resume.changed_weights(saved, self.record.declared):
+            self.log.warning(
+                "public weights changed since the stopped run, so records did too, at %s", ", ".join(changed)
+            )
+        return stored.state
 
     def _initial_state(self) -> ServerState:
         state = self.setup.initial_state()
@@ -206,27 +216,27 @@ class Coordinator:
             if self.setup.method.own_model is not None:
                 raise RunError(
                     f"Expected no pretrained start with {self.setup.method.name}, which has no global model: "
-                    "take `initial_model` out of the server's site configuration.",
+                    "remove `initial_model` from the server's site configuration.",
                     code="TF-505",
                 )
             model = self.setup.setting.build_model()
             model.load_state_dict(dict(state.model))
             loaded = load_initial(model, Path(self._initial_model))
-            self.record.initial_model = {"sha256": loaded.sha256, "fresh": list(loaded.fresh)}
+            self.record.initial_model = InitialModel(sha256=loaded.sha256, fresh=list(loaded.fresh))
             self.log.info(
                 "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
             )
             state = state.evolve(model={name: value.clone() for name, value in model.state_dict().items()})
         return state
 
-    def _enroll(self, transport: Transport, kept: resume.Kept | None = None) -> None:
-        """Enrol the job's silos; those of the jobs before, if it goes on: another cohort has no counts."""
+    def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
+        """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""
         job, started = self.setup.job, time.monotonic()
-        roster = list(job.roster) if kept is None else sorted(kept.weights)
+        roster = list(job.roster) if saved is None else sorted(saved.weights)
         request = {"job_sha256": job.sha256(), "version": __version__, "roster": roster}
         enrolled = exchanges.enroll(self._sums, transport, request, roster, self.record)
-        if kept is not None:
-            enrolled.absent = {**kept.absent, **enrolled.absent}
+        if saved is not None:
+            enrolled.absent = {**saved.absent, **enrolled.absent}
         self.record.enrolled(enrolled)
         synthetic = {site: item.synthetic for site, item in enrolled.declared.items()}
         if len(set(synthetic.values())) > 1:
@@ -259,68 +269,73 @@ class Coordinator:
         exchange: Exchange,
         among: Sequence[str] | None = None,
     ) -> tuple[ServerState, list[str]]:
-        """One exchange: broadcast, collect, open, update; the next state, and who is in the sum.
+        """Run one exchange: broadcast, collect, open, update.
 
-        A round's later phases are for those ``among`` its earlier ones, because what they send rests on that.
+        Args:
+            transport: to the silos.
+            state: of the server.
+            exchange: of the plan.
+            among: silos in the sum of the round's phase before; only they can answer a later phase.
+
+        Returns:
+            The next state, and the silos in the sum.
 
         Raises:
             TooFewError: if fewer silos than the job's minimum answer.
-            RunError: TF-510 if statistics before the first round stay shut.
+            RunError: TF-510 if statistics before the first round could not be opened.
         """
         broadcast = dict(exchange.phase.broadcast(state))
         evaluate = exchange.evaluates(broadcast)
         phase = exchange.carrying(evaluate)
-        if exchange.counts:
-            counts = self._exchanges.counts
-            row, totals = counts(transport, phase.schema, broadcast, exchange, evaluate=evaluate)
-            if row.shut:
-                self._without(exchange, row)
+        if exchange.counts_only:
+            collect = self._exchanges.collect_counts
+            row, totals = collect(transport, exchange, broadcast, evaluate=evaluate)
+            if not row.static_opened:
+                self._handle_unopened(exchange, row)
         else:
-            collect = self._exchanges.collect
-            row, totals = collect(
-                transport, phase.schema, broadcast, exchange, evaluate=evaluate, among=among
-            )
+            collect_round = self._exchanges.collect
+            row, totals = collect_round(transport, exchange, broadcast, evaluate=evaluate, among=among)
         weights = {site: self.weights[site] for site in row.silos}
         cohort = Cohort(exchange.round, weights, max(self.weights.values()), enrolled=len(self.weights))
         reading = advance(phase, state, totals, cohort)
         for line in reading.warnings:
             self.log.warning("%s", line)
-        row.training = mean_losses(reading.totals, cohort)
-        self.record.add(row, reading.notes, received_model(broadcast))
+        row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})
+        row = self.record.add(row, reading.notes, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)
         return reading.state, row.silos
 
-    def _without(self, exchange: Exchange, row: Row) -> None:
+    def _handle_unopened(self, exchange: Exchange, row: Row) -> None:
         """Handle a sum of counts outside the rounds that could not be opened.
 
         Raises:
             RunError: TF-510, before the first round. After the last one there is a model without it.
         """
-        why = (
-            f"silos dropped out twice: {named_codes(row.dropped)}"
+        reason = (
+            f"silos dropped out twice: {describe_codes(row.dropped)}"
             if row.dropped
-            else "silos keep theirs shut, as they were opened for another cohort"
+            else "silos keep theirs closed, because they were opened for another cohort"
         )
         if exchange.before:
-            raise RunError(f"statistics that the method needs could not be opened: {why}.", code="TF-510")
+            raise RunError(f"statistics that the method needs could not be opened: {reason}.", code="TF-510")
         if exchange.after:
-            self.log.warning("%s: %s", UNCHANGED, why)
+            self.log.warning("%s: %s", UNCHANGED, reason)
 
     def _close(self, transport: Transport, state: ServerState) -> None:
-        """Evaluate the last model everywhere and leave it at the silos."""
+        """Let every silo evaluate the last model and store it."""
         for exchange in self.setup.plan.at(CLOSING, self.setup.job.rounds):
             try:
                 self._exchange(transport, state, exchange)
             except TooFewError as error:
-                # The model is trained, and whoever is left has it; that it was not measured is no failure.
+                # The model is trained, and the silos that answered have it: the run has not failed.
                 self.log.warning("the final model was not measured: %s", error)
                 self.record.closing_failed = str(error)
 
     def _personal(self, transport: Transport, state: ServerState) -> None:
-        """Let every silo make its personal model, and sum how good they are on their own records.
+        """Let every silo make its personal model, and sum their accuracies.
 
-        The model is trained and on record, so nothing that happens here can take it back.
+        The model is trained and recorded by now, so no error here can fail the run.
         """
         for exchange in self.setup.plan.at(PERSONAL, self.setup.job.rounds):
             try:
@@ -331,26 +346,26 @@ class Coordinator:
                 self.log.warning("personal models: %s", error)
 
     def _baseline(self, transport: Transport) -> None:
-        """Let every silo train its local-only baseline; nothing of it comes back.
+        """Let every silo train its local-only baseline, which stays at the silo.
 
-        The run is over and on record, so that nothing that happens here can take it back.
+        The run is over and recorded by now, so no error here can fail it.
         """
         self.log.info("the run is over; each silo now trains its local-only baseline for its own report")
         requests: dict[str, Message] = {site: {} for site in self.weights}
         try:
             failed = transport.exchange("baseline", requests, lambda site, answer: None)
         except TightframeError as error:
-            self.log.warning("the local-only baselines were cut off: %s", error)
+            self.log.warning("the local-only baselines were interrupted: %s", error)
             return
         for site, code in sorted(failed.items()):
             self.log.warning("%s has no local-only baseline: %s (%s)", site, code, REASONS.get(code, ""))
         self.log.info("local-only baselines: %d of %d silos", len(requests) - len(failed), len(requests))
 
 
-UNCHANGED = "class sums after the last round stayed shut, so the model is as that round left it"
+UNCHANGED = "class sums after the last round could not be opened, so the model is as that round left it"
 
 BANNER = (
-    "SYNTHETIC TWIN: no silo was told where its records lie, so every one trains on generated stand-ins for "
+    "SYNTHETIC TWIN: no silo has a path to its records, so every one trains on generated stand-ins for "
     "{dataset}. "
     "They show that the software works; they say nothing about medicine or about a method. "
     "For real records, see docs/data.md."

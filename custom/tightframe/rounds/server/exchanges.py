@@ -1,4 +1,4 @@
-"""What a server asks of silos for one sum, and what it gets: requests, cohort, totals, a row on record."""
+"""One sum at the server: requests to the silos, cohort, totals, and the row for the record."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tightframe.config.job import JobConfig
-from tightframe.phases import Schema, Totals, stream_seed
+from tightframe.phases import Totals, stream_seed
+from tightframe.results.exchanges import Row
 from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.plan import TRAIN, Exchange
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.common import minimum
 from tightframe.rounds.sums.plain import (
@@ -24,7 +24,7 @@ from tightframe.rounds.sums.plain import (
     Sums,
     TooFewError,
     Transport,
-    named_codes,
+    describe_codes,
 )
 from tightframe.securesum.messages import SumId
 
@@ -35,34 +35,49 @@ class Exchanges:
     Args:
         job: validated.
         sums: plain or secure.
-        record: where each exchange is noted.
+        record: of the run.
         log: of the server.
 
     Attributes:
-        opened: (sum, cohort) of each sum opened so far. A silo that misses a request must still learn what
-            became of its last term, so each is told what it has not heard of for certain.
+        opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
+            its last term was opened, so each request lists all sums that the silo may not know of.
     """
 
     def __init__(self, job: JobConfig, sums: Sums, record: RunRecord, log: logging.Logger) -> None:
         self._job, self._sums, self._record, self._log = job, sums, record, log
         self.opened: list[tuple[str, list[str]]] = []
-        self._heard: dict[str, int] = {}
+        self._known: dict[str, int] = {}  # silo -> how many of `opened` it knows of for certain
 
     def collect(
         self,
         transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
         exchange: Exchange,
+        broadcast: Mapping[str, torch.Tensor],
         *,
         evaluate: bool,
         among: Sequence[str] | None = None,
         attempt: int = 0,
     ) -> tuple[Row, Totals]:
-        """Send a broadcast, add the terms as they arrive, open the sum."""
+        """Send a broadcast, add the terms as they arrive, open the sum.
+
+        Args:
+            transport: to the silos.
+            exchange: of the plan.
+            broadcast: tensors by name.
+            evaluate: whether silos evaluate the model received.
+            among: silos to ask; by default those drawn for the round.
+            attempt: 1 if the sum is repeated.
+
+        Returns:
+            The row for the record, and the totals by field name.
+
+        Raises:
+            TooFewError: TF-501; nothing was opened.
+        """
         started = time.monotonic()
+        schema = exchange.carrying(evaluate).schema
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, attempt)
-        request: Message = {
+        common: Message = {
             "kind": exchange.kind,
             "round": exchange.round,
             "phase": exchange.index,
@@ -70,11 +85,8 @@ class Exchanges:
             "evaluate": evaluate,
             "broadcast": checkpoint.tensor_bytes(broadcast),
         }
-        if exchange.closing:  # each silo's own report says who is missing, and what that means
-            request["lost"] = {site: item.as_json() for site, item in self._record.lost.items()}
-        untold = {site: dict(self.opened[self._heard.get(site, 0) :]) for site in self._record.weights}
         drawn = self._drawn(exchange)
-        requests = {site: {**request, "opened": untold[site]} for site in (drawn if among is None else among)}
+        requests = self._requests(exchange, common, drawn if among is None else among)
         left_out = {site: "TF-511" for site in drawn if site not in requests}
 
         self._record.status = self._record.status.summing(
@@ -82,86 +94,93 @@ class Exchanges:
         )
 
         def accepted(site: str) -> None:
-            self._heard[site] = len(self.opened)
+            self._known[site] = len(self.opened)
             self._record.answered(site)
 
         try:
-            found: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)
+            collected: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)
         except TooFewError as error:
             self._record.dropped(exchange.kind, exchange.round, error.cohort, {**left_out, **error.failed})
             raise
         self._record.weights = dict(self._sums.weights)
-        totals = codec.decode(schema, found.totals, parties=len(self._record.weights))
-        if found.totals:
-            self.opened.append((str(sum_id), found.cohort))
+        totals = codec.decode(schema, collected.totals, parties=len(self._record.weights))
+        if collected.totals:
+            self.opened.append((str(sum_id), collected.cohort))
         seconds = time.monotonic() - started
         row = Row(
-            exchange.round,
-            exchange.kind,
-            found.cohort,
-            {**left_out, **found.failed},
-            seconds,
-            found.bytes_down,
-            found.bytes_up,
-            shut=found.shut,
+            round=exchange.round,
+            kind=exchange.kind,
             phase=exchange.index,
             phases=exchange.of,
+            silos=collected.cohort,
+            dropped={**left_out, **collected.failed},
+            seconds=round(seconds, 3),
+            bytes_down=collected.bytes_down,
+            bytes_up=collected.bytes_up,
+            static_opened=not collected.shut,
         )
         return row, totals
 
-    def counts(
+    def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
+        """Return each silo's request: the common part, and the sums opened that it may not know of."""
+        if exchange.closing:  # for the silos' own reports, which list the silos that dropped out
+            lost = {site: item.as_json() for site, item in self._record.lost.items()}
+            common = {**common, "lost": lost}
+        return {site: {**common, "opened": dict(self.opened[self._known.get(site, 0) :])} for site in silos}
+
+    def collect_counts(
         self,
         transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
         exchange: Exchange,
+        broadcast: Mapping[str, torch.Tensor],
         *,
         evaluate: bool,
     ) -> tuple[Row, Totals]:
-        """A sum of counts alone: opened for the whole roster only, so that all may be asked twice.
+        """Collect a sum of counts only, which is opened for the whole roster only, in up to two attempts.
 
-        After the rounds also if there were too few silos: a trained model must not hang on one answer.
+        After the rounds there is a second attempt even after too few answers, so that a trained model does
+        not depend on a single one.
+
+        Raises:
+            TooFewError: TF-501; see ``collect``.
         """
         try:
-            row, totals = self.collect(transport, schema, broadcast, exchange, evaluate=evaluate)
+            row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate)
         except TooFewError as error:
-            row = Row(exchange.round, exchange.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
+            row = Row(
+                round=exchange.round,
+                kind=exchange.kind,
+                silos=error.cohort,
+                dropped=error.failed,
+                static_opened=False,
+            )
             totals = {}
             if self._job.summation == "plain" or exchange.before or self._long_gone(exchange, row):
                 raise
-        if row.shut and row.dropped and not self._long_gone(exchange, row):
-            row, totals = self.again(transport, schema, broadcast, row, exchange, evaluate=evaluate)
+        if not row.static_opened and row.dropped and not self._long_gone(exchange, row):
+            self._note_repeat(row)
+            row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate, attempt=1)
         return row, totals
 
-    def again(
-        self,
-        transport: Transport,
-        schema: Schema,
-        broadcast: Mapping[str, torch.Tensor],
-        row: Row,
-        exchange: Exchange,
-        *,
-        evaluate: bool,
-    ) -> tuple[Row, Totals]:
-        """Ask all once more for a sum of counts that stayed shut because a silo had dropped out."""
+    def _note_repeat(self, row: Row) -> None:
+        """Log and record that a sum of counts is repeated because a silo had dropped out."""
         self._log.warning(
             "%s: counts are opened for all silos only, but %s; asking all once more",
             row.kind,
-            named_codes(row.dropped),
+            describe_codes(row.dropped),
         )
-        if row.bytes_up:  # with too few silos the exchange is on record already
+        if row.bytes_up:  # an exchange with too few silos is recorded already
             self._record.dropped(row.kind, row.round, row.silos, row.dropped)
-        return self.collect(transport, schema, broadcast, exchange, evaluate=evaluate, attempt=1)
 
     def _long_gone(self, exchange: Exchange, row: Row) -> bool:
-        """Whether all who are missing after the rounds were missing in the last two already."""
-        since = [self._record.lost.get(site) for site in row.dropped]
+        """Check whether all silos missing at the closing were lost before the last training round."""
+        losses = [self._record.lost.get(site) for site in row.dropped]
         return exchange.closing and all(
-            item is not None and item.kind == TRAIN and item.round < row.round for item in since
+            item is not None and item.kind == TRAIN and item.round < row.round for item in losses
         )
 
     def _drawn(self, exchange: Exchange) -> Sequence[str]:
-        """The silos that this sum is of: all enrolled, or those drawn for the round."""
+        """Return the silos to ask: all enrolled, or those drawn for the round."""
         silos, number = sorted(self._record.weights), self._job.sites_per_round
         if number is None or not exchange.training:
             return silos
@@ -170,11 +189,14 @@ class Exchanges:
         return sorted(order[:number])
 
 
-class _Told:
-    """A transport that keeps a record up to date on who has answered.
+class _RecordingTransport:
+    """A transport that records which silos have answered the enrolment.
 
-    Sums shrink their roster while silos are silent; where that ends in an error, only who carried their
-    messages still knows everybody that was lost on the way.
+    Sums shrink their roster while silos do not answer. If that ends in an error, only the transport knows all
+    silos that were lost on the way.
+
+    Attributes:
+        lost: silo -> code of all silos without an accepted answer so far.
     """
 
     def __init__(self, transport: Transport, record: RunRecord) -> None:
@@ -183,13 +205,13 @@ class _Told:
         self.lost: dict[str, str] = {}
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
-        """See ``rounds.sums.plain.Transport``."""
+        """Carry a task as ``rounds.sums.plain.Transport`` says, and record the answers."""
         record = self._record
         record.status = record.status.enrolling(requests)
 
         def answered(site: str, answer: Message) -> None:
             accept(site, answer)
-            if record.status.state == "enrolling":  # and not ended meanwhile
+            if record.status.state == "enrolling":  # the run may have ended meanwhile
                 record.status = record.status.heard(site)
 
         failed = self._transport.exchange(task, requests, answered)
@@ -202,21 +224,21 @@ class _Told:
 def enroll(
     sums: Sums, transport: Transport, request: Message, roster: Sequence[str], record: RunRecord
 ) -> Enrolled:
-    """Enrol a roster.
+    """Enrol a roster. On failure the record gets every silo that did not enrol, with its code.
 
     Raises:
-        RefusedError: TF-509, naming also who did not answer before others refused.
-        TooFewError: TF-501. After both the record has every silo that is to blame, with its code.
+        RefusedError: TF-509, naming also the silos that did not answer before others refused.
+        TooFewError: TF-501.
     """
-    told = _Told(transport, record)
+    recording = _RecordingTransport(transport, record)
     try:
-        return sums.enroll(told, request, roster)
+        return sums.enroll(recording, request, roster)
     except RefusedError as error:
-        record.not_enrolled(told.lost)
-        absent = {site: code for site, code in told.lost.items() if site not in error.refused}
-        job, left = record.job, len(roster) - len(told.lost)
+        record.not_enrolled(recording.lost)
+        absent = {site: code for site, code in recording.lost.items() if site not in error.refused}
+        job, left = record.job, len(roster) - len(recording.lost)
         spare = left >= (minimum(job, left) if job.summation == "secure" else job.min_sites)
         raise RefusedError(error.refused, absent, record.refused_rules, spare=spare) from None
     except TooFewError:
-        record.not_enrolled(told.lost)
+        record.not_enrolled(recording.lost)
         raise

@@ -1,13 +1,12 @@
-"""Going on with a stopped run: what the server keeps for it after each round, and how it is taken up again.
+"""Resuming a stopped run: the server saves it after each round, and a later job continues from there.
 
-The engine does not resume a job. A resumed run is a new job that names the old one, with the old one's
-checkpoint beside its configuration; everything else of it is as it was.
+The engine cannot resume a job. A resumed run is a new job that names the old one, with the old one's
+checkpoint beside its configuration; everything else is unchanged.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,30 +21,33 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import JobError, RunError
 from tightframe.phases import ServerState
-from tightframe.report.values import Exchange
+from tightframe.results.exchanges import Row, write_rows
+from tightframe.results.files import BEST
+from tightframe.results.model_card import InitialModel
 from tightframe.rounds import checkpoint
-from tightframe.rounds.checkpoint import BEST, Checkpoint
-from tightframe.rounds.riders import class_rules
-from tightframe.rounds.rows import Row, write_rows
+from tightframe.rounds.checkpoint import Checkpoint
+from tightframe.rounds.riders import class_rules, epsilon
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.declaration import Declaration
 
 
-class Kept(BaseModel):
+class SavedRun(BaseModel):
     """The run so far, as plain values in a checkpoint.
 
     Attributes:
-        job: values of the job, without what it went on with itself.
-        job_id: the engine's id of the job that wrote it.
-        lineage: of the first job of its chain.
+        job: values of the job, without its own ``resume``.
+        job_id: the engine's id of the job that wrote the checkpoint.
+        lineage: id of the first job in its chain of resumed jobs.
         version: of the package.
-        weights: declared weights of the silos enrolled; ``absent`` has those that were not, with codes.
-        static_cohort: for whom counts were asked for.
+        weights: declared weights of the enrolled silos.
+        absent: silo -> code of the silos that did not enrol.
+        static_cohort: the cohort for which counts were requested; None before.
         opened: every sum opened so far with its cohort.
-        holders: of each class, in the last opened sum; of checkpoints that do not have them in the state.
-        rows: of metrics.
-        best: score and round of the best model by validation; ``judges`` and ``others`` counted it and the
-            latest model.
+        holders: holders of each class in the last opened sum, in old checkpoints whose state lacks them.
+        rows: of metrics; checkpoints of format 2 have them in another form.
+        best: score and round of the best model by validation.
+        judges: the silos that evaluated the best model.
+        others: the silos that evaluated the latest model, if they are others.
         initial_model: of a pretrained start.
     """
 
@@ -64,20 +66,33 @@ class Kept(BaseModel):
     best: tuple[float, int] | None
     judges: list[str]
     others: list[str] | None
-    initial_model: dict[str, Any] | None
+    initial_model: InitialModel | None
 
-    @field_validator("rows")
+    @field_validator("rows", mode="before")
     @classmethod
-    def _can_be_shown(cls, rows: list[Row]) -> list[Row]:
-        """Refuse rows of which no line of ``metrics.jsonl`` could be made."""
-        for row in rows:
-            try:
-                values = row.as_json()
-                json.dumps(values, allow_nan=False)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise ValueError(f"of round {row.round}: {type(error).__name__}") from None
-            Exchange.model_validate(values)
-        return rows
+    def _of_format_2(cls, rows: Any) -> Any:
+        """Bring the rows of an older checkpoint into today's form."""
+        return [_brought_up(row) for row in rows] if isinstance(rows, list) else rows
+
+
+def _brought_up(row: Any) -> Any:
+    """Return a row of format 2 with today's keys; any other as it is.
+
+    Raises:
+        ValueError: if what it says of epsilon cannot be read.
+    """
+    if not isinstance(row, dict) or "format" in row:
+        return row
+    values = {**row, "static_opened": not row.get("shut", False)}
+    if isinstance(seconds := row.get("seconds"), float):
+        values["seconds"] = round(seconds, 3)
+    if (spent := values.pop("spent", None)) is not None:
+        keys = ("round", "promised", "delta", "silos", "bins", "shown")
+        try:
+            values["privacy"] = epsilon.spent(*(spent[key] for key in keys))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"of round {row.get('round')}: {type(error).__name__}") from None
+    return values
 
 
 def save(
@@ -89,9 +104,18 @@ def save(
     static_cohort: tuple[str, ...] | None,
     opened: list[tuple[str, list[str]]],
 ) -> None:
-    """Checkpoint a run after a round, with everything that going on from there needs."""
+    """Checkpoint a run after a round, with everything that resuming it needs.
+
+    Args:
+        record: of the run.
+        state: of the server.
+        number: of the round.
+        job_id: the engine's id of this job.
+        static_cohort: the cohort for which counts were requested; None before.
+        opened: every sum opened so far with its cohort.
+    """
     job = record.job
-    kept = Kept(
+    saved = SavedRun(
         job=job.anew.model_dump(mode="json"),
         job_id=job_id,
         lineage=job.lineage(job_id),
@@ -107,66 +131,68 @@ def save(
         initial_model=record.initial_model,
     )
     best = None if record.best is None else load_file(record.folder / BEST)
-    run = kept.model_dump(mode="json")
+    run = saved.model_dump(mode="json", by_alias=True)
     checkpoint.save_state(
         record.folder, state, round_number=number, job_sha256=job.sha256(), run=run, best=best
     )
 
 
-def restore(record: RunRecord, found: Checkpoint, kept: Kept, log: logging.Logger) -> None:
-    """Give a record what the jobs before have put into theirs; say what goes on."""
+def restore(record: RunRecord, stored: Checkpoint, saved: SavedRun, log: logging.Logger) -> None:
+    """Fill the record of a resumed run from the stopped one, and log where it continues."""
     done, rounds = record.job.done, record.job.rounds
-    log.info("going on after round %d of %d of job %s (lineage %s)", done, rounds, kept.job_id, kept.lineage)
-    if kept.version != __version__:
+    log.info(
+        "resuming after round %d of %d of job %s (lineage %s)", done, rounds, saved.job_id, saved.lineage
+    )
+    if saved.version != __version__:
         log.warning(
-            "the checkpoint is of tightframe %s, this is %s: an unbroken run may end otherwise",
-            kept.version,
+            "the checkpoint is of tightframe %s, this is %s: the result may differ from an unbroken run's",
+            saved.version,
             __version__,
         )
-    record.rows = list(kept.rows)
-    record.rounds_done = int(found.described["after_round"])
-    record.initial_model = kept.initial_model
-    record.absent = dict(kept.absent)
-    record.best, record.judges = kept.best, frozenset(kept.judges)
-    record.others = None if kept.others is None else frozenset(kept.others)
-    if kept.best is not None:
-        checkpoint.save_tensors(record.folder / BEST, found.best)
+    record.rows = list(saved.rows)
+    record.rounds_done = int(stored.described["after_round"])
+    record.initial_model = saved.initial_model
+    record.absent = dict(saved.absent)
+    record.best, record.judges = saved.best, frozenset(saved.judges)
+    record.others = None if saved.others is None else frozenset(saved.others)
+    if saved.best is not None:
+        checkpoint.save_tensors(record.folder / BEST, stored.best)
     write_rows(record.folder, record.rows)
 
 
-def read(path: Path) -> tuple[Checkpoint, Kept]:
-    """A checkpoint and the run that it is of.
+def read(path: Path) -> tuple[Checkpoint, SavedRun]:
+    """Read a checkpoint and its run.
 
     Raises:
-        RunError: TF-507 if it is torn, TF-521 if it is of another version or has no run to go on with.
+        RunError: TF-507 if it is damaged, TF-521 if another version wrote it or it has no run to resume.
     """
-    found = checkpoint.load_state(path)
+    stored = checkpoint.load_state(path)
     try:
-        kept = Kept.model_validate(found.described.get("run"))
-        parse_job(kept.job)
-        done = found.described.get("after_round")
+        saved = SavedRun.model_validate(stored.described.get("run"))
+        parse_job(saved.job)
+        done = stored.described.get("after_round")
         if type(done) is not int or done < 1:
             raise ValueError("after_round")
     except (ValidationError, JobError, ValueError) as error:
-        wrong = (
+        fields = (
             [str(item["loc"][0]) for item in error.errors() if item["loc"]]
             if isinstance(error, ValidationError)
             else [str(error)]
         )
         raise RunError(
-            f"Expected {path} to hold a run that can go on, but these values are wrong: "
-            f"{', '.join(dict.fromkeys(wrong)) or 'all'}. Another version of tightframe wrote it.",
+            f"Expected {path} to hold a run that can be resumed, but these values are wrong: "
+            f"{', '.join(dict.fromkeys(fields)) or 'all'}. Another version of tightframe wrote it.",
             code="TF-521",
         ) from None
-    return found, kept
+    return stored, saved
 
 
-def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, Kept] | None:
-    """What a job goes on with; None for a job that begins anew.
+def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, SavedRun] | None:
+    """Read the checkpoint and run that a job resumes; None if it resumes none.
 
     Args:
         job: validated.
-        path: of the checkpoint that came with it.
+        path: of the checkpoint that came with the job.
 
     Raises:
         RunError: TF-507, or TF-521 if it is not the checkpoint that the job names or not of this job.
@@ -176,25 +202,25 @@ def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, Kept] | No
         return None
     if path is None or not path.is_file():
         raise RunError(
-            f"Expected the checkpoint of job {resume.previous} with a job that goes on with it, but got "
+            f"Expected the checkpoint of job {resume.previous} with the job that resumes it, but got "
             f"none{'' if path is None else f' at {path}'}.",
             code="TF-521",
         )
-    found = file_sha256(path)
-    if found != resume.checkpoint_sha256:
+    sha256 = file_sha256(path)
+    if sha256 != resume.checkpoint_sha256:
         raise RunError(
             f"Expected the checkpoint with SHA-256 {resume.checkpoint_sha256} that the job names, but {path} "
-            f"has {found}: export the job again.",
+            f"has {sha256}: export the job again.",
             code="TF-521",
         )
-    loaded, kept = read(path)
-    if kept.holders is not None:
-        loaded = replace(loaded, state=class_rules.remembering(loaded.state, np.array(kept.holders)))
+    stored, saved = read(path)
+    if saved.holders is not None:
+        stored = replace(stored, state=class_rules.with_holders(stored.state, np.array(saved.holders)))
     pairs = {
-        "lineage": (resume.lineage, kept.lineage),
-        "previous": (resume.previous, kept.job_id),
-        "after_round": (resume.after_round, loaded.described["after_round"]),
-        "job": (job.anew.sha256(), parse_job(kept.job).sha256()),
+        "lineage": (resume.lineage, saved.lineage),
+        "previous": (resume.previous, saved.job_id),
+        "after_round": (resume.after_round, stored.described["after_round"]),
+        "job": (job.anew.sha256(), parse_job(saved.job).sha256()),
     }
     for key, (expected, got) in pairs.items():
         if expected != got:
@@ -203,34 +229,34 @@ def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, Kept] | No
                 "a resumed job is the stopped one, unchanged.",
                 code="TF-521",
             )
-    return loaded, kept
+    return stored, saved
 
 
 def next_job(path: Path) -> JobConfig:
-    """The job that goes on from a checkpoint.
+    """Return the job that resumes from a checkpoint.
 
     Raises:
         RunError: TF-507, TF-521; see ``read``.
-        JobError: if the job that wrote it had no id by which silos could find their state.
+        JobError: if the job that wrote it had no id, by which silos find their state.
     """
-    found, kept = read(path)
+    stored, saved = read(path)
     resume = {
-        "lineage": kept.lineage,
-        "previous": kept.job_id,
-        "after_round": found.described["after_round"],
+        "lineage": saved.lineage,
+        "previous": saved.job_id,
+        "after_round": stored.described["after_round"],
         "checkpoint_sha256": file_sha256(path),
     }
-    return parse_job({**kept.job, "resume": resume})
+    return parse_job({**saved.job, "resume": resume})
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 (hex) of a file."""
+    """Return the SHA-256 (hex) of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def changed_weights(kept: Kept, declared: Mapping[str, Declaration]) -> list[str]:
-    """Silos that declare another weight than in the jobs before: their records are others."""
+def changed_weights(saved: SavedRun, declared: Mapping[str, Declaration]) -> list[str]:
+    """Return the silos that declare another weight than in the stopped run: their records have changed."""
     return sorted(
-        site for site, item in declared.items() if kept.weights.get(site, item.weight) != item.weight
+        site for site, item in declared.items() if saved.weights.get(site, item.weight) != item.weight
     )

@@ -1,4 +1,4 @@
-"""What a silo may spend: its ledger, its policy's cap, and the job's own promise."""
+"""A silo's privacy budget: its ledger, its policy's cap, and the epsilon that the job promises."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tightframe.privacy.ledger import rules
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, Entry
 from tightframe.privacy.ledger.ledger import Ledger, ledger_path
 from tightframe.privacy.ledger.rules import events_of
-from tightframe.rounding import rounded_up
+from tightframe.results.words import rounded_up
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.lasting import Lasting
 from tightframe.rounds.privacy_plan import PrivacyPlan
+from tightframe.rounds.site_ledger import SiteLedger
 
 SOLVED = "privacy.json"
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
@@ -31,7 +31,7 @@ FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 class Budget:
     """One silo's budget in one run.
 
-    Every charge is in the ledger, with the lock held, before it returns; what is drawn comes after.
+    Every charge is in the ledger, written under its lock, before the noise that it pays for is drawn.
 
     Args:
         context: of the silo.
@@ -44,12 +44,12 @@ class Budget:
 
     @property
     def path(self) -> Path:
-        """Of the ledger: the site's own in production; in the simulator this run's, for one run."""
+        """Path of the ledger: the site's own in production; in the simulator one for this run."""
         return ledger_path(self._context.ledger_dir or self._context.state_folder, self._context.name)
 
     @property
     def cap(self) -> Cap:
-        """What the site's policy lets be spent on these records, by all jobs together."""
+        """Limit of the site's policy on what all jobs together may spend on these records."""
         policy = self._context.policy
         retries, releases = policy.charged_retries, policy.max_releases
         return Cap(
@@ -61,6 +61,9 @@ class Budget:
 
     def check(self, planned: Sequence[Event]) -> None:
         """Refuse a job whose planned charges would not fit, before anything is trained.
+
+        Args:
+            planned: all that the job may charge.
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
@@ -74,13 +77,17 @@ class Budget:
                 self.path,
                 "" if self._context.production else " (simulation: for this run only)",
             )
-            self.hold(ledger.entries(), planned)
+            self.check_against(ledger.entries(), planned)
 
-    def hold(self, entries: Sequence[Entry], planned: Sequence[Event]) -> bool:
-        """Refuse what ``check`` does, given all that the ledger has; nothing is opened or written.
+    def check_against(self, entries: Sequence[Entry], planned: Sequence[Event]) -> bool:
+        """Refuse what ``check`` refuses, given the ledger's entries; nothing is opened or written.
+
+        Args:
+            entries: of the ledger.
+            planned: all that the job may charge.
 
         Returns:
-            Whether it was held against that; not where a job goes on, which is held with each charge.
+            True if it was checked; False for a job that has charges already, which is checked at each charge.
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
@@ -88,7 +95,7 @@ class Budget:
         """
         self._check_named()
         if any(entry.charge is not None and entry.charge.job_id == self._job_id for entry in entries):
-            return False  # goes on, as a resumed job, too: what it may still charge is checked each time
+            return False  # this job or the one that it resumes: what it may still charge is checked each time
         self._keep_promise(
             "what is planned",
             planned,
@@ -96,34 +103,34 @@ class Budget:
         )
         self._check_number()
         charges = [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)]
-        # Each of these has a purpose of its own, those that may be repeated, too.
+        # Each planned charge has a purpose of its own here, repeats included, so `releases` cannot apply.
         rules.hold(entries, charges, replace(self.cap, releases=None))
         return True
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
-        """Charge what is about to be drawn.
+        """Charge a release to the ledger, before its noise is drawn.
 
         Args:
-            purpose: what for; charged again it is a retry.
-            events: what it costs.
-            alone: what it costs if no other silo adds noise.
+            purpose: of the release; a second charge for the same purpose counts as a retry.
+            events: privacy events of the release.
+            alone: event of the release if no other silo added noise.
 
         Raises:
             BudgetError: TF-701 if it does not fit into the job's promise or the site's cap.
         """
         with self._open() as ledger:
-            self._note(ledger)  # a server may have left out the enrolment
+            self._note(ledger)  # here too: a server may have skipped the enrolment
             entries = ledger.entries()
             attempt = sum(
                 1
                 for entry in entries
                 if entry.charge is not None and entry.charge.key[:2] == (self._job_id, purpose)
             )
-            ours = events_of(entries, self._dataset, job_id=self._job_id)
+            charged = events_of(entries, self._dataset, job_id=self._job_id)
             self._keep_promise(
                 purpose,
-                [*ours, *events],
-                advice="What is repeated is charged again. Nothing was charged; run the job anew with a "
+                [*charged, *events],
+                advice="Repeated rounds are charged again. Nothing was charged now; run the job again with a "
                 "larger `privacy.epsilon`, more `privacy.spare_rounds` or more noise.",
             )
             charges = [
@@ -142,18 +149,22 @@ class Budget:
             self.cap.delta,
         )
 
-    def remembered(self, what: str, solve: Callable[[], float]) -> float:
-        """A number that costs seconds to solve, kept with the run's own state."""
-        kept = self._context.state_folder / SOLVED
-        found = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-        if what not in found:
-            found[what] = solve()
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept, json.dumps(found).encode(), mode=0o600)
-        return float(found[what])
+    def solve_once(self, key: str, solve: Callable[[], float]) -> float:
+        """Return a number that takes seconds to solve, stored with the run's own state under a key."""
+        path = self._context.state_folder / SOLVED
+        solved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if key not in solved:
+            solved[key] = solve()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(solved).encode(), mode=0o600)
+        return float(solved[key])
 
     def spent_by_job(self, *, prv: bool = True) -> accounting.Epsilons:
-        """What this job has cost these records so far, at the job's delta; PRV only if it is asked for."""
+        """Return the epsilon that this job has spent on these records so far, at the job's delta.
+
+        Args:
+            prv: whether to compute the PRV accountant's value as well.
+        """
         with self._open() as ledger:
             return ledger.spent(
                 self._dataset,
@@ -164,22 +175,30 @@ class Budget:
             )
 
     def _note(self, ledger: Ledger) -> None:
-        """Know the records again."""
+        """Record the data set's fingerprint, by which the ledger recognises the same records."""
         self._check_named()
         ledger.note_data(self._dataset, fingerprint(self._context.job.dataset, self._context.data))
 
     def _check_named(self) -> None:
-        """In production records go by a name that the site has chosen, which no move changes."""
+        """Refuse records without a name in production, where moving a folder must not renew their budget.
+
+        Raises:
+            SiteConfigError: TF-201.
+        """
         context = self._context
         if context.production and context.site.dataset_id is None:
             raise SiteConfigError(
-                "Expected `dataset_id` in this site's configuration: the privacy budget of its records goes "
-                "by it, and must not begin anew because a folder was moved.",
+                "Expected `dataset_id` in this site's configuration: the privacy budget of its records is "
+                "kept under that name, so that moving a folder does not start a new budget.",
                 code="TF-201",
             )
 
     def _keep_promise(self, purpose: str, events: Sequence[Event], *, advice: str) -> None:
-        """Refuse a charge with which the job would cost more than it says: its repeats must fit, too."""
+        """Refuse a charge with which the job would exceed the epsilon that it promises, repeats included.
+
+        Raises:
+            BudgetError: TF-701.
+        """
         privacy = self._plan.privacy
         total = accounting.guaranteed(events, privacy.delta)
         if total > privacy.epsilon:
@@ -189,17 +208,21 @@ class Budget:
             )
 
     def _check_number(self) -> None:
-        """Refuse a job that releases more often than this site's policy lets it, before its first release."""
+        """Refuse a job that plans more releases than this site's policy allows.
+
+        Raises:
+            BudgetError: TF-701.
+        """
         most, planned = self._context.policy.max_releases, self._plan.number_of_releases
         if most is not None and planned > most:
             raise BudgetError(
-                f"Expected a job of at most {most} releases, as `max_releases` of this site's policy says, "
-                f"but this one plans {planned}: {self._plan.describe()}. Let it release less often."
+                f"Expected a job of at most {most} releases (`max_releases` of this site's policy), but this "
+                f"one plans {planned}: {self._plan.describe()}. Plan fewer releases."
             )
 
     @property
     def _job_id(self) -> str:
-        # A resumed job is charged as the first of its chain: that one's promise holds for all of them.
+        # A resumed job is charged as the first of its chain, whose promise holds for the whole chain.
         return self._context.job.lineage(self._context.job_id) or self._context.job.job_name
 
     @property
@@ -221,17 +244,18 @@ class Budget:
         )
 
     def _open(self) -> Ledger:
-        """The site's ledger; a new one only where there never was one."""
-        lasting = self._context.lasting
-        if lasting.places.ledger != self.path:  # in the simulator, whose silos take it over with their state
-            lasting = Lasting(replace(lasting.places, ledger=self.path), lasting.entry, lasting.identity)
-        return lasting.open()
+        """Open the site's ledger; a new one only where there never was one."""
+        shared = self._context.site_ledger
+        if shared.paths.ledger == self.path:
+            return shared.open()
+        # In the simulator the ledger is part of the silo's state, which a resumed job copies.
+        return SiteLedger(replace(shared.paths, ledger=self.path), shared.entry, shared.identity).open()
 
 
 def fingerprint(dataset: str, data: SiloData) -> str:
-    """A hash by which a site knows its records again: of the data set, the source and all labels in order."""
-    found = hashlib.sha256(json.dumps([dataset, data.source]).encode())
+    """Return a SHA-256 (hex) that identifies a site's records: data set, source and all labels in order."""
+    digest = hashlib.sha256(json.dumps([dataset, data.source]).encode())
     for fold in FOLDS:
         labels = data.labels(fold)
-        found.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
-    return found.hexdigest()
+        digest.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""What a site will refuse of a job when it enrols, from what it remembers: asked before there is a run.
+"""Check before a run whether a site would refuse a job at enrolment, given its ledger.
 
-By the very code of the enrolment. Ledger and journal are read by the caller, and nothing is written to them.
+It runs the code of the enrolment itself. The caller reads ledger and journal; nothing is written to them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
 
 UNKNOWN = "not-submitted-yet"
-"""Id of a job that no engine has given one."""
+"""Id that stands for a job without one, because no engine has received it yet."""
 
 
 def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]) -> None:
-    """Hold the secure sums of all of a job's silos against this site's rules and its journal.
+    """Check the secure sums of a job's whole roster against this site's rules and journal.
 
     Args:
         context: of the silo, with ``UNKNOWN`` as the job's id.
@@ -30,36 +30,37 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
         entries: of the site's journal.
 
     Raises:
-        SecureSumError: TF-601 below the site's rules; TF-612 for a cohort that its counts are not open for.
+        SecureSumError: TF-601 below the site's rules; TF-612 if counts were opened for another cohort;
+            TF-617 if terms would be formed in another way.
     """
     params = epoch_params(
         setup,
         context.job_id,
         context.job.roster,
         epoch=0,
-        # Where a job goes on, counts that are open for other silos stay shut, and nobody is refused for it.
+        # A resumed job is not refused for counts opened for another cohort: they only stay closed.
         static_open=context.job.resume is None,
     )
-    SecureSite(context).foresee(params, setup, entries)
+    SecureSite(context).check_proposal(params, setup, entries)
 
 
 def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:
-    """Hold all that a job with privacy may charge against what is left at this site.
+    """Check all that a job with privacy may charge against the budget left at this site.
 
     Args:
-        context: of the silo; its records are opened, and what is solved is kept in its folder.
+        context: of the silo; its records are opened, and the noise solved is stored in its folder.
         setup: of the job.
         entries: of the site's ledger.
 
     Returns:
-        Whether it was; not where the job goes on, which is held with each charge.
+        True if it was checked; False for a job that has charges already, which is checked at each charge.
 
     Raises:
-        TightframeError: as ``PrivateSilo.hold_budget``; TF-701 if it does not fit.
+        TightframeError: as ``PrivateSilo.check_budget_against``; TF-701 if it does not fit.
     """
     import torch
 
     from tightframe.rounds.silo.private_view import PrivateSilo
 
     silo = PrivateSilo(context, setup, torch.device("cpu"), 0, cohort=(context.name,), honest=1)
-    return silo.hold_budget(entries)
+    return silo.check_budget_against(entries)

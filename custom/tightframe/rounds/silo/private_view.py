@@ -1,7 +1,7 @@
-"""A silo under differential privacy: the same view for a method, but what leaves is noisy and charged.
+"""A silo as a method sees it under differential privacy: the same interface, with charged, noisy releases.
 
-Methods and the local loop know nothing of it: ``fit`` is DP-SGD, class counts are noisy, class sums are
-clipped and noisy. Each is charged to the site's ledger before anything is drawn.
+Methods and the local training loop need no change: ``fit`` is DP-SGD, class counts are noisy, class sums are
+clipped and noisy. Each is charged to the site's ledger before its noise is drawn.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from tightframe.config.job import Privacy
 from tightframe.data.base import SiloData, own_labels
 from tightframe.data.patients import record_patients
 from tightframe.errors import RunError
-from tightframe.learning import loop
-from tightframe.learning.stages import Batch
+from tightframe.learning.stages import Batch, FitReport, Stage
 from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
 from tightframe.privacy.releases import class_counts, class_sums
-from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
@@ -47,7 +45,7 @@ class PrivateSilo(LocalSilo):
         context, setup, device, round_number: as of ``LocalSilo``.
         cohort: the silos enrolled.
         honest: t - c, the least number of honest silos in a sum that can be opened.
-        left_out: folds that its evaluation does not tell of.
+        left_out: folds that its evaluation leaves out.
 
     Raises:
         ValueError: if the job has no privacy.
@@ -72,13 +70,13 @@ class PrivateSilo(LocalSilo):
         self._plan = setup.privacy
         self._budget = Budget(context, setup.privacy, cohort)
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
-        """DP-SGD over the stages; its report has no losses, which are statistics of the records.
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
+        """Train by DP-SGD; the report has no losses, which are exact statistics of the records.
 
         Raises:
             PrivacyError: TF-711 if the gradient of a record depends on other records.
             BudgetError: TF-701 if it does not fit into this site's budget; nothing is drawn then.
-            DataError: TF-210 if the job hides patients and they are not known.
+            DataError: TF-210 if the job protects patients and the data set has no patient ids.
         """
         settings = self.training_settings()
         report, _ = private_fit(
@@ -94,19 +92,20 @@ class PrivateSilo(LocalSilo):
         )
         return report
 
-    def against_large_updates(self) -> str:
-        """Where noise alone passes the bound: how much it is, and what makes it less.
+    def large_update_advice(self) -> str:
+        """Say what to change where noise alone exceeds the bound, and how large that noise is.
 
         Each step's gradient has noise of standard deviation ``sigma * C / L`` (``dp_sgd``). SGD with
-        momentum m takes that of step i into all later ones, ``(1 - m^j) / (1 - m)`` times with j steps to go.
+        momentum m carries the noise of a step with j steps to go into the update with the factor
+        ``(1 - m^j) / (1 - m)``.
         """
         job, settings, privacy = self.setup.job, self.training_settings(), self._plan.privacy
         local, steps = job.training, job.training.epochs * settings.epoch_steps
-        taken = [(1 - local.momentum**left) / (1 - local.momentum) for left in range(1, steps + 1)]
+        factors = [(1 - local.momentum**left) / (1 - local.momentum) for left in range(1, steps + 1)]
         each = local.learning_rate * settings.noise_multiplier * settings.clip_norm / settings.expected_batch
-        noise = each * math.hypot(*taken)
+        noise = each * math.hypot(*factors)
         if local.optimizer != "sgd" or 6 * noise <= job.update_bound:
-            return super().against_large_updates()
+            return super().large_update_advice()
         lever = (
             "a larger `privacy.epsilon`, fewer rounds or epochs"
             if privacy.noise_multiplier is None
@@ -122,10 +121,10 @@ class PrivateSilo(LocalSilo):
         )
 
     def training_settings(self) -> PrivateSettings:
-        """Clipping, noise and sampling of this silo's training; the same in every round."""
+        """Return clipping, noise and sampling of this silo's training; the same in every round."""
         job, patients = self.setup.job, self._patients
         labels = self.context.data.labels("train")
-        records = taken_as_known(len(labels) if patients is None else len(np.unique(patients)))
+        records = coarse_count(len(labels) if patients is None else len(np.unique(patients)))
         settings = PrivateSettings.of(
             batch_size=job.training.batch_size,
             records=records,
@@ -133,45 +132,46 @@ class PrivateSilo(LocalSilo):
             noise_multiplier=1.0,
         )
         steps = self._planned_rounds * job.training.epochs * settings.epoch_steps
-        noise = self._budget.remembered(
+        noise = self._budget.solve_once(
             f"training noise, {records} {self._plan.privacy.neighbours}s",
             lambda: self._plan.training_noise(settings.sampling_rate, steps),
         )
         return replace(settings, noise_multiplier=noise)
 
     def check_budget(self) -> None:
-        """Refuse a job whose planned charges this site's budget does not hold.
+        """Refuse a job whose planned charges exceed this site's budget.
 
         Raises:
             BudgetError: TF-701.
             PrivacyValueError: TF-700 if records are repeated.
-            DataError: TF-210 if the job hides patients and they are not known.
+            DataError: TF-210 if the job protects patients and the data set has no patient ids.
         """
         self._budget.check(self._planned())
 
-    def hold_budget(self, entries: Sequence[Entry]) -> bool:
-        """Refuse what ``check_budget`` does, given all that this site's ledger has; it stays as it is.
+    def check_budget_against(self, entries: Sequence[Entry]) -> bool:
+        """Refuse what ``check_budget`` refuses, given the entries of this site's ledger; nothing is written.
 
         Returns:
-            Whether it was held against that; not where a job goes on.
+            True if it was checked; False for a job that has charges already.
 
         Raises:
             BudgetError, PrivacyValueError, DataError: as ``check_budget``.
             NeighboursError: TF-706 if these records' budget is counted in the other relation.
         """
-        return self._budget.hold(entries, self._planned())
+        return self._budget.check_against(entries, self._planned())
 
     def _planned(self) -> tuple[Event, ...]:
-        """All that the job may charge here, repeats included; looks at the records first."""
+        """Return all events that the job may charge here, repeats included, after checking the records."""
         data = self.context.data
         if len(own_labels(data)) != len(data.labels("train")):
             raise PrivacyValueError(
                 f"Expected each training record of {data.source} once, but some are repeated: noise that "
-                "hides one record does not hide its copies. Leave out what repeats them."
+                "hides one record does not hide its copies. Remove the copies, or the option that repeats "
+                "records."
             )
         if (patients := self._patients) is not None:
             count = len(np.unique(patients))
-            self.context.log.info("%s: the training records are those of %d patients", self.name, count)
+            self.context.log.info("%s: the training records belong to %d patients", self.name, count)
         settings = self.training_settings()
         steps = self.setup.job.training.epochs * settings.epoch_steps
         each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
@@ -179,15 +179,15 @@ class PrivateSilo(LocalSilo):
 
     @property
     def _planned_rounds(self) -> int:
-        """The job's rounds and those that may be repeated."""
+        """Number of the job's rounds, spare rounds included."""
         return self.setup.job.rounds + self._plan.privacy.spare_rounds
 
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
-        """Of the training fold: noisy, drawn once a job, float64 (C,), 1 at least."""
+        """Return class counts (C,); of the training fold noisy, drawn once per job, float64, at least 1."""
         if fold != "train" or not self._plan.prior:
             return super().class_counts(fold, distinct=distinct)
-        kept = self.context.state_folder / PRIOR
-        if not kept.is_file():
+        path = self.context.state_folder / PRIOR
+        if not path.is_file():
             data, patients = self.context.data, self._patients
             labels = own_labels(data) if patients is None else data.labels("train")
             owners = None if patients is None else torch.from_numpy(patients)
@@ -196,15 +196,19 @@ class PrivateSilo(LocalSilo):
             counts = class_counts.noisy_counts(
                 torch.from_numpy(labels), self.setting.num_classes, noise, patients=owners
             )
-            save_tensors(kept, {"counts": counts}, mode=0o600)
-        return safetensors.torch.load_file(kept)["counts"]
+            save_tensors(path, {"counts": counts}, mode=0o600)
+        return safetensors.torch.load_file(path)["counts"]
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Clipped sums of the training records, with this silo's share of the noise.
+        """Return clipped class sums (C, w) and counts (C,) of the training records, with this silo's noise.
 
-        A silo that keeps its prototypes at home adds that noise alone: the others count on it.
+        A silo that does not offer its prototypes still adds its share of the noise, on which the others rely.
+
+        Args:
+            features: maps a batch of inputs to features (B, w).
+            width: w.
 
         Raises:
             BudgetError: TF-701; nothing is drawn then.
@@ -214,15 +218,18 @@ class PrivateSilo(LocalSilo):
         if not self.offers_prototypes:
             return self._with_noise(total)
         with torch.no_grad():
-            for found, labels, owners in self._portions(features):
-                # What is not finite counts as zero there: to refuse it would tell of single records.
-                total += class_sums.class_sums(found, labels, classes, config, patients=owners)
-        alone = release_plan.lone_events(config, 1, self.honest)[0] if self.honest > 1 else None
-        self._budget.charge(f"round {self.round} class sums", release_plan.events(config, 1), alone=alone)
+            for portion, labels, owners in self._portions(features):
+                # `class_sums` counts what is not finite as zero: an error would reveal single records.
+                total += class_sums.class_sums(portion, labels, classes, config, patients=owners)
+        alone = config.lone_event(self.honest)
+        self._budget.charge(f"round {self.round} class sums", config.events(1), alone=alone)
         return self._with_noise(total)
 
-    def told_spent(self) -> Tensors:
-        """What this silo's policy lets out of what the job has cost its records, up to now; see ``shown``."""
+    def epsilon_terms(self) -> Tensors:
+        """Return this silo's terms of the epsilon sums, as far as its policy shows its epsilon.
+
+        See ``riders.epsilon``.
+        """
         how = self.context.policy.epsilon_shown
         spent = self._budget.spent_by_job(prv=False).guaranteed if how != "nothing" else 0.0
         return epsilon.terms(spent, how, self.name, self.setup.job.roster)
@@ -230,9 +237,10 @@ class PrivateSilo(LocalSilo):
     def _portions(
         self, features: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
-        """Features, labels and, if patients are hidden, patients of all training records.
+        """Yield features (B, w), labels (B,) and patients (B,) of all training records.
 
-        All records of a patient are in one portion then.
+        If the job protects records, the patients are None; if it protects patients, all records of a
+        patient are in one portion.
         """
 
         def computed(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -241,8 +249,8 @@ class PrivateSilo(LocalSilo):
 
         patients = self._patients
         if patients is None:
-            for found, labels in computed(self.batches("train", augment=False, shuffle=False)):
-                yield found, labels, None
+            for portion, labels in computed(self.batches("train", augment=False, shuffle=False)):
+                yield portion, labels, None
             return
         order = np.argsort(patients, kind="stable")
         batches = computed(self._batches_in(order.tolist(), "train", None))
@@ -251,16 +259,16 @@ class PrivateSilo(LocalSilo):
     def _with_noise(self, total: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         config = self._plan.class_sums
         noisy = total + class_sums.noise_for(tuple(total.shape), config, self.honest)
-        numbers = class_sums.as_numbers(noisy, config)
+        numbers = torch.from_numpy(config.as_numbers(noisy.numpy()))
         return numbers[:, :-1], numbers[:, -1]
 
     @property
     def _patients(self) -> NDArray[np.int64] | None:
-        """Whose each training record is, if the job hides patients."""
+        """Patient of each training record, (n,), if the job protects patients; else None."""
         return hidden_patients(self._plan.privacy, self.context.data)
 
     def _views(self, step: int) -> Dataset[Any]:
-        """The training records as one step sees them."""
+        """Return the training records as one step sees them."""
         if self.context.stopped():
             raise RunError("the run was aborted during local training.", code="TF-504")
         seed = self.stream("augment", step) if self.setting.local.augment else None
@@ -268,13 +276,13 @@ class PrivateSilo(LocalSilo):
         return records
 
 
-def taken_as_known(records: int) -> int:
-    """A number of records, or patients, rounded down to its four leading binary digits.
+def coarse_count(records: int) -> int:
+    """Round a number of records, or patients, down to its four leading binary digits.
 
-    Sampling rate and noise of a silo follow from it, and its updates show them; so they must not follow
-    from single records. Fewer records than there are make the rate larger, and are charged so.
+    A silo's sampling rate and noise are computed from it and show in its updates, so they must not depend
+    on a single record. Rounding down makes the sampling rate larger, and the larger rate is charged.
 
-    >>> [taken_as_known(number) for number in (1, 15, 99, 290, 9930)]
+    >>> [coarse_count(number) for number in (1, 15, 99, 290, 9930)]
     [1, 15, 96, 288, 9216]
     """
     dropped = max(0, records.bit_length() - 4)
@@ -286,10 +294,10 @@ Portion = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def hidden_patients(privacy: Privacy, data: SiloData) -> NDArray[np.int64] | None:
-    """Whose each training record is, (n,), if the job hides patients; None if it hides records.
+    """Return the patient of each training record, (n,), if the job protects patients; else None.
 
     Raises:
-        DataError: TF-210 if patients are to be hidden and are not known.
+        DataError: TF-210 if the job protects patients and the data set has no patient ids.
     """
     return record_patients(data, "train") if privacy.neighbours == "patient" else None
 
@@ -297,32 +305,32 @@ def hidden_patients(privacy: Privacy, data: SiloData) -> NDArray[np.int64] | Non
 def whole_patients(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]], patients: torch.Tensor
 ) -> Iterator[Portion]:
-    """The same records in the same order, cut so that all of a patient's are in one portion.
+    """Regroup batches, in the same order, so that each patient's records are in one portion.
 
-    What a patient adds to class sums is clipped as a whole, so no part of it may be released by itself. Held
-    at a time are a batch and the records of one patient.
+    A patient's part of the class sums is clipped as a whole, so no portion may end within a patient. Only a
+    batch and the records of one patient are in memory at a time.
 
     Args:
         batches: features and labels of records in the order of ``patients``.
-        patients: whose each record is, (n,), each patient's next to each other.
+        patients: of each record, (n,), sorted so that each patient's records are consecutive.
 
     Raises:
-        ValueError: if a patient's records are apart, or there are not as many records as ``patients``.
+        ValueError: if a patient's records are not consecutive, or their number is not that of ``patients``.
     """
     if len(torch.unique_consecutive(patients)) != len(torch.unique(patients)):
-        raise ValueError("Expected each patient's records next to each other, but got some that are apart.")
-    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+        raise ValueError("Expected each patient's records to be consecutive, but got some that are apart.")
+    pending: list[tuple[torch.Tensor, torch.Tensor]] = []
     start = end = 0
     for features, labels in batches:
-        held.append((features, labels))
+        pending.append((features, labels))
         end += len(labels)
         owners = patients[start:end]
-        goes_on = end < len(patients) and bool(patients[end] == owners[-1])
-        cut = int((owners != owners[-1]).sum()) if goes_on else len(owners)
+        incomplete = end < len(patients) and bool(patients[end] == owners[-1])
+        cut = int((owners != owners[-1]).sum()) if incomplete else len(owners)
         if cut:
-            whole = torch.cat([item[0] for item in held]), torch.cat([item[1] for item in held])
+            whole = torch.cat([item[0] for item in pending]), torch.cat([item[1] for item in pending])
             yield whole[0][:cut], whole[1][:cut], owners[:cut]
-            held = [(whole[0][cut:], whole[1][cut:])]
+            pending = [(whole[0][cut:], whole[1][cut:])]
             start += cut
     if end != len(patients) or start != end:
         raise ValueError(f"Expected {len(patients)} records, but got {end}.")

@@ -1,7 +1,7 @@
-"""The outer form of what a server sends to a silo: checked before anything is done with it.
+"""Validation of the messages that a server sends to a silo, before anything is done with them.
 
-A silo that trips over a message would tell TF-503, an error of its own, for what is the server's. Keys that
-are not named here are left alone.
+Without it a malformed message would fail inside the silo and be reported as TF-503, an error of the silo,
+although the fault is the server's. Keys that are not listed here are not checked.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class _PlainContribute(_Contribute):
 
 
 def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
-    """Refuse a message that has not the form of its task.
+    """Refuse a message that does not have the form of its task.
 
     Args:
-        task: which the server asks for.
-        message: what it sends.
-        silo: who is asked.
-        secure: whether sums are; a protocol message has readers of its own.
+        task: that the server requests.
+        message: as received.
+        silo: name of the silo that received it.
+        secure: whether the job's sums are secure: then the protocol message has parsers of its own.
 
     Raises:
-        RunError: TF-604, naming each key that is missing or wrong, and never its value.
+        RunError: TF-604, naming each key that is missing or wrong, but never its value.
     """
     if not isinstance(message, dict) or not all(isinstance(key, str) for key in message):
         raise _malformed(task, [f"Expected keys and values, but got {type(message).__name__}"])
@@ -61,11 +61,11 @@ def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
     except ValidationError as error:
         raise _malformed(task, [f"{_place(item['loc'])}: {item['msg']}" for item in error.errors()]) from None
     if not secure and task == "contribute" and silo not in message["declared"]:
-        raise _malformed(task, [f"declared: Expected this silo, {silo}, among them, but got others only"])
+        raise _malformed(task, [f"declared: Expected {silo}, this silo, among them, but got only others"])
 
 
 def _place(parts: tuple[int | str, ...]) -> str:
-    """A key's place: the names of our own keys, no text of the server's."""
+    """Return the top-level key of a problem, which is never text of the server's."""
     return str(parts[0]) if parts else "message"
 
 
@@ -73,6 +73,6 @@ def _malformed(task: str, problems: list[str]) -> RunError:
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     return RunError(
         f"Expected a message of the task {task} as this version of tightframe sends it, but got: "
-        f"{'; '.join(problems[:5])}{more}. Nothing was done with it: compare the server's version.",
+        f"{'; '.join(problems[:5])}{more}. The message was ignored: compare the server's version.",
         code="TF-604",
     )

@@ -1,7 +1,7 @@
-"""The silo's half of a run: enrol, contribute, close; whatever carries the messages.
+"""The silo's half of a run, independent of the transport: enrol, contribute, close.
 
-Messages are plain values and bytes. Everything that fails has a code, which may leave the silo;
-the details stay in the silo's own log. Torch is imported by the tasks that train, not before.
+Messages are plain values and bytes. Every failure has a code, which may leave the silo; the details stay in
+the silo's own log. Only tasks that train import torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, Message, SiloContext
 from tightframe.rounds.silo import requests, state
+from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.secure_silo import SECURE, SecureSite
+from tightframe.rounds.sums.secure_silo import SecureSite
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.contribute import Contributor
@@ -27,7 +28,7 @@ TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
 
 
 class SiloSession:
-    """One silo in one run: answers the server's tasks.
+    """One silo in one run, answering the server's tasks.
 
     Args:
         context: name, job, configuration, folders, records.
@@ -46,10 +47,14 @@ class SiloSession:
     def handle(self, task: str, message: Message) -> Message:
         """Answer one task.
 
+        Args:
+            task: one of ``TASKS``.
+            message: of the server.
+
         Raises:
-            TightframeError: named; its code is what the server may learn.
+            TightframeError: with a code; the server learns nothing but the code.
         """
-        # Before every task, not at enrolment only: a server might leave that out.
+        # Before every task, not only at enrolment, which a server might skip.
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
         if task in TASKS:
@@ -68,31 +73,35 @@ class SiloSession:
         """Check job, policy, configuration and every record; declare the public weight."""
         self._check_job(message)
         if self.context.policy.asks_of_method(self.context.job):
-            self._training()  # looks at what the method sums; costs torch's import, once
+            self._training()  # checks what the method sums; imports torch, once
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}
-        # A new setup within a run (the roster shrank, or all slots are used up) asks the same again.
-        # Where one process does all tasks it will import torch anyway, and can plan the sums now.
+        # Enrolment is repeated within a run when the roster shrinks or all slots are used.
+        # A process that does all tasks will import torch anyway, so it can plan the sums now.
         setup = (lambda: self._training().setup) if self.context.memory_only else None
         return {SECURE: self._secure.enroll(message.get(SECURE), self._declare, setup)}
 
     def _declare(self, *, again: bool) -> Declaration:
-        """What this silo makes public of itself; the records are read through once a run."""
+        """Return this silo's declaration; its records are read only once per run.
+
+        Args:
+            again: whether to return the stored declaration of this run, if there is one.
+        """
         context = self.context
-        kept = context.state_folder / DECLARATION
-        if again and kept.is_file():
-            return Declaration.from_bytes(kept.read_bytes(), context.name)
+        stored = context.state_folder / DECLARATION
+        if again and stored.is_file():
+            return Declaration.from_bytes(stored.read_bytes(), context.name)
         state.begin(context)
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
-        write_atomically(kept, declared.to_bytes(), mode=0o600)
+        write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
 
     def _read_records(self) -> Declaration:
         context = self.context
         if context.site.device not in ("auto", "cpu"):
-            # Only a site that asks for a certain GPU pays for importing torch at enrolment.
+            # Only a site that asks for a specific GPU imports torch at enrolment.
             from tightframe.rounds.silo.contribute import choose_device
 
             choose_device(context.site.device)
@@ -115,13 +124,13 @@ class SiloSession:
         )
         log.info("%s: policy %s", name, policy.describe())
         return Declaration(
-            # Of repeated records each counts once: twice the larger class would tell the class counts.
+            # Repeated records count once: with them the number is twice the larger class, a class count.
             weight=public_weight(len(own_labels(data)), context.job.weights),
             synthetic=data.synthetic,
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),
             any_static_cohort=policy.static_cohort == "any",
-            untold=context.untold_folds(),
+            untold=context.small_folds(),
         )
 
     def _contribute(self, message: Message) -> Message:
@@ -132,25 +141,26 @@ class SiloSession:
             SECURE: self._secure.contribute(
                 message.get(SECURE),
                 message["broadcast"],
-                lambda weights, honest, told: self._training().contribute(
-                    message, weights, honest=honest, told=told
+                lambda weights, honest, fold_silos: self._training().contribute(
+                    message, weights, honest=honest, fold_silos=fold_silos
                 ),
                 lambda: self._training().setup,
             )
         }
 
     def _plain_weights(self, raw: object) -> Mapping[str, float]:
-        """The weights of a plain sum, from the declarations that the server passes on.
+        """Return the weights of a plain sum, from the declarations that the server forwards.
 
         Raises:
-            RunError: TF-505 if they are not those of the job's silos, with this silo's own as it declared it.
+            RunError: TF-505 if this silo's own declaration is missing or changed, or one is of a stranger.
             ContributionError: TF-403, TF-631; see ``Declaration``.
         """
         context = self.context
         mine = self._declare(again=True)
         if not isinstance(raw, dict) or raw.get(context.name) != mine.to_bytes():
             raise RunError(
-                "Expected the declarations of all silos enrolled, with this silo's own, but got others.",
+                "Expected the declarations of all enrolled silos, this silo's own among them and unchanged, "
+                "but got others.",
                 code="TF-505",
             )
         if strangers := sorted(set(raw) - set(context.job.sites)):
@@ -159,12 +169,12 @@ class SiloSession:
             )
         declared = {site: Declaration.from_bytes(data, site) for site, data in raw.items()}
         for site, item in sorted(declared.items()):
-            item.hold(site, context.job.weights, context.policy.max_records)
+            item.check_weight(site, context.job.weights, context.policy.max_records)
         return applied_weights(declared, context.job.max_weight_share)
 
     def _training(self) -> Contributor:
         if self._contributor is None:
-            # Imports torch, which costs seconds: only tasks that train pay for it.
+            # Imported here because torch takes seconds to import, and only tasks that train need it.
             from tightframe.rounds.silo.contribute import Contributor
 
             self._contributor = Contributor(self.context)
@@ -187,11 +197,11 @@ class SiloSession:
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""How the system says that a file cannot grow: no room, quotas, limits, or a disk that went read-only."""
+"""System errors of a file that cannot grow: disk full, quota, size limit, or a read-only file system."""
 
 
 def failure_code(error: BaseException) -> str:
-    """What may be said outside of an error: its documented code; TF-503 for anything else."""
+    """Return all that may leave the silo of an error: its documented code; TF-503 for any other error."""
     if isinstance(error, OSError) and error.errno in FULL:
         return "TF-512"
     return outside_code(error.code if isinstance(error, TightframeError) else None)

@@ -1,4 +1,4 @@
-"""A silo as a method sees it: its records, its random streams, its local training."""
+"""The silo as a method sees it: its records, random streams and local training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
+from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
+from tightframe.results.dropouts import Lost
+from tightframe.results.local_report import SiloPersonal
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.dropouts import Lost
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -27,7 +29,7 @@ NONE_LOST: Mapping[str, Lost] = MappingProxyType({})
 
 
 class LocalSilo:
-    """A silo as a method sees it (``phases.SiloView``) in one exchange, with what its riders need.
+    """A silo as a method sees it (``phases.SiloView``) in one exchange, with what the riders need as well.
 
     Args:
         context: of the silo.
@@ -36,8 +38,8 @@ class LocalSilo:
         round_number: that keys its random streams.
         cohort: the silos enrolled, in order.
         honest: t - c, the least number of honest silos in a sum that can be opened.
-        left_out: folds that its evaluation does not tell of.
-        lost: silos that the server has lost, as it says.
+        left_out: folds that its evaluation leaves out.
+        lost: silos that dropped out, as reported by the server.
     """
 
     def __init__(
@@ -64,12 +66,17 @@ class LocalSilo:
 
     @property
     def offers_prototypes(self) -> bool:
-        """False where the job's list or the site itself keeps the prototypes at home."""
+        """Check that neither the job's list nor the site's configuration withholds its prototypes."""
         chosen = self.setup.job.prototype_sites
         return self.context.site.offer_prototypes and (chosen is None or self.name in chosen)
 
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
-        """Records of each class in a fold: int64 (C,); ``distinct`` counts repeated training records once."""
+        """Count the records of each class in a fold, int64 (C,).
+
+        Args:
+            fold: of the data set.
+            distinct: count repeated training records once.
+        """
         data = self.context.data
         labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
         return torch.from_numpy(class_counts(labels, self.setting.num_classes))
@@ -77,8 +84,14 @@ class LocalSilo:
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn.
 
+        Args:
+            purpose: of the release; a second charge for the same purpose counts as a retry.
+            events: privacy events of the release.
+            alone: event of the release if no other silo added noise.
+
         Raises:
-            BudgetError: TF-701; nothing may be drawn then.
+            BudgetError: TF-701; the caller must not draw noise then.
+            ValueError: if the job has no privacy.
         """
         from tightframe.rounds.silo.budget import Budget
 
@@ -87,36 +100,36 @@ class LocalSilo:
         Budget(self.context, self.setup.privacy, self.cohort).charge(purpose, events, alone=alone)
 
     def keep_model(self, final: Tensors, counted: Tensors) -> None:
-        """Keep the last model here, and begin this silo's own report."""
+        """Store the last model at this silo, and begin the silo's own report."""
         from tightframe.rounds.silo import report
 
         report.close(self, final, counted)
 
-    def add_to_report(self, part: str, values: dict[str, Any]) -> None:
-        """Add a part to this silo's own report; nothing if it missed the closing and has none."""
+    def add_to_report(self, *, personal: SiloPersonal) -> None:
+        """Add the personal model to this silo's own report, unless it missed the closing and has none."""
         from tightframe.rounds.silo import report
 
         if report.begun(self.context):
-            report.add(self.context, part, values)
+            report.add(self.context, personal=personal)
 
     @property
     def min_class_count(self) -> int:
-        """Training records of a class from which on this silo has a say in it."""
+        """Least number of training records of a class with which this silo takes part in that class."""
         return self.context.policy.class_count(synthetic=self.context.data.synthetic)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
         """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""
         return memory_named(key, size, self.device)
 
-    def against_large_updates(self) -> str:
-        """What to do about an update that is over its bound."""
+    def large_update_advice(self) -> str:
+        """Say what to change so that an update stays within its bound."""
         return (
             "Lower `training.learning_rate`, raise `update_bound`, or set `update_norm`, to which updates "
             "are rescaled."
         )
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
-        """A model on this silo's device with these parameters and buffers."""
+        """Build a model with these parameters and buffers on this silo's device."""
         model = build_template(self.setting)
         model.load_state_dict(dict(tensors))
         if self._images:
@@ -124,13 +137,13 @@ class LocalSilo:
         return model.to(self.device)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A random stream on the CPU keyed by (seed, silo, round, purpose)."""
+        """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""
         return torch.Generator().manual_seed(self.stream(purpose))
 
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Mini-batches on the silo's device, the same for every (seed, silo, round, epoch)."""
+        """Yield mini-batches (inputs, labels) on the silo's device, fixed by (seed, silo, round, epoch)."""
         count = len(self.context.data.labels(fold))
         if shuffle:
             order = torch.randperm(
@@ -139,13 +152,21 @@ class LocalSilo:
             indices = order.tolist()
         else:
             indices = list(range(count))
-        what = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
-        yield from self._batches_in(indices, fold, self.stream("augment", epoch) if augment else None, what)
+        activity = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
+        seed = self.stream("augment", epoch) if augment else None
+        yield from self._batches_in(indices, fold, seed, activity)
 
     def _batches_in(
-        self, indices: list[int], fold: Fold, augment_seed: int | None, what: str = "training"
+        self, indices: list[int], fold: Fold, augment_seed: int | None, activity: str = "training"
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Mini-batches of these records in this order; ``what`` they are for is told to who watches."""
+        """Yield mini-batches of these records in this order.
+
+        Args:
+            indices: of the records.
+            fold: of the records.
+            augment_seed: of their augmentation; None for none.
+            activity: shown with the progress, for monitoring.
+        """
         job = self.setup.job
         records = self.context.data.records(fold, augment_seed=augment_seed)
         size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
@@ -157,12 +178,12 @@ class LocalSilo:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         for done, (inputs, labels) in enumerate(guarded(iter(loader), self.context.stopped)):
-            self.context.at_work(f"round {self.round}, {what}", done, len(loader))
+            self.context.at_work(f"round {self.round}, {activity}", done, len(loader))
             if self._images:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
         local = self.setting.local
         return loop.fit(
@@ -175,28 +196,32 @@ class LocalSilo:
         )
 
     def stream(self, *purpose: str | int) -> int:
-        """The seed of a random stream keyed by (seed, silo, round, purpose), in production also by a salt.
+        """Return the seed of a random stream: of (seed, silo, round, purpose) and, in production, a salt.
 
-        Without it a second job with the same seed would repeat this silo's updates bit for bit, and the
-        totals of both over different silos, or with other weights, would tell them.
+        Without the salt a second job with the same seed would repeat this silo's updates bit for bit, and
+        two totals, over different silos or with other weights, would reveal them.
         """
         return stream_seed(self.setup.job.seed, *self.context.salt(), self.name, self.round, *purpose)
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Only under differential privacy (``rounds.private``): without noise there is nothing to give.
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums.
 
         Raises:
             RunError: TF-505, always.
         """
         raise RunError(
-            "Expected a job with `privacy`, but noisy class sums were asked for without it.", code="TF-505"
+            "Expected a job with `privacy`, but noisy class sums were requested without it.", code="TF-505"
         )
 
 
 def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
-    """The same batches, ended by TF-504 as soon as the run is aborted."""
+    """Yield the same batches, and stop as soon as the run is aborted.
+
+    Raises:
+        RunError: TF-504 if it is aborted.
+    """
     for batch in batches:
         if stopped():
             raise RunError("the run was aborted during local training.", code="TF-504")
@@ -206,6 +231,11 @@ def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any
 @contextmanager
 def memory_named(key: str, size: int, device: torch.device) -> Iterator[None]:
     """Turn running out of memory into an error that names the job's value to lower.
+
+    Args:
+        key: of the job's value.
+        size: its present value.
+        device: on which the memory ran out.
 
     Raises:
         TrainingError: TF-302.

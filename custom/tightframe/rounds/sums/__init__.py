@@ -1,1 +1,1 @@
-"""How the terms of one exchange become a sum: plain or secure."""
+"""Sums of the silos' terms in one exchange: plain or secure."""

@@ -1,4 +1,4 @@
-"""What both ends of a secure sum share."""
+"""Code that both ends of a secure sum share."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError
 
 SECURE = "secure"
-"""Key of a protocol message in what travels."""
+"""Key of the protocol message within a message."""
 
 
 ADVICE = {
     "TF-617": (
-        " Two such totals can tell one silo's own term. Export the job with the earlier settings, or let a "
-        "person decide at this site: `tightframe site release accept` says what both give away."
+        " Two such totals can reveal one silo's own term. Export the job with the earlier settings, or let a "
+        "person at this site decide: `tightframe site release accept` says what both reveal."
     ),
 }
-"""What a person can do, where the protocol's own words do not say it."""
+"""Advice by code, added where the protocol's own message has none."""
 
 
 @contextmanager
-def named() -> Iterator[None]:
-    """Turn the protocol's refusals into named errors of the package, with who is to blame."""
+def package_errors() -> Iterator[None]:
+    """Turn the protocol's errors into those of the package, naming the silo to blame.
+
+    Raises:
+        SecureSumError: with the code of the ``ProtocolError``.
+    """
     try:
         yield
     except ProtocolError as error:
@@ -35,9 +39,9 @@ def named() -> Iterator[None]:
 
 
 def minimum(job: JobConfig, sites: int) -> int:
-    """The smallest number of silos in a sum: the threshold, the job's minimum, and what c asks for.
+    """Return the smallest number of silos in a sum, by the threshold, c, and the job's own minimum.
 
-    Of fewer silos than a secure sum can have, that number.
+    For fewer silos than any secure sum can have it is the least number of a secure sum.
     """
     if sites < rules.MIN_SITES:
         return rules.MIN_SITES

@@ -1,7 +1,7 @@
-"""What a silo makes public of itself at enrolment: its weight, and which rules it keeps.
+"""A silo's public declaration at enrolment: its weight, and the rules that it keeps.
 
-In a secure sum the declaration is part of the signed advertisement, so that every silo sees the
-same one of every other and a server cannot give silos different weights.
+In a secure sum the declaration is part of the signed advertisement: all silos see the same declarations, and
+a server cannot give them different weights.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tightframe.errors import ContributionError
 from tightframe.options import StrictModel
 
 MOST = 2.0**30
-"""No declaration has a larger weight; a site's policy (``max_records``) sets a lower ceiling."""
+"""Largest weight of any declaration; a site's policy (``max_records``) can set a lower ceiling."""
 
 
 class Declaration(StrictModel):
-    """One silo's public facts.
+    """One silo's public declaration.
 
     Attributes:
         weight: its public weight, by the job's rule.
         synthetic: whether its records are the synthetic twin.
         profile: of its policy.
-        min_class_count: records of a class that it asks of itself before the class counts.
+        min_class_count: least number of records of a class with which it takes part in that class.
         any_static_cohort: whether it opens counts for any cohort.
-        untold: the folds that it leaves out of exact evaluations, because they have too few records.
+        untold: folds that it leaves out of exact evaluations, because they have too few records.
     """
 
     weight: float = Field(gt=0, le=MOST)
@@ -39,12 +39,12 @@ class Declaration(StrictModel):
     untold: tuple[Literal["validation", "test"], ...] = Field(max_length=2)
 
     def to_bytes(self) -> bytes:
-        """JSON."""
+        """Serialise as JSON."""
         return self.model_dump_json().encode()
 
     @classmethod
     def from_bytes(cls, raw: object, site: str) -> Declaration:
-        """Read and check.
+        """Read and validate a silo's declaration.
 
         Raises:
             ContributionError: TF-403, naming the silo.
@@ -59,13 +59,13 @@ class Declaration(StrictModel):
                 "package version."
             ) from None
 
-    def hold(self, site: str, how: str, most: int | None = None) -> None:
+    def check_weight(self, site: str, how: str, most: int | None = None) -> None:
         """Refuse a weight that no number of records gives by the job's rule, or that is too large.
 
         Args:
-            site: whose declaration it is.
+            site: name of the silo that declared it.
             how: the job's rule, a key of ``WEIGHTS``.
-            most: the largest number of records that is believed; None for no limit below ``MOST``.
+            most: largest number of records accepted; None for no limit below ``MOST``.
 
         Raises:
             ContributionError: TF-631, naming the silo.
@@ -73,27 +73,27 @@ class Declaration(StrictModel):
         if public_weight(int(self.weight), how) != self.weight:
             raise ContributionError(
                 f"Expected {site} to declare a weight by the job's rule ({WEIGHTS[how]}), but got "
-                f"{self.weight:g}: it does not keep to the job, so run without it.",
+                f"{self.weight:g}: it does not follow the job, so run the job without it.",
                 code="TF-631",
             )
         if most is not None and self.weight > most:
             raise ContributionError(
                 f"Expected {site} to declare at most {most} records (`max_records`), but got "
-                f"{self.weight:g}: if it really has as many, raise the rule in this site's policy.",
+                f"{self.weight:g}: if it really has that many, raise the limit in this site's policy.",
                 code="TF-631",
             )
 
 
 def applied_weights(declared: Mapping[str, Declaration], share: float) -> dict[str, float]:
-    """The weights that a sum applies: as declared, none with more than a share of their sum.
+    """Return the weights that a sum applies: as declared, but capped at a share of their sum.
 
-    Larger ones are lowered to the one level at which they have just that share, so that a large honest
-    centre takes part and a silo that lies about its size cannot replace the model. Server and silos
-    compute the same from the same declarations, bit for bit.
+    Larger weights are lowered to the common level at which each has exactly that share, so that a large
+    honest centre can take part while a silo that lies about its size cannot replace the model. Server and
+    silos compute the same weights from the same declarations, bit for bit.
 
     Args:
         declared: of the silos enrolled.
-        share: the job's ``max_weight_share``; at 1/n or less of n silos all weigh the same.
+        share: the job's ``max_weight_share``; at 1/n or less, with n silos, all have the same weight.
 
     >>> some = {"synthetic": True, "profile": "research", "min_class_count": 1, "untold": ()}
     >>> of = lambda weight: Declaration(weight=weight, any_static_cohort=False, **some)
@@ -106,7 +106,12 @@ def applied_weights(declared: Mapping[str, Declaration], share: float) -> dict[s
 
 
 def _level(falling: list[float], share: float) -> float:
-    """The weight L of which each min(weight, L) is at most a share of their sum."""
+    """Return the level L at which each min(weight, L) is at most a share of their sum.
+
+    Args:
+        falling: the weights, largest first.
+        share: in (0, 1].
+    """
     if len(falling) * share > 1:
         for lowered, weight in enumerate(falling):
             # With so many lowered to L: L = share * (lowered * L + the others' sum).
@@ -116,10 +121,10 @@ def _level(falling: list[float], share: float) -> float:
     return falling[-1]
 
 
-def tellers(declared: Iterable[Declaration]) -> dict[str, int]:
-    """Of how many silos each fold is in an exact evaluation."""
-    found = list(declared)
-    return {fold: sum(fold not in item.untold for item in found) for fold in ("validation", "test")}
+def fold_silos(declared: Iterable[Declaration]) -> dict[str, int]:
+    """Return, for each fold, the number of silos whose records are in an exact evaluation."""
+    declarations = list(declared)
+    return {fold: sum(fold not in item.untold for item in declarations) for fold in ("validation", "test")}
 
 
 WEIGHTS: Mapping[str, str] = {
@@ -127,11 +132,11 @@ WEIGHTS: Mapping[str, str] = {
     "power_of_two": "training records, rounded down to a power of two",
     "uniform": "one each",
 }
-"""What each kind of public weight is, in words."""
+"""Description of each rule for public weights."""
 
 
 def public_weight(records: int, how: str) -> float:
-    """The weight that the silo makes public: exact count, power-of-two bucket, or uniform.
+    """Return a silo's public weight: exact count, count rounded down to a power of two, or 1.
 
     >>> public_weight(300, "exact"), public_weight(300, "power_of_two"), public_weight(300, "uniform")
     (300.0, 256.0, 1.0)

@@ -1,4 +1,4 @@
-"""What a server proposes to the silos of a job: the protocol's parameters, from the job alone."""
+"""The protocol parameters that a server proposes to the silos, derived from the job alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tightframe.securesum import messages, rules
 from tightframe.securesum.primitives import digest
 
 RETRIES = 2
-"""Slots beyond those that a run needs when nothing fails."""
+"""Number of slots beyond those that a run needs when nothing fails."""
 
 
 def epoch_params(
     setup: JobSetup, job_id: str, roster: Sequence[str], *, epoch: int, static_open: bool
 ) -> messages.Params:
-    """The parameters of one epoch.
+    """Return the parameters of one epoch.
 
     Args:
-        setup: the validated job.
+        setup: of the job.
         job_id: the run's id.
         roster: the silos, in order.
-        epoch: how many setups of this run came before.
+        epoch: number of setups before this one in the run.
         static_open: whether counts, class sums and evaluation may be opened for this roster.
     """
     job = setup.job
@@ -55,6 +55,6 @@ def epoch_params(
 
 
 def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
-    """A schema's name in the parameters: its phase and the start of its hash."""
-    found = digest("schema", [item.as_value() for item in fields])
-    return f"{phase}/{found.hex()[:16]}"
+    """Return a schema's name in the parameters: its phase and the start of its hash."""
+    sha256 = digest("schema", [item.as_value() for item in fields])
+    return f"{phase}/{sha256.hex()[:16]}"

@@ -1,8 +1,8 @@
-"""How terms are summed: what both kinds of sums share, and plain sums.
+"""Plain sums, and the interfaces and types that plain and secure sums share.
 
-A term is the integers of a contribution, as two byte strings: the *update* group (what training
-changes) and the *static* group (counts, evaluation). Plain sums send them as they are; secure sums
-(``rounds.sums``) mask them. Both end in the same integers, bit for bit.
+A term is the integers of a contribution, as two byte strings: the *update* group (changed by
+training) and the *static* group (counts, evaluation). Plain sums send them unmasked; secure sums
+(``secure_silo``, ``secure_server``) mask them. Both give the same totals, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import REASONS, ContributionError, RunError
+from tightframe.errors import LATE, REASONS, ContributionError, RunError
 from tightframe.phases import RING_DTYPE, Group, Schema
 from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
@@ -26,25 +26,31 @@ Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
 Accept = Callable[[str, Message], None]
 Failed = Callable[[str, str, Sequence[str]], None]
-"""Told at once of a silo without an accepted answer: its name, the code, the rules that it names, if any."""
-LATE, OUT_OF_BUDGET = "TF-502", "TF-701"
+"""Called for each silo without an accepted answer: its name, the code, the rules that it names, if any."""
+OUT_OF_BUDGET = "TF-701"
 
 
 class Transport(Protocol):
-    """Carries one task to every silo and brings the answers back."""
+    """Sends one task to every silo and returns the answers."""
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
         """Send each silo its request and hand each answer to ``accept`` as it arrives.
 
         Returns:
-            Silo -> code for every silo without an accepted answer. ``accept`` may raise a
-            named error, which makes that silo's answer a failure of the same code.
+            Silo -> code for every silo without an accepted answer. If ``accept`` raises a
+            ``TightframeError``, that silo has failed with its code.
         """
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A silo's contribution as integers: of which sum, the fields, the bytes of each group."""
+    """A silo's contribution as integers.
+
+    Attributes:
+        sum_id: of the sum that it is a term of.
+        fields: of the sum's schema.
+        term: bytes of each group.
+    """
 
     sum_id: SumId
     fields: tuple[FieldSpec, ...]
@@ -53,7 +59,12 @@ class Encoded:
 
 @dataclass
 class Enrolled:
-    """Who takes part: each silo's declaration, and who does not, with codes."""
+    """The enrolled silos with their declarations.
+
+    Attributes:
+        declared: silo -> its declaration.
+        absent: silo -> code, of those that did not enrol.
+    """
 
     declared: dict[str, Declaration]
     absent: dict[str, str] = field(default_factory=dict)
@@ -64,11 +75,12 @@ class Collected:
     """One sum, opened.
 
     Attributes:
-        cohort: the silos whose terms are in it, sorted.
+        cohort: silos whose terms are in it, sorted.
         failed: silo -> code for the others.
-        totals: the integer total of every field that was opened.
-        shut: whether the static group stayed shut, because the cohort is not the enrolled one.
-        bytes_down, bytes_up: what travelled in terms and their requests.
+        totals: integer total of every field that was opened.
+        shut: whether the static group was not opened, because the cohort is not the enrolled one.
+        bytes_down: size of the requests for terms.
+        bytes_up: size of the terms.
     """
 
     cohort: list[str]
@@ -80,28 +92,40 @@ class Collected:
 
 
 class TooFewError(RunError):
-    """Too few silos in a sum: nothing was opened. ``cohort`` and ``failed`` say who was there."""
+    """Too few silos in a sum, so that nothing was opened.
+
+    Args:
+        title: of the sum, or the step before it.
+        least: number of silos needed.
+        cohort: silos that answered.
+        failed: silo -> code for the others.
+        detail: what these silos did, if not only answer.
+
+    Attributes:
+        cohort: silos that answered, sorted.
+        failed: silo -> code for the others.
+    """
 
     code = "TF-501"
 
     def __init__(
-        self, where: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
+        self, title: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
     ) -> None:
         self.cohort, self.failed = sorted(cohort), dict(failed)
         super().__init__(
-            f"too few silos in {where}: expected at least {least}, but got {len(self.cohort)}"
-            f"{detail}; {named_codes(failed)}."
+            f"too few silos in {title}: expected at least {least}, but got {len(self.cohort)}"
+            f"{detail}; {describe_codes(failed)}."
         )
 
 
 class RefusedError(RunError):
-    """Silos refused to enrol, which ends the run: what they say is to be mended, not trained around.
+    """Silos refused to enrol, which ends the run: a person must look into the reason first.
 
     Args:
         refused: silo -> code.
         absent: silo -> code of those that are not in the run for another reason.
-        rules: silo -> what it says of the rules that the job falls short of.
-        spare: whether the job could go without all of them.
+        rules: silo -> its own description of the rules that the job does not meet.
+        spare: whether enough silos would be left without all of these.
     """
 
     code = "TF-509"
@@ -115,17 +139,17 @@ class RefusedError(RunError):
         spare: bool = True,
     ) -> None:
         self.refused = dict(refused)
-        said = [
-            f"{site} {'did not answer' if code == LATE else 'cannot take part'}: {_meant(code)}"
+        reasons = [
+            f"{site} {'did not answer' if code == LATE else 'cannot take part'}: {_describe_code(code)}"
             for site, code in sorted((absent or {}).items())
         ]
-        said += [
-            f"{site} refused: {_meant(code, (rules or {}).get(site, ()))}"
+        reasons += [
+            f"{site} refused: {_describe_code(code, (rules or {}).get(site, ()))}"
             for site, code in sorted(refused.items())
         ]
         without = ", or export the job without those silos" if spare else ""
         super().__init__(
-            f"before any training, {'; '.join(said)}. The details are in each silo's own log; "
+            f"before any training, {'; '.join(reasons)}. The details are in each silo's own log; "
             f"mend them{without}."
         )
 
@@ -134,14 +158,19 @@ class Sums(Protocol):
     """The server's side of a run's sums."""
 
     static_cohort: tuple[str, ...] | None
-    """For whom counts were asked for, in this job or in those that it continues; None before."""
+    """The cohort for which counts were requested, in this job or those that it continues; None before."""
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The public weights of the silos enrolled, as sums apply them."""
+        """Public weights of the enrolled silos, as sums apply them."""
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
-        """Agree with the silos on who takes part."""
+        """Enrol these silos.
+
+        Raises:
+            RefusedError: TF-509 if silos refuse.
+            TooFewError: TF-501 if too few answer.
+        """
 
     def collect(
         self,
@@ -153,31 +182,39 @@ class Sums(Protocol):
     ) -> Collected:
         """Ask every silo for its term, add the terms as they arrive, open the sum.
 
+        Args:
+            transport: to the silos.
+            sum_id: of the sum.
+            schema: of the sum.
+            requests: silo -> its request.
+            accepted: called with the name of each silo whose term was added.
+
         Raises:
             TooFewError: TF-501; nothing was opened.
         """
 
     def describe(self) -> str:
-        """What the sums protect, for people."""
+        """Describe how the sums are protected, in words."""
 
 
-def named_codes(failed: Mapping[str, str]) -> str:
-    """``site-2: TF-502 (late), ...``."""
-    return ", ".join(f"{site}: {_meant(code)}" for site, code in sorted(failed.items()))
+def describe_codes(failed: Mapping[str, str]) -> str:
+    """List silos with their codes in words: ``site-2: TF-502 (late), ...``."""
+    return ", ".join(f"{site}: {_describe_code(code)}" for site, code in sorted(failed.items()))
 
 
-def _meant(code: str, rules: Sequence[str] = ()) -> str:
-    """A code, what it means, and what a silo says beside it."""
+def _describe_code(code: str, rules: Sequence[str] = ()) -> str:
+    """Return a code with its meaning and the rules that a silo names with it."""
     return f"{code} ({'; '.join([REASONS.get(code, 'see docs/errors.md'), *rules])})"
 
 
 def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
-    """The silent ones of those who failed to enrol, and those without budget, with codes.
+    """Return the silos without which a run can start: those that did not answer or have no budget left.
 
-    A silo whose budget is spent has nothing to mend; the others go on without it.
+    Args:
+        failed: silo -> code of all that failed to enrol.
 
     Raises:
-        RefusedError: TF-509 if a silo refused.
+        RefusedError: TF-509 if a silo refused for any other reason.
     """
     refused = {site: code for site, code in failed.items() if code not in (LATE, OUT_OF_BUDGET)}
     if refused:
@@ -186,7 +223,7 @@ def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
 
 
 def pack(schema: Schema, group: Group, arrays: Mapping[str, NDArray[np.unsignedinteger]]) -> bytes:
-    """One group's integers as little-endian bytes, fields in schema order."""
+    """Return one group's integers as little-endian bytes, fields in schema order."""
     return b"".join(
         arrays[item.name].astype(np.dtype(RING_DTYPE[item.ring]).newbyteorder("<"), copy=False).tobytes()
         for item in schema.group(group)
@@ -194,10 +231,10 @@ def pack(schema: Schema, group: Group, arrays: Mapping[str, NDArray[np.unsignedi
 
 
 def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.unsignedinteger]]:
-    """The inverse of ``pack``; arrays are read-only views of ``data``.
+    """Invert ``pack``; the arrays are flat, read-only views of ``data``.
 
     Raises:
-        ContributionError: TF-403 if the length is not what the schema says.
+        ContributionError: TF-403 if the length is not the schema's.
     """
     expected = sum(item.bytes for item in schema.group(group))
     if len(data) != expected:
@@ -215,7 +252,11 @@ def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.un
 
 
 class PlainServer:
-    """One plain sum: one accumulator, whatever the number of silos."""
+    """One plain sum, with one accumulator whatever the number of silos.
+
+    Args:
+        schema: of the sum.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -225,10 +266,10 @@ class PlainServer:
         self._added: set[str] = set()
 
     def add(self, site: str, term: Term) -> None:
-        """Add one silo's term; the whole term is checked before any of it is added.
+        """Add one silo's term, after checking all of it.
 
         Raises:
-            ContributionError: TF-403 if the term does not have the schema's size, or is a second one.
+            ContributionError: TF-403 if the term does not have the schema's size, or is the silo's second.
         """
         if site in self._added:
             raise ContributionError(f"Expected one term from {site}, but got a second one.")
@@ -239,7 +280,7 @@ class PlainServer:
         self._added.add(site)
 
     def open(self) -> IntegerTotals:
-        """The totals over all that were added."""
+        """Return the totals of all terms added."""
         shapes = {item.name: item.shape for item in self._schema.fields}
         return {name: total.reshape(shapes[name]) for name, total in self._totals.items()}
 
@@ -248,7 +289,7 @@ class PlainSums:
     """Plain sums at the server, which sees every silo's term.
 
     Args:
-        job: whose sums these are; fewer terms than its ``min_sites`` end the run.
+        job: of the sums; fewer terms than its ``min_sites`` end the run.
     """
 
     def __init__(self, job: JobConfig) -> None:
@@ -259,16 +300,20 @@ class PlainSums:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The public weights of the silos enrolled, as sums apply them."""
+        """Public weights of the enrolled silos, as sums apply them."""
         return applied_weights(self._declared, self._job.max_weight_share)
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
-        """One exchange: each silo declares itself."""
+        """Enrol these silos in one exchange, in which each sends its declaration.
+
+        Raises:
+            RefusedError, TooFewError: see ``Sums``.
+        """
         enrolled = Enrolled({})
 
         def accept(site: str, answer: Message) -> None:
             declared = Declaration.from_bytes(answer.get("declaration"), site)
-            declared.hold(site, self._job.weights)
+            declared.check_weight(site, self._job.weights)
             enrolled.declared[site] = declared
 
         failed = transport.exchange("enroll", {site: dict(request) for site in sites}, accept)
@@ -286,33 +331,37 @@ class PlainSums:
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """One exchange; what arrives is added and forgotten."""
+        """Collect a sum in one exchange; each term is added on arrival and then dropped.
+
+        Raises:
+            TooFewError: TF-501; nothing was opened.
+        """
         total, cohort, up = PlainServer(schema), [], 0
 
         def accept(site: str, answer: Message) -> None:
             nonlocal up
             term = answer.get("term")
             if not isinstance(term, dict) or not all(isinstance(part, bytes) for part in term.values()):
-                raise ContributionError(f"{site} answered with {sorted(answer)}, not with a term.")
+                raise ContributionError(f"Expected a term from {site}, but got {sorted(answer)}.")
             total.add(site, term)
             up += sum(len(part) for part in term.values())
             cohort.append(site)
             accepted(site)
 
         declared = {site: item.to_bytes() for site, item in self._declared.items()}
-        asked = {site: {**request, "declared": declared} for site, request in requests.items()}
-        failed = dict(transport.exchange("contribute", asked, accept))
+        with_weights = {site: {**request, "declared": declared} for site, request in requests.items()}
+        failed = dict(transport.exchange("contribute", with_weights, accept))
         if len(cohort) < self._min_sites:
-            raise TooFewError(where(sum_id), self._min_sites, cohort, failed)
+            raise TooFewError(sum_title(sum_id), self._min_sites, cohort, failed)
         down = sum(len(request["broadcast"]) for request in requests.values())
         return Collected(sorted(cohort), failed, total.open(), False, down, up)
 
     def describe(self) -> str:
-        """What the sums protect, for people."""
+        """Describe how the sums are protected, in words."""
         return "plain, as the job asks by name (the server sees each silo's contribution)"
 
 
-def where(sum_id: SumId) -> str:
-    """How people call a sum."""
+def sum_title(sum_id: SumId) -> str:
+    """Return a sum's name for people: ``round 3``, or the kind of an exchange outside the rounds."""
     kind = sum_id.phase.rpartition("-")[0]
     return f"round {sum_id.round}" if kind == "train" else kind

@@ -1,11 +1,11 @@
 """The release profile: every setting that acts on one silo's term before the sum.
 
 Two totals over one cohort that differ in such a setting are two equations in the same silos' terms. A few of
-them tell one silo's term apart: its update, or the mean and the number of its records of a class. So without
+them reveal one silo's term: its update, or the mean and the number of its records of a class. So without
 noise a data set has one profile, until a person at the site accepts another.
 
-Not in the profile is what is the same function of every silo's records: model, learning rate, epochs,
-batches. A method's own loss is not either; how its terms are weighted is.
+Settings that apply the same function to every silo's records are not part of it: model, learning rate,
+epochs, batches. Nor is a method's own loss; but the weights of the terms are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
-"""Options of data sets that say how a record looks, or of which generated ones there are: not which count."""
+"""Options of data sets that change the form of records, or which are generated, but not which ones count."""
 
 _UPDATE = UPDATE.rstrip("/")
 _EQUATIONS = (
@@ -30,14 +30,14 @@ _EQUATIONS = (
 )
 _KINKS = (
     "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
-    "silo's update is as long as the limit. A series of such jobs tells each silo's update, its length and "
+    "silo's update is as long as the limit. A series of such jobs reveals each silo's update, its length and "
     "its direction."
 )
 _CLASS_APART = (
-    "A class counts at a silo under one rule and not under the other: the difference of both totals is that "
-    "silo's own class mean and number of records."
+    "A class counts at a silo under one rule and not under the other: the difference between both totals is "
+    "that silo's own class mean and number of records."
 )
-GIVEN_AWAY: Mapping[str, str] = {
+REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
     "updates": _EQUATIONS,
     "update_norm": _KINKS,
@@ -46,31 +46,32 @@ GIVEN_AWAY: Mapping[str, str] = {
     "prototype_sites": _CLASS_APART,
     "class_sums": (
         "Class means are added with other weights: each total is one more equation in the silos' own class "
-        "means. They hardly change, so that with as many such jobs as silos each silo's own follow, exactly."
+        "means. They hardly change, so with as many such jobs as silos each silo's own class means follow, "
+        "exactly."
     ),
     "site_models": (
-        "A silo trains another model in one of the jobs: the difference of both totals of class sums is what "
-        "that silo's two models make of its records."
+        "A silo trains another model in one of the jobs: the difference between both totals of class sums is "
+        "that silo's own, between its two models."
     ),
     "records": (
-        "Some silos leave out or repeat records under one rule and not under the other: the difference of "
-        "both totals is about these records alone."
+        "Some silos leave out or repeat records under one rule and not under the other: the difference "
+        "between both totals is due to these records alone."
     ),
     "own min_class_count": _CLASS_APART,
     "own offer_prototypes": _CLASS_APART,
     "own min_test_count": (
-        "This site's result on its records is in one total and not in the other: the difference is its own."
+        "This site's evaluation is in one total and not in the other: the difference is its own."
     ),
 }
-"""What two totals tell that differ in a setting, for the person who decides."""
+"""Explanation, by setting, of what two totals reveal that differ in it, for the person who decides."""
 
 
 def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
-    """The settings under which a silo's terms of a job are formed; None with differential privacy.
+    """Return the settings under which a silo forms its terms in a job; None with differential privacy.
 
     Args:
         setup: of the job.
-        entry: of the site; its policy is taken as in production.
+        entry: configuration of the site; its policy is resolved as in production.
     """
     job, policy = setup.job, entry.policy.resolve(production=True)
     if job.privacy is not None:
@@ -98,7 +99,7 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
 
 
 def _phases(setup: JobSetup) -> Iterable[Phase]:
-    """All of a run that begins anew, so that a resumed job has the profile of the one it goes on with."""
+    """Yield the phases of the whole run: a resumed job has the same profile as the one it continues."""
     yield from setup.statistics_phases()
     yield from setup.before_phases()
     for number in range(1, setup.job.rounds + 1):
@@ -107,7 +108,7 @@ def _phases(setup: JobSetup) -> Iterable[Phase]:
 
 
 def _updates(phases: Iterable[Phase]) -> str:
-    """Say how what training changes enters the sum: as an update or in another form, and its weight."""
+    """Say in which form the trained values enter the sum, an update or another, and whether weighted."""
     entered = {
         item.name.partition("/")[0]: "weighted" if item.weighted else "as it is"
         for phase in phases
@@ -119,7 +120,7 @@ def _updates(phases: Iterable[Phase]) -> str:
 
 
 def _record_options(setup: JobSetup) -> dict[str, Any]:
-    """Options of the data set that say which records of a silo count, and how often."""
+    """Return the options of the data set that decide which records of a silo count, and how often."""
     given = setup.dataset.options.model_validate(dict(setup.job.dataset_options)).model_dump(mode="json")
     return {name: value for name, value in given.items() if name not in FORM_ONLY}
 

@@ -12,7 +12,7 @@ from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import SECURE, minimum, named
+from tightframe.rounds.sums.common import SECURE, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import (
@@ -22,15 +22,13 @@ from tightframe.rounds.sums.plain import (
     TooFewError,
     Transport,
     split_refusals,
+    sum_title,
     unpack,
-    where,
 )
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 from tightframe.securesum import messages, rules, server
 from tightframe.securesum.errors import RecoveryError, SurvivorsError
 from tightframe.securesum.identity import Verifier
-
-__all__ = ["SecureSums", "ServerIdentity"]
 
 
 class SecureSums:
@@ -39,8 +37,8 @@ class SecureSums:
     Args:
         setup: the validated job.
         identity: of this run.
-        record: the transcript.
-        log: for who is left out or to blame.
+        record: writer of the transcript.
+        log: of the server.
     """
 
     def __init__(
@@ -52,25 +50,25 @@ class SecureSums:
         self._log = log
         self._epoch = 0
         self._slot = 0
-        self.static_cohort: tuple[str, ...] | None = None  # for whom counts were asked for
+        self.static_cohort: tuple[str, ...] | None = None  # the cohort for which counts were requested
         self._session: server.Session | None = None
-        self._informed: set[str] = set()  # silos that have had this epoch's setup
+        self._informed: set[str] = set()  # silos that have received this epoch's setup
         self._request: Message = {}
         self._weights: dict[str, float] = {}
-        self._any_cohort = False  # whether every silo opens counts for any cohort (research)
+        self._any_cohort = False  # whether every silo opens counts for any cohort (research profile)
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The public weights of the silos enrolled, from what they signed, as sums apply them."""
+        """Public weights of the enrolled silos, from their signed declarations, as sums apply them."""
         return self._weights
 
     @property
     def params(self) -> messages.Params:
-        """Of the epoch that is set up."""
+        """Parameters of the current epoch."""
         return self._ready().params
 
     def describe(self) -> str:
-        """What the sums protect, for people."""
+        """Describe how the sums are protected, in words."""
         if self._session is None:
             return "secure"
         params = self.params
@@ -83,7 +81,11 @@ class SecureSums:
         return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
-        """Two exchanges; again with a smaller roster while silos are silent."""
+        """Enrol these silos in two exchanges, repeated with a smaller roster while silos do not answer.
+
+        Raises:
+            RefusedError, TooFewError: see ``Sums``.
+        """
         self._request = dict(request)
         return self._set_up(transport, sites)
 
@@ -95,17 +97,22 @@ class SecureSums:
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """Two exchanges where nobody drops out: terms, then shares; three after a drop-out."""
+        """Collect a sum in two exchanges, terms and shares; after a drop-out in three.
+
+        Raises:
+            TooFewError: TF-501; nothing was opened.
+            RunError: if a silo is to blame that nothing was opened.
+        """
         if self._slot >= self.params.slots:
             self._epoch += 1
             self._log.info("all %d slots are used: setting up the next epoch", self.params.slots)
             self._set_up(transport, self.params.roster)
         total = self._sum(sum_id, schema, requests)
-        asked, up = 0, 0
+        down, up = 0, 0
 
         def add(site: str, answer: Message) -> None:
             nonlocal up
-            with named():
+            with package_errors():
                 total.add(site, _message(answer, site))
             up += len(answer[SECURE])
             self._informed.add(site)
@@ -115,16 +122,16 @@ class SecureSums:
         for site in self.params.roster:
             if site not in requests:
                 continue
-            shown = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
-            term = messages.TermRequest(total.slot, sum_id, total.schema, shown)
+            setup = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
+            term = messages.TermRequest(total.slot, sum_id, total.schema, setup)
             to_all[site] = {**requests[site], SECURE: term.to_bytes()}
-            asked += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
+            down += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
         if self.params.static_open and schema.group("static"):
-            # Silos remember the cohort when they mask, whether or not the sum is opened.
+            # Silos record the cohort when they mask, whether or not the sum is opened.
             self.static_cohort = self.params.roster
         failed = dict(transport.exchange("contribute", to_all, add))
         try:
-            return self._open(transport, total, sum_id, schema, failed, asked, up)
+            return self._open(transport, total, schema, failed, (down, up))
         except RunError as error:
             self._record.failed(total, error.code)
             raise
@@ -144,56 +151,68 @@ class SecureSums:
         self,
         transport: Transport,
         total: server.Sum,
-        sum_id: messages.SumId,
         schema: Schema,
         failed: dict[str, str],
-        down: int,
-        up: int,
+        traffic: tuple[int, int],
     ) -> Collected:
-        least, place = rules.minimum_survivors(self.params), where(sum_id)
+        """Open a sum whose terms are in.
+
+        Args:
+            transport: to the silos.
+            total: the sum.
+            schema: of the sum.
+            failed: silo -> code, of those without a term in it.
+            traffic: bytes sent and received so far, for the record.
+        """
+        least, title = rules.minimum_survivors(self.params), sum_title(total.sum_id)
         try:
             cohort = list(total.close())
         except SurvivorsError:
-            raise TooFewError(place, least, [item.name for item in total.receipts], failed) from None
+            raise TooFewError(title, least, [item.name for item in total.receipts], failed) from None
         counts = self._any_cohort or (total.full and self.params.static_open)
         if not counts and not schema.group("update"):
-            # Only counts, and those stay shut for another cohort: there is nothing to reveal.
+            # Only counts, which are not opened for another cohort: there is nothing to reveal.
             self._record.failed(total, "TF-612")
-            return Collected(cohort, failed, {}, True, down, up)
+            return Collected(cohort, failed, {}, True, *traffic)
         lost: dict[str, str] = {}
         if not total.full:
             request = total.agreement_request().to_bytes()
             lost |= self._ask(transport, "agree", request, cohort, total.add_agreement)
             if len(total.agreements) < self.params.threshold:
                 raise TooFewError(
-                    place, self.params.threshold, list(total.agreements), lost, " that agreed on who is left"
+                    title,
+                    self.params.threshold,
+                    list(total.agreements),
+                    lost,
+                    " that agreed on the survivors",
                 )
         request = total.reveal_request().to_bytes()
         lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
         try:
             opened = total.open()
         except RecoveryError as error:
-            self._log.error("%s: nothing was opened: %s", place, error)
-            if error.blamed:
-                raise RunError(
-                    f"nothing was opened in {place}: {error} {error.blamed} is to blame: look into its "
-                    "installation, or export the job without it.",
-                    code=error.code,
-                ) from None
-            raise TooFewError(
-                place,
-                self.params.threshold,
-                total.revealers,
-                lost,
-                " with valid shares; nothing was opened",
-            ) from None
+            self._log.error("%s: nothing was opened: %s", title, error)
+            raise self._unopened(error, total, title, lost) from None
         for site, why in opened.blamed.items():
             self._log.error("%s is to blame: %s", site, why)
         for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
         shut = "static" not in opened.groups and bool(schema.group("static"))
-        return Collected(cohort, failed, _totals(schema, opened), shut, down, up)
+        return Collected(cohort, failed, _totals(schema, opened), shut, *traffic)
+
+    def _unopened(
+        self, error: RecoveryError, total: server.Sum, title: str, lost: Mapping[str, str]
+    ) -> RunError:
+        """Return the error for a sum that could not be opened, naming the silo to blame if there is one."""
+        if error.blamed:
+            return RunError(
+                f"nothing was opened in {title}: {error} {error.blamed} is to blame: check its "
+                "installation, or export the job without it.",
+                code=error.code,
+            )
+        detail = " with valid shares; nothing was opened"
+        return TooFewError(title, self.params.threshold, total.revealers, lost, detail)
 
     def _ask(
         self,
@@ -204,7 +223,7 @@ class SecureSums:
         take: Callable[[str, bytes], None],
     ) -> dict[str, str]:
         def accept(site: str, answer: Message) -> None:
-            with named():
+            with package_errors():
                 take(site, _message(answer, site))
 
         return dict(transport.exchange(task, {site: {SECURE: request} for site in cohort}, accept))
@@ -234,17 +253,17 @@ class SecureSums:
     def _try(
         self, transport: Transport, roster: Sequence[str]
     ) -> tuple[server.Session | None, dict[str, str]]:
-        """Both exchanges of a setup: the session, or who was silent."""
+        """Run both exchanges of a setup; return the session, or None and the silos that did not answer."""
         params = self._params(roster)
         verifier = Verifier(self._identity.anchor, {}, False, datetime.now(UTC))
         enrolment = server.Enrolment(params, verifier=verifier)
 
         def advertised(site: str, answer: Message) -> None:
             raw = _message(answer, site)
-            with named():
+            with package_errors():
                 enrolment.add(site, raw)
             declared = Declaration.from_bytes(enrolment.applications[site], site)
-            declared.hold(site, self._setup.job.weights)
+            declared.check_weight(site, self._setup.job.weights)
 
         request = {**self._request, "roster": list(roster), SECURE: params.to_bytes()}
         failed = transport.exchange("enroll", {site: dict(request) for site in roster}, advertised)
@@ -255,15 +274,15 @@ class SecureSums:
 
         def confirmed(site: str, answer: Message) -> None:
             raw = _message(answer, site)
-            with named():
+            with package_errors():
                 session.add(site, raw)
 
-        shown = relay.to_bytes()
-        failed = transport.exchange("confirm", {site: {SECURE: shown} for site in roster}, confirmed)
+        relayed = relay.to_bytes()
+        failed = transport.exchange("confirm", {site: {SECURE: relayed} for site in roster}, confirmed)
         return (None, self._lost(failed)) if failed else (session, {})
 
     def _lost(self, failed: Mapping[str, str]) -> dict[str, str]:
-        """Who is not in the next roster: before any training, silence only; later, also who refuses."""
+        """Return the silos to leave out of the next roster; before any training a refusal ends the run."""
         return split_refusals(failed) if self._session is None else dict(failed)
 
     def _params(self, roster: Sequence[str]) -> messages.Params:
@@ -272,13 +291,13 @@ class SecureSums:
             self._identity.job_id,
             roster,
             epoch=self._epoch,
-            # Once counts were asked for, they stay shut for any other roster.
+            # Once counts were requested, they are opened for no other roster.
             static_open=self._any_cohort or self.static_cohort in (None, tuple(roster)),
         )
 
     def _ready(self) -> server.Session:
         if self._session is None:
-            raise TightframeError("secure sums were asked for before enrolment.")
+            raise TightframeError("Expected silos to be enrolled before a secure sum, but they are not.")
         return self._session
 
 

@@ -1,4 +1,4 @@
-"""The silo's half of secure sums: answers protocol messages from a journal and a state of its own."""
+"""The silo's half of secure sums: it answers protocol messages by its own journal and state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.sums.common import SECURE, minimum, named
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
+from tightframe.rounds.sums.common import minimum, package_errors
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
@@ -23,11 +23,11 @@ from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Estab
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
-__all__ = ["SECURE", "SecureSite"]
-
 CHARGED = (OUT_OF_BUDGET, "TF-705")
-"""What the ledger answers to a process whose charge another one has made. By code: a task that charges
-nothing need not import the ledger."""
+"""Codes that the ledger raises in a process whose charge another process has made already.
+
+Codes instead of error classes, so that a task that charges nothing need not import the ledger.
+"""
 
 
 class _Declare(Protocol):
@@ -43,24 +43,24 @@ class SecureSite:
 
     def __init__(self, context: SiloContext) -> None:
         self._context = context
-        self._vault = Vault(context.secure_folder, context.lasting, on_disk=not context.memory_only)
+        self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
-        self._profiled: tuple[journal.Profile | None] | None = None
-        self._unrecorded = False  # a session was checked, and could not be put on record
+        self._cached_profile: tuple[journal.Profile | None] | None = None
+        self._unrecorded = False  # a session was checked but could not be written to the transcript
 
     def enroll(self, raw: Any, declare: _Declare, setup: Callable[[], JobSetup] | None = None) -> bytes:
-        """Hold the server's parameters against this site's rules and job; advertise keys.
+        """Check the server's parameters against this site's rules and job; advertise keys.
 
         Args:
-            raw: ``Params``.
-            declare: gives what this silo makes public, from the records, or again without them.
+            raw: bytes of ``Params``.
+            declare: makes this silo's declaration: from the records, or with ``again`` from the stored one.
             setup: plans the job's sums, to compare them with the server's plan; None where this process
-                does not train, so that only the sums that are asked for are compared, each when it is.
+                does not train: then each sum is compared only when it is requested.
         """
 
         def make(key: bytes) -> bytes:
             params = messages.Params.from_bytes(raw)
-            # All is checked again in `advertise`; here, before records are read and state is begun anew.
+            # `advertise` checks all of this again; here it is before records are read and state is replaced.
             rules.check(params, self._rules, self._expected(params))
             expected = self._expected(params, None if setup is None else setup())
             rules.check(params, self._rules, expected)
@@ -83,13 +83,15 @@ class SecureSite:
 
         return self._once("enroll", raw, b"", make)
 
-    def foresee(self, params: messages.Params, setup: JobSetup, entries: Sequence[journal.Entry]) -> None:
-        """Refuse parameters that ``enroll`` would refuse; nothing is kept, signed or sent.
+    def check_proposal(
+        self, params: messages.Params, setup: JobSetup, entries: Sequence[journal.Entry]
+    ) -> None:
+        """Refuse parameters that ``enroll`` would refuse; nothing is stored, signed or sent.
 
         Args:
             params: as a server would propose them.
             setup: of the job.
-            entries: all that this site's journal has, of jobs in production.
+            entries: this site's journal of production jobs.
 
         Raises:
             SecureSumError: TF-601 if they are below this site's rules; TF-612 if counts would be opened for
@@ -97,12 +99,12 @@ class SecureSite:
         """
         from tightframe.rounds.sums.release import release_profile
 
-        with named():
+        with package_errors():
             site.advertise(
                 params,
                 rules=self._rules,
                 expected=self._expected(params, setup),
-                signer=_Nobody(),
+                signer=_NullSigner(),
                 history=journal.History(entries),
                 dataset=self._context.site.records_id(self._context.job.dataset),
                 application=b"",
@@ -110,7 +112,7 @@ class SecureSite:
             )
 
     def confirm(self, raw: Any) -> bytes:
-        """Verify every silo's advertisement; deal shares; say that this silo is ready."""
+        """Verify every silo's advertisement, deal shares, and report that this silo is ready."""
 
         def make(key: bytes) -> bytes:
             with self._vault.locked():
@@ -132,13 +134,14 @@ class SecureSite:
         train: Callable[[Mapping[str, float], int, Mapping[str, int]], Encoded],
         setup: Callable[[], JobSetup],
     ) -> bytes:
-        """Train, mask, sign.
+        """Train, mask and sign this silo's term.
 
         Args:
-            raw: ``TermRequest``.
-            broadcast: the canonical tensor bytes that were received.
+            raw: bytes of ``TermRequest``.
+            broadcast: canonical tensor bytes of the broadcast received.
             train: makes the term from the public weights of all silos, from t - c, the least number of
-                honest silos in a sum that can be opened, and from how many silos tell of each fold.
+                honest silos in a sum that can be opened, and from the number of silos that evaluate each
+                fold.
             setup: plans the job's sums.
         """
         received = hashlib.sha256(broadcast).digest()
@@ -153,15 +156,15 @@ class SecureSite:
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
             honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
-            encoded = train(weights, honest, tellers(declared.values()))
+            encoded = train(weights, honest, fold_silos(declared.values()))
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
                 )
             with self._vault.locked() as history:
-                before = self._ready()
+                state = self._ready()
                 step = site.mask(
-                    before,
+                    state,
                     request,
                     fields=encoded.fields,
                     broadcast=received,
@@ -170,7 +173,7 @@ class SecureSite:
                     profile=self._profile(setup),
                 )
                 reply = self._commit("contribute", key, step)
-            self._unrecorded |= isinstance(before, Confirmed)
+            self._unrecorded |= isinstance(state, Confirmed)
             if self._unrecorded and request.setup:
                 self._record.session(step.state, request)
                 self._unrecorded = False
@@ -179,7 +182,7 @@ class SecureSite:
         return self._once("contribute", raw, received, make)
 
     def agree(self, raw: Any) -> bytes:
-        """Sign the survivors of a sum, once for ever."""
+        """Sign the list of a sum's survivors; a second list for the same sum is refused for ever."""
 
         def make(key: bytes) -> bytes:
             request = messages.AgreementRequest.from_bytes(raw)
@@ -190,7 +193,7 @@ class SecureSite:
         return self._once("agree", raw, b"", make)
 
     def reveal(self, raw: Any) -> bytes:
-        """Reveal shares of what masks the survivors' sum, and forget the slot."""
+        """Reveal this site's shares of the masks in the survivors' sum, and forget the slot's secrets."""
 
         def make(key: bytes) -> bytes:
             request = messages.RevealRequest.from_bytes(raw)
@@ -206,20 +209,23 @@ class SecureSite:
         return self._once("reveal", raw, b"", make)
 
     def _check_peers(self, state: Confirmed) -> None:
-        """Hold what every silo declares against the job and this site's policy, before anything is masked.
+        """Check every silo's declaration against the job and this site's policy, before anything is masked.
 
-        Silos that open counts for any cohort are refused: enough of them could open this silo's as well.
+        Raises:
+            ContributionError: TF-631; see ``Declaration.check_weight``.
+            PolicyError: TF-614 if other silos open counts for any cohort and this site does not: enough of
+                them could open this silo's counts as well.
         """
         declared = {name: Declaration.from_bytes(data, name) for name, data in state.applications.items()}
         for name, item in sorted(declared.items()):
-            item.hold(name, self._context.job.weights, self._context.policy.max_records)
+            item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
         lax = sorted(
             name for name, item in declared.items() if name != self._context.name and item.any_static_cohort
         )
         if lax and not self._rules.any_static_cohort:
             raise PolicyError(
                 f"static_cohort: {', '.join(lax)} would open counts for any cohort, and with enough of them "
-                "this site's; this site's policy is `enrolled`, so theirs must be, too."
+                "this site's; this site's policy is `enrolled`, so theirs must be too."
             )
 
     def _ready(self) -> Confirmed | Established:
@@ -239,10 +245,10 @@ class SecureSite:
         return self._context.policy.site_rules()
 
     def _expected(self, proposed: messages.Params, setup: JobSetup | None = None) -> rules.Expected:
-        """What this silo's own copy of the job says of a roster of the proposed size.
+        """Derive the expected parameters from this silo's own copy of the job.
 
         Args:
-            proposed: by the server; its roster and epoch alone are taken from it.
+            proposed: by the server; only its roster and epoch are used.
             setup: of the job, to compare the plan of its sums as well.
         """
         job, sites = self._context.job, len(proposed.roster)
@@ -271,50 +277,57 @@ class SecureSite:
         )
 
     def _profile(self, setup: Callable[[], JobSetup] | None) -> journal.Profile | None:
-        """How this silo's terms are formed; None with noise, and in the simulator, which forgets a run."""
+        """Return the release profile of this silo's terms; None with noise, and outside production."""
         if setup is None or not self._context.production:
             return None
-        if self._profiled is None:
+        if self._cached_profile is None:
             from tightframe.rounds.sums.release import release_profile
 
-            self._profiled = (release_profile(setup(), self._context.site),)
-        return self._profiled[0]
+            self._cached_profile = (release_profile(setup(), self._context.site),)
+        return self._cached_profile[0]
 
     def _identity(self) -> Any:
         if self._context.identity is None:
-            raise SecureSumError("this silo was given no identity to sign with.", code="TF-615")
+            raise SecureSumError("this silo has no identity to sign with.", code="TF-615")
         return self._context.identity()
 
     def _once(self, task: str, raw: Any, also: bytes, make: Callable[[bytes], bytes]) -> bytes:
-        """Answer a request that was answered before with the identical bytes."""
+        """Answer a request; a repeated one is answered with the identical bytes.
+
+        Args:
+            task: of the request.
+            raw: its protocol message.
+            also: more bytes that identify the request: the hash of its broadcast.
+            make: makes the answer to a new request, given its key.
+        """
         if not isinstance(raw, bytes):
             raise SecureSumError(
                 f"Expected a protocol message with the task {task}, but got none.", code="TF-604"
             )
         key = hashlib.sha256(raw + also).digest()
-        with named():
-            kept = self._recall(task, key)
-            if kept is not None:
-                return kept
+        with package_errors():
+            reply = self._recall(task, key)
+            if reply is not None:
+                return reply
             try:
                 return make(key)
             except (ReplayError, TightframeError) as error:
-                # The engine may run one task in two processes at once; the other one was first.
-                first = isinstance(error, ReplayError) or error.code in CHARGED
-                kept = self._recall(task, key) if first else None
-                if kept is None:
+                # The engine may run one task in two processes at once, and the other one was first.
+                preceded = isinstance(error, ReplayError) or error.code in CHARGED
+                reply = self._recall(task, key) if preceded else None
+                if reply is None:
                     raise
-                return kept
+                return reply
 
     def _recall(self, task: str, key: bytes) -> bytes | None:
-        """What the request of this key was answered with, if it was the last one of its task."""
-        kept = self._vault.recall(f"reply-{task}")
-        if kept is None or kept[: len(key)] != key:
+        """Return the stored reply to the request of this key; None unless it was the task's last request."""
+        stored = self._vault.recall(f"reply-{task}")
+        if stored is None or stored[: len(key)] != key:
             return None
         self._context.log.info(
-            "%s: %s was asked again; answered with the same bytes", self._context.name, task
+            "%s: the task %s was repeated; answered with the same bytes", self._context.name, task
         )
-        return kept[len(key) :]
+        return stored[len(key) :]
 
     def _commit(self, task: str, key: bytes, step: Any) -> bytes:
         reply: bytes = step.reply.to_bytes()
@@ -322,8 +335,8 @@ class SecureSite:
         return reply
 
 
-class _Nobody:
-    """A signer for keys that are thrown away."""
+class _NullSigner:
+    """Signer for advertisements that are never sent."""
 
     certificate = b""
 
@@ -332,4 +345,5 @@ class _Nobody:
 
 
 def _out_of_order(expected: str) -> StateError:
+    """Return the error for a task that the session's state does not allow yet."""
     return StateError("this site's session", expected=expected, found="in another state")

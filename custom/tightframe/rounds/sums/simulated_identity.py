@@ -1,9 +1,8 @@
-"""Identities for runs without a startup kit: simulated ones, which prove nothing and say so.
+"""Simulated identities for runs without a startup kit, which prove nothing and say so.
 
-In a simulation there is no provisioning. So that the very same code runs there, each job has a root
-whose private key is computed from a *public* string: every process of a run can compute it, and so
-can anybody else. What it signs is worth nothing as a proof, hence it is refused in production, and
-no provisioned root accepts it.
+A simulation has no provisioning. So that the same code runs there, each job has a root whose private key is
+computed from a *public* string: every process of a run can compute it, and so can anybody else. Its
+signatures prove nothing; so production refuses it, and no provisioned root accepts it.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from tightframe.securesum.identity import ROLE, Anchor, KeySigner
 from tightframe.securesum.primitives import digest
 
 MARK: Final = "SIMULATED IDENTITY - PROVES NOTHING"
-"""Common name of every simulated root and organisation of its sites; a kit's root must not be it."""
+"""Common name of every simulated root and organisation of its sites; no root of a kit may have it."""
 
-# Valid at any time, because a date would suggest that it is worth something.
+# Valid at any time, because a date would suggest that the certificate is worth something.
 _FROM, _TO = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 _ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-"""Of P-256 (FIPS 186-4, D.1.2.3)."""
+"""Order of P-256 (FIPS 186-4, D.1.2.3)."""
 
 
 def simulated_identity(job: str, name: str, *, production: bool) -> tuple[KeySigner, Anchor]:
-    """A site's identity for one run: a fresh key, certified by the job's simulated root.
+    """Create a site's identity for one run: a fresh key, certified by the job's simulated root.
 
-    Ask once per run and site: ``signer.private_pem()`` and ``signer.certificate`` can be kept (for
-    the owner alone) and read back with ``KeySigner.from_pem``.
+    Call it once per run and site: ``signer.private_pem()`` and ``signer.certificate`` can be stored
+    (readable by the owner alone) and read back with ``KeySigner.from_pem``.
 
     Args:
         job: the job's id; each has a root of its own.
@@ -58,30 +57,30 @@ def simulated_identity(job: str, name: str, *, production: bool) -> tuple[KeySig
 
 
 def simulated_anchor(job: str, *, production: bool) -> Anchor:
-    """What certificates of a simulated job are held against; for the server, and to go on after a restart.
+    """Return the trust anchor for certificates of a simulated job.
 
-    The key in it is the same whenever and wherever it is made; the bytes differ, because the root's
-    signature on itself, which nobody looks at, does.
+    Its key is always the same; its bytes differ at each call, because the root's signature on itself, which
+    nothing checks, is random.
 
     Raises:
         SiteConfigError: TF-615 in production, always.
     """
     if production:
         raise SiteConfigError(
-            "Expected a provisioned identity (a startup kit) in production, but a simulated one was asked "
-            "for, which proves nothing: run the job on a provisioned site.",
+            "Expected a provisioned identity (a startup kit) in production, but a simulated one was "
+            "requested, which proves nothing: run the job on a provisioned site.",
             code="TF-615",
         )
     return Anchor(_root(job).public_bytes(Encoding.DER))
 
 
 def simulated_root_pem(job: str) -> bytes:
-    """The job's simulated root certificate in PEM, for verifying a transcript later."""
+    """Return the job's simulated root certificate in PEM, for verifying a transcript later."""
     return _root(job).public_bytes(Encoding.PEM)
 
 
 def is_simulated(root: x509.Certificate) -> bool:
-    """Whether a root calls itself a simulated one."""
+    """Check whether a root is a simulated one, by its common name."""
     return any(item.value == MARK for item in root.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
 
 
@@ -91,7 +90,7 @@ def _root(job: str) -> x509.Certificate:
 
 
 def _root_key(job: str) -> ec.EllipticCurvePrivateKey:
-    """SHA-256 of a public string as a scalar of P-256, from 1 to the order less 1."""
+    """Return the root's key: SHA-256 of a public string as a scalar of P-256, from 1 to the order less 1."""
     scalar = int.from_bytes(digest("simulated-root", job), "big") % (_ORDER - 1) + 1
     return ec.derive_private_key(scalar, ec.SECP256R1())
 

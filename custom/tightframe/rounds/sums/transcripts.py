@@ -1,6 +1,6 @@
-"""The transcript as a file: at the server and, each site's own view, at the sites.
+"""Transcript files: the server's of a run, and each site's own view of it.
 
-``tightframe transcript verify`` checks it; ``securesum.transcript`` says what its lines are.
+``tightframe transcript verify`` checks them; ``securesum.transcript`` defines their lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.files import append_durably, drop_torn_line, write_atomically
+from tightframe.results.files import SIMULATED_ROOT, TRANSCRIPT
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum import transcript
@@ -20,21 +21,18 @@ from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest,
 from tightframe.securesum.site_state import Agreed, Established, Masked
 
 if TYPE_CHECKING:
-    from tightframe.securesum import server  # which a silo, whose every task may be a process, need not load
-
-TRANSCRIPT = "transcript.jsonl"
-SIMULATED_ROOT = "simulated_root.pem"
+    from tightframe.securesum import server  # not loaded at silos, where every task may be a process
 
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """What the server needs to take part in secure sums.
+    """Identity of a run at the server, for secure sums.
 
     Attributes:
-        job_id: the run's id, as engine and silos know it.
-        anchor: what the silos' certificates are held against.
+        job_id: the run's id in the engine.
+        anchor: trust anchor for the silos' certificates.
         simulated: whether identities are simulated, and prove nothing.
-        root_of: the job whose simulated root it is: of resumed jobs the first, as the ledger lasts for all.
+        root_of: job of the simulated root: the first of a chain of resumed jobs, which share a ledger.
     """
 
     job_id: str
@@ -44,14 +42,14 @@ class ServerIdentity:
 
 
 class _File:
-    """A transcript that may be continued by another process."""
+    """A transcript file that another process may continue."""
 
     def __init__(self, path: Path, view: str, job: str) -> None:
         self._path, self._view, self._job = path, view, job
         self._chain: transcript.Chain | None = None
 
     def chain(self) -> transcript.Chain:
-        """Where the file stands; it is begun if there is none."""
+        """Return the hash chain at the file's end; a missing file is created."""
         if self._chain is None:
             if self._path.exists():
                 drop_torn_line(self._path)
@@ -67,20 +65,20 @@ class _File:
         return self._chain
 
     def write(self, line: bytes) -> None:
-        """Append a line; after one that did not fit on the disk, what there is of it is cut off first."""
+        """Append a line durably; a part of an earlier line that did not fit on the disk is removed first."""
         self._chain = None
         append_durably(self._path, line, mode=0o644)
         self._chain = transcript.Chain.resume(line)
 
 
 class SiteRecord:
-    """A site's own view: the sessions that it checked, and the sums for which it gave shares."""
+    """Writer of a site's transcript: the sessions that it checked, and the sums for which it gave shares."""
 
     def __init__(self, context: SiloContext) -> None:
         self._file = _File(context.transcript, context.name, context.job_id)
 
     def session(self, state: Established, request: TermRequest) -> None:
-        """An epoch whose setup this site has checked."""
+        """Record an epoch whose setup this site has checked."""
         params = state.epoch.params
         setup = Setup.from_bytes(request.setup, sites=len(params.roster), slots=params.slots)
         line = transcript.session(
@@ -93,7 +91,7 @@ class SiteRecord:
         self._file.write(line)
 
     def sum(self, params: Params, slot: Masked | Agreed, request: RevealRequest, reply: Reveal) -> None:
-        """A sum for which this site gave its shares; whether it was opened a site never learns."""
+        """Record a sum for which this site gave its shares; a site never learns whether it was opened."""
         groups = [group for group in GROUPS if getattr(reply, group)]
         record = transcript.SumRecord(
             epoch=params.epoch,
@@ -109,19 +107,19 @@ class SiteRecord:
 
 
 class ServerRecord:
-    """The server's transcript of a run: begun anew with each run."""
+    """Writer of the server's transcript, a new file for each run."""
 
     def __init__(self, folder: Path, identity: ServerIdentity) -> None:
         path = folder / TRANSCRIPT
         path.unlink(missing_ok=True)
         if identity.simulated:
-            # So that the transcript of a simulation can be looked at like any other.
+            # With it the transcript of a simulation can be verified like any other.
             write_atomically(folder / SIMULATED_ROOT, simulated_root_pem(identity.root_of or identity.job_id))
         self._file = _File(path, transcript.SERVER, identity.job_id)
         self._sums = 0
 
     def session(self, session: server.Session) -> None:
-        """An epoch that all silos of its roster are ready for."""
+        """Record an epoch for which all silos of its roster are ready."""
         line = transcript.session(
             self._file.chain(),
             params=session.params,
@@ -132,7 +130,7 @@ class ServerRecord:
         self._file.write(line)
 
     def opened(self, total: server.Sum, opened: server.Opened) -> None:
-        """A sum that was opened, with the hash of its total."""
+        """Record a sum that was opened, with the hash of its total."""
         self._sums += 1
         line = transcript.opened(
             self._file.chain(),
@@ -144,12 +142,12 @@ class ServerRecord:
         self._file.write(line)
 
     def failed(self, total: server.Sum, code: str) -> None:
-        """A sum that was not opened, and why."""
+        """Record a sum that was not opened, with the reason's code."""
         self._sums += 1
         self._file.write(transcript.failed(self._file.chain(), _record(total), code=code, blamed={}))
 
     def end(self, reason: str | None) -> None:
-        """The end of the run: nothing follows."""
+        """Record the end of the run."""
         self._file.write(transcript.end(self._file.chain(), reason=reason, sums=self._sums))
 
 
@@ -167,7 +165,7 @@ def _record(total: server.Sum) -> transcript.SumRecord:
 
 
 def _last_line(path: Path) -> bytes:
-    """The last line of a file, which may be long."""
+    """Return the last line of a file, of any length."""
     with path.open("rb") as stream:
         end = stream.seek(0, 2)
         size = 0

@@ -1,10 +1,10 @@
-"""Where a site keeps what the secure sum must remember: journal, state, and the last replies.
+"""Storage of a site's side of secure sums: journal, state, and the last replies.
 
-Order of one step: the journal's entries are on disk, then the state and the reply are kept, then
+Order of one step: the journal's entries are written to disk, then the state and the reply are stored, then
 the reply is sent. A step whose reply was lost is answered with the identical bytes; one that was
-cut off between journal and state is refused, because its slot counts as used.
+interrupted between journal and state is refused, because its slot counts as used.
 
-The journal is in the site's ledger: one entry of it a step. The state, which holds secrets, and the
+The journal is part of the site's ledger: one ledger entry per step. The state, which holds secrets, and the
 replies stay in memory, unless every task is a process of its own (the simulator): then they are files
 that only their owner can read.
 """
@@ -22,7 +22,7 @@ from tightframe.files import write_atomically
 from tightframe.privacy.ledger.entries import Entry, Remembered
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
-from tightframe.rounds.lasting import Lasting, Places, look
+from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger, read_contents
 from tightframe.securesum import journal
 from tightframe.securesum.errors import StateError
 from tightframe.securesum.primitives import Value
@@ -32,10 +32,10 @@ State: TypeAlias = Advertised | Confirmed | Established
 
 
 def restore(raw: bytes) -> State:
-    """A stored state of any kind.
+    """Read a stored state of any kind.
 
     Raises:
-        StateError: TF-609 if it is none.
+        StateError: TF-609 if the bytes are no state.
     """
     for kind in (Established, Confirmed):
         with suppress(StateError):
@@ -44,10 +44,10 @@ def restore(raw: bytes) -> State:
 
 
 def journal_of(entries: Iterable[Entry]) -> list[journal.Entry]:
-    """The secure sum's entries among those of a ledger, oldest first.
+    """Return the journal of secure sums in a ledger's entries, oldest first.
 
     Raises:
-        MessageError: TF-604 if one is none of this version's: what it says would be allowed again.
+        MessageError: TF-604 if this version cannot read one: skipping it would allow its step again.
     """
     contents = (entry.content for entry in entries)
     return [
@@ -58,78 +58,77 @@ def journal_of(entries: Iterable[Entry]) -> list[journal.Entry]:
     ]
 
 
-def look_at_journal(places: Places, *, check: Check | None) -> list[journal.Entry]:
-    """All entries of a site's secure sums, oldest first, beside a job that may be writing.
+def read_journal(paths: LedgerPaths, *, check: Check | None) -> list[journal.Entry]:
+    """Read the journal of a site's secure sums, oldest first; a job may be writing at the same time.
 
     Raises:
-        TightframeError: as ``lasting.look``.
-        MessageError: TF-604 if one cannot be read.
+        TightframeError: as ``site_ledger.read_contents``.
+        MessageError: TF-604 if an entry cannot be read.
     """
-    looked = look(places, check=check)
-    old = [journal.entry_from_value(fact) for fact in looked.facts]  # type: ignore[arg-type]  # checks
-    return old + journal_of(looked.entries)
+    contents = read_contents(paths, check=check)
+    old = [journal.entry_from_value(fact) for fact in contents.facts]  # type: ignore[arg-type]  # checks
+    return old + journal_of(contents.entries)
 
 
 def remember(ledger: Ledger, entries: Sequence[journal.Entry]) -> None:
-    """Write the entries of one step, and return when they are on the disk."""
+    """Write the journal entries of one step; returns once they are on disk."""
     facts: tuple[dict[str, Value], ...] = tuple(entry.as_value() for entry in entries)
     ledger.remember(Remembered(facts))
 
 
 @contextmanager
-def turn(lasting: Lasting) -> Iterator[Ledger]:
-    """A site's ledger, with the lock under which steps of its secure sums take turns.
+def locked_ledger(site_ledger: SiteLedger) -> Iterator[Ledger]:
+    """Open a site's ledger under the lock that serialises the steps of its secure sums.
 
     Raises:
-        LedgerError, TamperError, SecureSumError: as ``Lasting.open``.
+        LedgerError, TamperError, SecureSumError: as ``SiteLedger.open``.
     """
-    lock = lasting.places.lock
-    if not lock.exists():  # the ledger first: without one the lock would tell of one that was lost
-        lasting.open().close()
+    lock = site_ledger.paths.lock
+    if not lock.exists():  # the ledger first: a lock without a ledger is evidence of a lost one
+        site_ledger.open().close()
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with lasting.open() as ledger:
+        with site_ledger.open() as ledger:
             yield ledger
-            lasting.keep_witness()
+            site_ledger.keep_witness()
     finally:
         os.close(descriptor)
 
 
 class Vault:
-    """One site's memory of the secure sum.
+    """Journal, state and last replies of one site's secure sums.
 
     Args:
         folder: of this run.
-        lasting: opens the ledger, which outlives runs in production, and is shared by jobs that run at a
-            time.
+        site_ledger: opens the ledger, which outlives runs in production and is shared by concurrent jobs.
         on_disk: whether state and replies are files.
     """
 
-    def __init__(self, folder: Path, lasting: Lasting, *, on_disk: bool) -> None:
+    def __init__(self, folder: Path, site_ledger: SiteLedger, *, on_disk: bool) -> None:
         self._folder = folder
-        self._lasting = lasting
+        self._site_ledger = site_ledger
         self._on_disk = on_disk
         self._history = journal.History()
-        self._read: tuple[str, int] = ("", 0)  # which ledger, and how many of its entries the history has
+        self._read: tuple[str, int] = ("", 0)  # the ledger's id, and how many of its entries were read
         self._ledger: Ledger | None = None  # while the lock is held
         self._state: State | None = None
-        self._kept: dict[str, bytes] = {}
+        self._stored: dict[str, bytes] = {}
 
     @contextmanager
     def locked(self) -> Iterator[journal.History]:
-        """The journal as it is now, kept from other processes until the step is over."""
-        with turn(self._lasting) as ledger:
-            self._read_on(ledger)
+        """Yield the current journal, locked against other processes until the step is done."""
+        with locked_ledger(self._site_ledger) as ledger:
+            self._read_new_entries(ledger)
             self._ledger = ledger
             try:
                 yield self._history
             finally:
                 self._ledger = None
 
-    def _read_on(self, ledger: Ledger) -> None:
-        """Take into account what was added since, by this process or by another job's."""
+    def _read_new_entries(self, ledger: Ledger) -> None:
+        """Add to the history what this process or another job's has written since the last step."""
         whole = ledger.verify()
         name, count = self._read
         if name != whole.head.ledger:
@@ -139,10 +138,10 @@ class Vault:
         self._read = (whole.head.ledger, len(whole.entries))
 
     def state(self) -> State:
-        """The state of this run.
+        """Return the state of this run.
 
         Raises:
-            StateError: TF-609 if there is none: this process did not enrol, or lost its memory.
+            StateError: TF-609 if there is none: this process did not enrol, or was restarted.
         """
         if self._on_disk and self._state is None:
             raw = self.recall("state")
@@ -151,8 +150,8 @@ class Vault:
             raise StateError("this site's session", expected="set up by enroll and confirm", found="none")
         return self._state
 
-    def commit(self, entries: Sequence[journal.Entry], state: State, kept: dict[str, bytes]) -> None:
-        """Make a step durable: journal, then state and what is kept with it."""
+    def commit(self, entries: Sequence[journal.Entry], state: State, replies: dict[str, bytes]) -> None:
+        """Make a step durable: the journal first, then the state and the replies by name."""
         if entries:
             if self._ledger is None:
                 raise StateError("the journal", expected="locked while a step is made", found="open")
@@ -160,20 +159,20 @@ class Vault:
         self._state = state
         if self._on_disk:
             self.keep("state", state.to_bytes())
-        for name, data in kept.items():
+        for name, data in replies.items():
             self.keep(name, data)
 
     def keep(self, name: str, data: bytes) -> None:
-        """Keep some bytes of this run by name."""
+        """Store bytes of this run under a name."""
         if self._on_disk:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self._folder / name, data, mode=0o600)
         else:
-            self._kept[name] = data
+            self._stored[name] = data
 
     def recall(self, name: str) -> bytes | None:
-        """What was kept by a name."""
+        """Return the bytes stored under a name; None if there are none."""
         if not self._on_disk:
-            return self._kept.get(name)
+            return self._stored.get(name)
         path = self._folder / name
         return path.read_bytes() if path.is_file() else None

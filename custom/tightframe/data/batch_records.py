@@ -1,0 +1,40 @@
+"""Records that are read a batch at a time, as a torch data set. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+
+class BatchRecords(Dataset[tuple[torch.Tensor, int]]):
+    """Map-style data set of (float32 tensor, int label).
+
+    A whole batch is built at once (``__getitems__``), which makes wide, sparse rows and small images cheap.
+
+    Args:
+        labels: int64 (n,).
+        read: indices of B records -> their values, a new float32 array or tensor (B, ...).
+    """
+
+    def __init__(
+        self, labels: NDArray[np.int64], read: Callable[[Sequence[int]], NDArray[np.float32] | torch.Tensor]
+    ) -> None:
+        self._labels: list[int] = labels.tolist()
+        self._read = read
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"Expected an index below {len(self)}, but got {index}.")
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, int]]:
+        """Return the records of a batch; torch's loader calls this instead of ``__getitem__``."""
+        values = torch.as_tensor(self._read(indices))
+        return list(zip(values.unbind(0), (self._labels[index] for index in indices), strict=True))

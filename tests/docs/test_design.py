@@ -1,0 +1,45 @@
+"""``docs/where.md`` and ``docs/design.md`` against the tree: every path and name that they give is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGE = ROOT / "custom" / "tightframe"
+ROOTS = (PACKAGE, PACKAGE / "rounds", ROOT)
+"""Against which paths are given; the diagram of the rooms draws those of ``rounds`` below it."""
+PAGES = ("where.md", "design.md", "decisions.md")
+
+
+def named(page: str) -> list[str]:
+    """Paths in a page: in backticks or at the start of a line of a diagram, with a slash or ending in .py."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    ticked = re.findall(r"`([a-zA-Z_./]*[a-zA-Z_](?:/|\.py|\.md))`", text)
+    drawn = re.findall(r"^ {4,}((?:[a-z_]+/)+[a-z_]*(?:\.py)?|[a-z_]+\.py)(?= |$)", text, flags=re.MULTILINE)
+    return [*ticked, *drawn]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_is_named_is_there(page: str) -> None:
+    paths = named(page)
+    assert len(paths) >= (1 if page == "decisions.md" else 10)
+    missing = [
+        path
+        for path in paths
+        if not re.search("[A-Z]", path.split("/")[0])
+        and "NAME" not in path
+        and not any((root / path).exists() for root in ROOTS)
+    ]
+    assert missing == []
+
+
+def test_twenty_questions_are_answered() -> None:
+    rows = re.findall(r"^\| (\d+)\. .* \| (.+) \|$", (ROOT / "docs/where.md").read_text(), flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 21))
+    named_code = [re.findall(r"`(\w+)\.(\w+)`", answer) for _, answer in rows]
+    for owner, method in (pair for pairs in named_code for pair in pairs if pair[0][0].isupper()):
+        sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+        assert f"class {owner}" in sources and f"def {method}(" in sources, f"{owner}.{method}"
