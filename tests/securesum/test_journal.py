@@ -134,7 +134,7 @@ def test_never_both_kinds_of_share_for_one_site_and_group() -> None:
     history.check_kinds("job", 0, 1, ("a", "b", "c"), "update")
     history.check_kinds("job", 0, 1, ("a", "b", "c", "d"), "static")
     history.check_kinds("job", 0, 2, ("a", "b", "c", "d"), "update")
-    with pytest.raises(SurvivorsError, match=r"given before for \['c', 'd'\]"):
+    with pytest.raises(SurvivorsError, match=r"revealed before for \['c', 'd'\]"):
         history.check_kinds("job", 0, 1, ("a", "b", "d"), "update")
 
 

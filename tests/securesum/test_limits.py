@@ -187,7 +187,7 @@ def test_a_second_try_of_a_sum_with_shares_given_is_refused() -> None:
     world.run(0, sum_id=SumId(5, "train-0", 0))
     with pytest.raises(ReplayError) as caught:
         world.run(1, sum_id=SumId(5, "train-0", 1), drop_term=[FOUR])
-    assert "answered before" in str(caught.value)
+    assert "with revealed shares" in str(caught.value)
 
 
 # Collusion ---------------------------------------------------------------------------------------
