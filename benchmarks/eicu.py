@@ -73,9 +73,7 @@ def federated(
         seed=seed,
         summation=summation,
     )
-    course = [
-        row.evaluation["test"]["auroc"] for row in result.outcome.rows if row.makes_model and row.evaluation
-    ]
+    course = [row.evaluation.test.auroc for row in result.outcome.rows if row.makes_model and row.evaluation]
     return {"name": name, "seed": seed, "rounds": rounds, "auroc": course[-1], "course": course}
 
 

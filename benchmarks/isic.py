@@ -29,6 +29,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
+from tightframe.results.evaluation import Evaluation
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import prepare
@@ -84,9 +85,7 @@ def federated(job: JobConfig, records: dict[str, SiloData]) -> dict[str, Any]:
     return _row(final.evaluation) | {
         "seconds_a_round": (time.monotonic() - started) / job.rounds,
         "rules": result.outcome.rules,
-        "course": [
-            row.evaluation["test"]["balanced_accuracy"] for row in result.outcome.rows if row.evaluation
-        ],
+        "course": [row.evaluation.test.balanced_accuracy for row in result.outcome.rows if row.evaluation],
     }
 
 
@@ -119,15 +118,15 @@ def local_only(job: JobConfig, records: dict[str, SiloData]) -> dict[str, dict[s
     return rows
 
 
-def _row(summary: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    test, validation = summary["test"], summary["validation"]
+def _row(found: Evaluation) -> dict[str, Any]:
+    test, validation = found.test, found.validation
     return {
-        "accuracy": test["accuracy"],
-        "balanced_accuracy": test["balanced_accuracy"],
-        "auroc": test["auroc"],
-        "recall": test["recall"],
-        "class_records": test["class_records"],
-        "validation_balanced_accuracy": validation["balanced_accuracy"],
+        "accuracy": test.accuracy,
+        "balanced_accuracy": test.balanced_accuracy,
+        "auroc": test.auroc,
+        "recall": test.recall,
+        "class_records": test.class_records,
+        "validation_balanced_accuracy": validation.balanced_accuracy,
     }
 
 

@@ -177,9 +177,9 @@ class Bench:
             outcome = federation.run_job(job, data=records).outcome
         except TightframeError as error:
             return {"seed": job.seed, "error": error.code, "reason": str(error)}
-        models = [row.evaluation or {} for row in outcome.rows if row.makes_model]
+        models = [row.evaluation for row in outcome.rows if row.makes_model]
         course, validation = (
-            [model.get(fold, {}).get(self.scale.measure) for model in models]
+            [None if model is None else getattr(getattr(model, fold), self.scale.measure) for model in models]
             for fold in ("test", "validation")
         )
         exchanges = [row for row in outcome.rows if row.kind == "train"]
@@ -189,11 +189,11 @@ class Bench:
             "validation_course": validation,
             "seconds_a_round": sum(row.seconds for row in exchanges) / job.rounds,
             "bytes_a_round": sum(row.bytes_up + row.bytes_down for row in exchanges) / job.rounds,
-            "personal": (outcome.personal or {}).get("accuracy"),
+            "personal": None if outcome.personal is None else outcome.personal.accuracy,
             "own_models": outcome.own_models,
             "last": comparison.rounds_that_count(job.method, self.scale.last),
             "rules": outcome.rules,
-            "sums": outcome.summation,
+            "sums": outcome.sums,
         }
 
 

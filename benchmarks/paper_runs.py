@@ -112,15 +112,15 @@ def train(run: Run, records: Mapping[str, SiloData]) -> dict[str, Any]:
         result = federation.run_job(run.job, data=records)
     except TightframeError as error:
         return {"error": error.code, "reason": str(error), "seconds": time.monotonic() - begun}
-    models = [row.evaluation or {} for row in result.outcome.rows if row.makes_model]
-    final = models[-1].get("test", {}) if models else {}
+    models = [row.test for row in result.outcome.rows if row.makes_model]
+    final = models[-1] if models else None
     names = ("accuracy", "balanced_accuracy", "loss", "auroc", "average_precision")
     own = methods.get(run.job.method).own_model is not None
     return {
-        # Silos' own models are evaluated too, but there is no global one.
-        "course": [] if own else [model.get("test", {}).get("accuracy") for model in models],
-        "final": {name: final.get(name) for name in names},
-        "personal": result.outcome.personal,
+        # Silos' own models are evaluated, too, but are no global one.
+        "course": [] if own else [None if model is None else model.accuracy for model in models],
+        "final": {name: getattr(final, name, None) for name in names},
+        "personal": None if result.outcome.personal is None else result.outcome.personal.as_json(),
         "spread": spread(run, result.state.model, records),
         "seconds": time.monotonic() - begun,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",

@@ -6,7 +6,6 @@ read and the hits are added up, which only a simulation may do.
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -25,6 +24,8 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
 from tightframe.phases import Fold
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.local_report import SiloReport
 
 METHODS = ("fedavg", "fedetf", "fedmr")
 EPSILONS: tuple[float | None, ...] = (None, 8.0, 4.0, 2.0, 1.0)
@@ -87,14 +88,11 @@ class Study:
                 federation.run_job(job, data=records, folder=Path(folder))
             except TightframeError as error:
                 return {**common, "error": error.code, "reason": str(error)}
-            reports = [
-                json.loads((Path(folder) / name / "local_report.json").read_text(encoding="utf-8"))
-                for name in records
-            ]
-        spent = [report["privacy"]["epsilon"] for report in reports if report["privacy"]]
+            reports = [SiloReport.read(Path(folder) / name) for name in records]
+        spent = [report.privacy.epsilon for report in reports if report.privacy]
         return common | {
             **{
-                fold: pooled([report["global"][fold] for report in reports])
+                fold: pooled([getattr(report.final, fold) for report in reports])
                 for fold in ("validation", "test")
             },
             "spent": max(spent, default=None),
@@ -109,14 +107,14 @@ def cut(silo: SiloData, size: int) -> SiloData:
     return ArrayData(folds, source=silo.source, num_classes=CLASSES)
 
 
-def pooled(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def pooled(parts: Sequence[FoldMetrics]) -> dict[str, Any]:
     """Return accuracy and balanced accuracy over all silos, from each one's recall and records per class."""
     hits: dict[str, int] = {}
     counts: dict[str, int] = {}
     for part in parts:
-        for name, count in part.get("class_records", {}).items():
+        for name, count in part.class_records.items():
             counts[name] = counts.get(name, 0) + count
-            hits[name] = hits.get(name, 0) + round((part["recall"][name] or 0.0) * count)
+            hits[name] = hits.get(name, 0) + round((part.recall[name] or 0.0) * count)
     present = [name for name, count in counts.items() if count]
     records = sum(counts.values())
     if not records:

@@ -43,6 +43,10 @@ from soak_parts import PAUSES, SAMPLES
 from soak_verdict import Fault, Finding
 
 from tightframe.flare.simulator import ALLOW_LIST
+from tightframe.flare.workspace import RESULTS
+from tightframe.results.exchanges import read_rows
+from tightframe.results.files import OUTCOME
+from tightframe.results.outcome import Outcome
 
 HERE = Path(__file__).resolve().parent
 SITES = tuple(f"site-{number}" for number in range(1, 7))
@@ -157,15 +161,12 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the server's rows so far."""
-        path = self.workspace / "server" / "simulate_job" / "metrics.jsonl"
-        if not path.is_file():
-            return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [row.as_json() for row in read_rows(self.workspace / RESULTS)]
 
-    def outcome(self) -> dict[str, Any]:
-        """Return the run's outcome; empty if there is none."""
-        path = self.workspace / "server" / "simulate_job" / "outcome.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    def trained(self) -> bool:
+        """Check whether the run's outcome says that it trained; False without an outcome."""
+        results = self.workspace / RESULTS
+        return (results / OUTCOME).is_file() and Outcome.read(results).trained
 
     def series(self) -> dict[str, list[dict[str, Any]]]:
         """Return the processes' measurements."""
@@ -237,7 +238,7 @@ def measure(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], lis
         left = run.left()
     finally:
         run.stop()
-    trained = code == 0 and run.outcome().get("trained") is True
+    trained = code == 0 and run.trained()
     series = run.series()
     ending = f"exit code {code}" if code is not None else f"not over after {args.limit} s"
     findings = [

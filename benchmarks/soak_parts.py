@@ -27,6 +27,7 @@ from nvflare.apis.signal import Signal
 
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.wire import MESSAGE
+from tightframe.results.files import BEST, CARD, MODEL
 from tightframe.securesum.messages import AgreementRequest, Receipt, RevealRequest
 
 PAUSES, SAMPLES = "pauses", "samples"
@@ -36,9 +37,9 @@ LEAK_BYTES = 2_000_000
 TIMER_SECONDS = 90.0
 """Age in seconds at which a timer is overdue: the engine keeps one for 60 s after each received message."""
 ONCE = {
-    "model.safetensors",
-    "model.json",
-    "best_model.safetensors",
+    MODEL,
+    CARD,
+    BEST,
     "error_log.txt",
     "log_fl.txt",
     "reply-agree",

@@ -53,7 +53,7 @@ for method, options in (("fedavg", {{}}), ("vital_momentum", {{"server_momentum"
         for part in ("model", "extra"):
             for name, tensor in getattr(result.state, part).items():
                 tensors[f"{{method}}/{{rounds}}/{{part}}/{{name}}"] = tensor.numpy()
-        tensors[f"{{method}}/{{rounds}}/accuracy"] = result.outcome.final().as_json()["accuracy"]
+        tensors[f"{{method}}/{{rounds}}/accuracy"] = result.outcome.final().test.accuracy
 np.savez(sys.argv[1], **tensors)
 """
 

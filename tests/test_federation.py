@@ -120,9 +120,9 @@ def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation
             predicted.append(int(model(x[None]).argmax()))
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None and final.evaluated_by == SILOS
-    evaluation = final.evaluation
-    assert evaluation["test"]["accuracy"] == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
-    assert evaluation["test"]["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, predicted))
+    test = final.evaluation.test
+    assert test.accuracy == pytest.approx(accuracy_score(truth, predicted), abs=1e-12)
+    assert test.balanced_accuracy == pytest.approx(balanced_accuracy_score(truth, predicted))
 
 
 @pytest.mark.whole
@@ -285,7 +285,7 @@ def test_metrics_say_who_counted_them_and_partial_ones_choose_no_best_model(tmp_
     rows = result.outcome.rows
     assert rows[1].silos == SILOS and rows[1].evaluated_by == [s for s in SILOS if s != "site-4"]
     assert rows[2].evaluated_by == SILOS
-    assert result.outcome.best_round in (2, 3), "round 1 was not counted by everybody"
+    assert result.outcome.best_round_by_validation in (2, 3), "round 1 was not counted by everybody"
 
 
 def test_a_closing_without_enough_silos_keeps_the_model_and_says_so(tmp_path: Path) -> None:
@@ -325,11 +325,11 @@ def test_after_a_lasting_loss_the_best_round_is_chosen_among_the_others(tmp_path
     result = Coordinator(prepare(job), tmp_path).run(gone)
     # Round 1 is counted in round 2, so by three silos from the start; round 5 by all in the closing.
     validation = {
-        row.round: row.evaluation["validation"]["balanced_accuracy"]
+        row.round: row.evaluation.validation.balanced_accuracy
         for row in result.outcome.rows
         if row.evaluation and row.kind == "train"
     }
-    assert result.outcome.best_round == 5, "counted by more silos than any before"
+    assert result.outcome.best_round_by_validation == 5, "counted by more silos than any before"
     partial = {number: value for number, value in validation.items() if number < 5}
     assert len(partial) == 4
 

@@ -36,18 +36,19 @@ def report(
     read it.
     """
     from tightframe.report.reading import ServerResults, read
-    from tightframe.report.words import metric, one_answer
     from tightframe.report.writing import write
+    from tightframe.results.words import metric, one_answer
 
     page, results = write(folder, out), read(folder)
     lines = []
     if isinstance(results, ServerResults):
-        outcome, test = results.outcome, results.outcome.evaluation and results.outcome.evaluation.test.told
+        outcome = results.outcome
+        test = None if outcome.evaluation is None else outcome.evaluation.test
         lines = [outcome.ended.upper(), *outcome.notes]
-        if test:
-            noisy = "noisy " if test["noisy"] else ""
+        if test is not None:
+            noisy = "noisy " if test.noisy else ""
             lines.append(f"{noisy}balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}")
-            lines += [answer] if (answer := one_answer(test["one_answer"])) else []
+            lines += [answer] if (answer := one_answer(test.one_answer)) else []
     for line in lines:
         typer.echo(shown(line), err=True)  # for people; programs read the page's path on the other stream
     console(WIDTH).print(shown(str(page)), soft_wrap=True)

@@ -143,6 +143,8 @@ class RunError(TightframeError):
 
 REPLACED = "TF-104"
 """The folder of a simulation is another one's by now: nothing of the run is written there any more."""
+LATE = "TF-502"
+"""A silo did not answer in time."""
 
 REASONS: Mapping[str, str] = {
     "TF-101": "job wrong",

@@ -23,8 +23,10 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
-from tightframe.rounds.context import CHECKPOINT, STATE, Message, SiloContext
-from tightframe.rounds.rows import Row
+from tightframe.report import writing
+from tightframe.results.exchanges import Row
+from tightframe.results.files import CHECKPOINT
+from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
@@ -85,7 +87,7 @@ def run(
 
         result = run("fedmr", ["a", "b", "c"], 2, dataset="fed_isic2019",
                      dataset_options={"image_size": 48}, training={"epochs": 2, "batch_size": 16})
-        result.outcome.rows[-2].as_json()["balanced_accuracy"]    # of the last model
+        result.outcome.final().test.balanced_accuracy             # of the last model
         result.state.model                                        # its tensors by name
 
     Args:
@@ -190,6 +192,7 @@ def _run(
                 records=(data or {}).get(site),
                 job_id=job_id,
                 identity=partial(simulated_identity, root_of, site, production=False),
+                write_page=writing.leave,
             )
         )
         for site in job.roster
@@ -201,6 +204,7 @@ def _run(
         initial_model=initial_model,
         stopped=None if stopped is None else stopped / "server" / CHECKPOINT,
         on_round=on_round,
+        write_page=writing.leave,
     )
     coordinator.record.temporary = folder is None
     try:

@@ -12,8 +12,8 @@ from tests.support.securesum.transcripts import short_run, whole_run
 from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError
-from tightframe.report.reading import ReportError
 from tightframe.report.writing import leave, write
+from tightframe.results.files import ResultsError
 from tightframe_app import cli
 
 OUTCOME: dict[str, Any] = {
@@ -94,7 +94,7 @@ def test_a_silo_s_results_are_not_mixed_with_the_server_s(results: Path) -> None
 )
 def test_a_broken_file_is_named(results: Path, name: str, content: str, told: str) -> None:
     (results / name).write_text(content)
-    with pytest.raises(ReportError, match=told) as caught:
+    with pytest.raises(ResultsError, match=told) as caught:
         write(results)
     assert caught.value.code == "TF-802" and not (results / "report.html").exists()
 
@@ -108,10 +108,10 @@ def test_a_transcript_may_lack_its_end_but_no_part_of_a_line_and_must_be_the_ser
     path.write_bytes(b"".join(whole_run().lines[:-1]))
     assert "no: it has no last line" in write(results).read_text()
     path.write_bytes(whole[:-20])
-    with pytest.raises(ReportError, match=f"line {len(whole_run().lines)}: Expected the line"):
+    with pytest.raises(ResultsError, match=f"line {len(whole_run().lines)}: Expected the line"):
         write(results)
     path.write_bytes(b"".join(short_run("site-1").lines))
-    with pytest.raises(ReportError, match="TF-802: Expected the server's transcript"):
+    with pytest.raises(ResultsError, match="TF-802: Expected the server's transcript"):
         write(results)
 
 

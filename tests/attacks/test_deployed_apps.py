@@ -33,7 +33,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.flare.accounts.request import FILES
 from tightframe.flare.doors import engine, rules
 from tightframe.flare.doors.rules import Role, judge_app
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT
 from tightframe_app.jobs import folders
 
 CLIENT = "config/config_fed_client.json"

@@ -17,6 +17,7 @@ from tightframe.data.image_sets import open_silos
 from tightframe.privacy.accounting import epsilons
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.training import dp_sgd
+from tightframe.results.evaluation import FoldMetrics
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -173,16 +174,18 @@ def test_pooled_hits_of_the_silos_are_the_servers_metrics(benchmark: ModuleType,
     assert final is not None and final.evaluation is not None
     for fold in ("validation", "test"):
         for kind in ("records", "accuracy", "balanced_accuracy"):
-            assert found[fold][kind] == pytest.approx(final.evaluation[fold][kind])
+            assert found[fold][kind] == pytest.approx(getattr(getattr(final.evaluation, fold), kind))
     assert found["spent"] is None and found["epsilon"] is None
 
 
 def test_hits_are_pooled_over_silos_that_lack_classes(benchmark: ModuleType) -> None:
     truth, guess = [0, 0, 0, 1, 1, 2], [0, 1, 0, 1, 1, 0]
     parts = [
-        {"recall": {"a": 0.5, "b": 1.0, "c": None}, "class_records": {"a": 2, "b": 1, "c": 0}},
-        {"recall": {"a": 1.0, "b": 1.0, "c": 0.0}, "class_records": {"a": 1, "b": 1, "c": 1}},
-        {"records": 0},
+        FoldMetrics(
+            records=3, recall={"a": 0.5, "b": 1.0, "c": None}, class_records={"a": 2, "b": 1, "c": 0}
+        ),
+        FoldMetrics(records=3, recall={"a": 1.0, "b": 1.0, "c": 0.0}, class_records={"a": 1, "b": 1, "c": 1}),
+        FoldMetrics(records=0),
     ]
     import privacy_utility
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.results.building import evaluated, row
+from tests.support.watched_jobs import OUTCOME
+
+from tightframe.results.exchanges import write_rows
+from tightframe.results.outcome import Outcome
 
 
 @pytest.mark.parametrize(
@@ -24,14 +28,13 @@ import pytest
 def test_a_run_must_have_learned(
     root: Path, tmp_path: Path, course: list[float | None], trained: bool, wrong: str | None
 ) -> None:
-    outcome = {"trained": trained, "reason": None if trained else "too few", "rounds": 3}
-    (tmp_path / "outcome.json").write_text(json.dumps(outcome))
+    ended = {"trained": trained, "reason": None if trained else "too few", "rounds": 3}
+    Outcome.model_validate(OUTCOME | ended).write(tmp_path)
     rows = [
-        {"round": number, "kind": "train" if number else "start", "balanced_accuracy": value}
+        row(number, "train" if number else "start", ["a"], evaluation=evaluated(balanced_accuracy=value))
         for number, value in enumerate(course)
     ]
-    rows.append({"round": 3, "kind": "closing", "balanced_accuracy": None})
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path, [*rows, row(3, "closing", ["a"])])
     command = [sys.executable, str(root / ".ci" / "check_job"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == (wrong is None), done.stderr
@@ -43,7 +46,7 @@ def test_a_run_must_have_learned(
 @pytest.mark.parametrize(
     ("name", "old", "new", "wrong"),
     [
-        ("metrics.jsonl", '"seconds": 3', '"seconds": 9', None),
+        ("metrics.jsonl", '"seconds": 3.0', '"seconds": 9.0', None),
         ("metrics.jsonl", '"loss": 0.5', '"loss": 0.6', "the same metrics"),
         ("model.safetensors", "weights", "others", "the same model.safetensors"),
         ("best_model.safetensors", "weights", "others", "the same best_model.safetensors"),
@@ -53,14 +56,21 @@ def test_a_run_must_equal_the_one_in_one_process(
     root: Path, tmp_path: Path, name: str, old: str, new: str, wrong: str | None
 ) -> None:
     rows = [
-        {"round": number, "kind": "train", "balanced_accuracy": number / 4, "loss": 0.5, "seconds": 3}
+        row(
+            number,
+            "train",
+            ["a"],
+            evaluation=evaluated(balanced_accuracy=number / 4),
+            training={"loss": 0.5},
+            seconds=3.0,
+        )
         for number in (1, 2, 3)
     ]
     places = [tmp_path / "engine", tmp_path / "alone"]
     for place in places:
         place.mkdir()
-        (place / "outcome.json").write_text(json.dumps({"trained": True, "rounds": 3}))
-        (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        Outcome.model_validate(OUTCOME | {"trained": True, "reason": None, "rounds": 3}).write(place)
+        write_rows(place, rows)
         for model in ("model.safetensors", "best_model.safetensors"):
             (place / model).write_text("weights")
     changed = places[1] / name

@@ -58,7 +58,7 @@ def test_both_methods_train(notebook: dict[str, Any]) -> None:
     for name, result in results.items():
         assert result.outcome.trained and result.outcome.rounds_done == ROUNDS, name
         assert result.outcome.roster == ["clinic-a", "clinic-b", "clinic-c"]
-        assert "secure" in result.outcome.summation
+        assert "secure" in result.outcome.sums
 
 
 @pytest.mark.skipif(not PLOTTING, reason="matplotlib is an optional extra")
@@ -72,9 +72,7 @@ def test_the_curves_are_the_rows_of_the_runs(
     for index, result in enumerate(notebook["results"].values()):
         rows = [row for row in result.outcome.rows if row.kind in ("start", "train")]
         assert list(left.lines[index].get_xdata()) == list(range(ROUNDS + 1))
-        assert list(left.lines[index].get_ydata()) == [
-            row.evaluation["test"]["balanced_accuracy"] for row in rows
-        ]
+        assert list(left.lines[index].get_ydata()) == [row.evaluation.test.balanced_accuracy for row in rows]
         assert list(right.lines[index].get_xdata()) == list(range(1, ROUNDS + 1))
         losses = list(right.lines[index].get_ydata())
         assert losses == [row.training["loss"] for row in rows[1:]]
@@ -100,5 +98,5 @@ def test_real_records(
     exec(cells[3].replace(place, repr(str(real_data / "fed_isic_ham"))), notebook)  # noqa: S102
     outcome = notebook["real"].outcome
     assert outcome.trained
-    assert outcome.final().evaluation["test"]["records"] == 63 + 101 + 33
+    assert outcome.final().evaluation.test.records == 63 + 101 + 33
     assert "synthetic" not in outcome.data

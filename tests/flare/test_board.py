@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from tests.flare.test_telemetry import record, seen, simulated, told
+from tests.results.building import evaluated, row
 from tests.support import ROOT
 from tests.support.flare.boards import listening
 
 from tightframe.config.site import ServerEntry, StatsD
-from tightframe.rounds.rows import Row
 
 FOLDER = ROOT / "provisioning" / "monitoring"
 NAME = re.compile(r"\btightframe_\w+")
@@ -35,11 +35,11 @@ def board() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What comes to a socket from a whole run, and from one with differential privacy and its evaluation."""
-    private = Row(1, "train", ["a"], {}, 1.5, 10, 20)
     test = {"noisy": True, "accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5, "average_precision": None}
     limits = {f"{name}_interval": [0.4, 0.6] for name in ("accuracy", "balanced_accuracy", "auroc")}
     recall = {"recall": {"x": 0.5}, "recall_interval": {"x": [0.4, 0.6]}}
-    private.evaluation = {"test": test | limits | recall | {"classes_told": 1, "one_answer": None}}
+    found = evaluated(**(test | limits | recall | {"classes_told": 1, "one_answer": None}))
+    private = row(1, "train", ["a"], evaluation=found)
     with seen(tmp_path_factory.mktemp("run")) as first:
         simulated(tmp_path_factory.mktemp("job"))
     with listening() as second:

@@ -18,12 +18,12 @@ from nvflare.private.fed.server.server_commands import AppCommandProcessor, Serv
 from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.tool.job.job_cli import _build_monitor_key_aliases, _extract_monitor_metrics
 from nvflare.widgets.info_collector import InfoCollector
+from tests.results.building import row, spent
+from tests.results.building import status as begun
 
 from tightframe.flare import monitor
 from tightframe.flare.controller import FederationController
-from tightframe.rounds.riders.epsilon import Spent
-from tightframe.rounds.rows import Row
-from tightframe.rounds.status import Status
+from tightframe.results.status import Status
 
 JOB_ID = "the-job"
 
@@ -55,9 +55,9 @@ def _nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def status() -> Status:
-    row = Row(2, "train", ["site-1"], {"site-2": "TF-502"}, 1.5, 10, 20, training={"loss": 0.7})
-    row.spent = Spent(2, 8.0, 1e-5, 1, (0, 0, 0, 0, 1, 0, 0, 0, 0), {})
-    return Status("job", 3, (8.0, 1e-5)).enrolled(["site-1", "site-2"], {}).summed(row)
+    missing = {"site-2": "TF-502"}
+    last = row(2, "train", ["site-1"], missing, training={"loss": 0.7}, privacy=spent(2, 1, 4.0))
+    return begun("job", 3, (8.0, 1e-5)).enrolled(["site-1", "site-2"], {}).summed(last)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_engines_statistics_have_the_runs_group_while_it_runs(
 ) -> None:
     engine, collector, controller = collected
     assert collector.get_run_stats() == {}
-    now = [Status("job", 3)]
+    now = [begun("job", 3)]
     monitor.watch(engine, JOB_ID, lambda: now[-1])
     assert collector.get_run_stats()[monitor.GROUP]["state"] == "starting"
     now.append(status)
@@ -116,7 +116,7 @@ def test_the_command_answers_the_same_and_a_second_run_in_the_process_takes_over
     with engine.new_context() as context:
         controller.stop_controller(context)
     assert _command(engine)[ServerCommandKey.DATA] == {}
-    monitor.watch(engine, JOB_ID, lambda: Status("again", 1))
+    monitor.watch(engine, JOB_ID, lambda: begun("again", 1))
     assert _command(engine)[ServerCommandKey.DATA]["job_name"] == "again"
 
 

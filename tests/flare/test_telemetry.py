@@ -21,6 +21,8 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic
 from nvflare.fuel.data_event.data_bus import DataBus
 from tests.flare.test_guard import RESEARCH, SECRET, HandMade
 from tests.flare.test_monitor import Engine
+from tests.results.building import evaluated, row, spent
+from tests.results.building import status as begun
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 from tests.support.flare.client import Site
 
@@ -30,13 +32,12 @@ from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError, SiteConfigError
 from tightframe.flare import doors, telemetry
 from tightframe.flare.controller import FederationController
-from tightframe.flare.telemetry import FOLDER, Telemetry
+from tightframe.flare.telemetry import Telemetry
 from tightframe.flare.wire import MESSAGE
-from tightframe.rounds.riders.epsilon import EDGES, Spent
-from tightframe.rounds.rows import Row
+from tightframe.results.exchanges import Row
+from tightframe.results.files import EVENTS
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.status import Status
 
 OPTIONS = {"partition": "iid", "silos": 4, "test": "own"}
 
@@ -123,11 +124,11 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
 def test_the_events_are_those_of_the_metrics_file(watched: tuple[Path, Daemon]) -> None:
     folder, _ = watched
     expected = expected_points(_rows(folder))
-    found = read_events(folder / FOLDER)
+    found = read_events(folder / EVENTS)
     assert found.keys() == expected.keys()
     assert found == pytest.approx(expected, rel=1e-6, abs=6e-4)  # seconds are rounded in the file
     assert expected["tightframe/silos_dropped", 2] == 1 and ("tightframe/recall/9", 2) in expected
-    assert [path.name for path in (folder / FOLDER).iterdir()] == ["server"], "nobody else writes any"
+    assert [path.name for path in (folder / EVENTS).iterdir()] == ["server"], "nobody else writes any"
 
 
 def test_the_last_gauges_are_where_the_run_ended(watched: tuple[Path, Daemon]) -> None:
@@ -181,7 +182,7 @@ def test_no_silo_is_named_anywhere(watched: tuple[Path, Daemon]) -> None:
     folder, daemon = watched
     assert "silo-" not in "".join(daemon.lines)
     assert os.environ["DD_ORIGIN_DETECTION_ENABLED"] == "false", "else each line may name the container"
-    for path in (folder / FOLDER).rglob("events.out.*"):
+    for path in (folder / EVENTS).rglob("events.out.*"):
         assert b"silo-" not in path.read_bytes()
 
 
@@ -191,36 +192,35 @@ def test_a_run_that_stops_is_told_as_stopped(tmp_path: Path) -> None:
     gauges = daemon.gauges()
     assert gauges["tightframe_running", None] == 0 and gauges["tightframe_trained", None] == 0
     assert gauges["tightframe_silos_dropped", None] == 1
-    assert read_events(tmp_path / FOLDER) == pytest.approx(
+    assert read_events(tmp_path / EVENTS) == pytest.approx(
         expected_points(_rows(tmp_path)), abs=6e-4, rel=1e-6
     )
 
 
 def record(*rows: Row, epsilon: float | None = None) -> Any:
     """A run's record with the rows that it has come to; the last one tells of epsilon."""
+    *before, last = rows
     if epsilon is not None:
-        bins = tuple(int(edge == epsilon) for edge in EDGES)
-        rows[-1].spent = Spent(1, 8.0, 1e-5, 1, bins, {"a": epsilon - 0.5})
-    return SimpleNamespace(status=Status("job", 3, (8.0, 1e-5)), rows=list(rows), watcher=None)
+        last = last.model_copy(update={"privacy": spent(1, 1, epsilon, a=epsilon - 0.5)})
+    return SimpleNamespace(status=begun("job", 3, (8.0, 1e-5)), rows=[*before, last], watcher=None)
 
 
 def test_noisy_values_have_other_names_and_negative_ones_arrive(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    row = Row(1, "train", ["a"], {"b": "TF-502"}, 1.5, 10, 20, training={"loss": -0.25})
-    test = {"noisy": True, "balanced_accuracy": 0.5, "auroc": None, "recall": {"no disease": 0.25, "b": None}}
-    row.evaluation = {"test": test}
+    found = evaluated(noisy=True, balanced_accuracy=0.5, auroc=None, recall={"no disease": 0.25, "b": None})
+    first = row(1, "train", ["a"], {"b": "TF-502"}, training={"loss": -0.25}, evaluation=found)
     with listening() as daemon:
         entry = ServerEntry(tensorboard=True, statsd=StatsD(host="localhost", port=daemon.port))
         with told(tmp_path, entry) as (made, _):
-            one = record(row, epsilon=4.0)
+            one = record(first, epsilon=4.0)
             made.watch(one)
             one.watcher()
-            assert read_events(tmp_path / FOLDER)["tightframe/loss", 1] == -0.25, (
+            assert read_events(tmp_path / EVENTS)["tightframe/loss", 1] == -0.25, (
                 "on disk while the run goes on"
             )
-            row.training["loss"] = -0.5
+            one.rows[-1] = one.rows[-1].model_copy(update={"training": {"loss": -0.5}})
             one.watcher()
     assert "agent" not in caplog.text, "the client library looks for one"
     gauges = daemon.gauges()
@@ -232,7 +232,7 @@ def test_noisy_values_have_other_names_and_negative_ones_arrive(
     names = {name for name, _ in gauges}
     assert "tightframe_balanced_accuracy_noisy" in names and "tightframe_balanced_accuracy" not in names
     assert "3.5" not in "".join(daemon.lines), "a silo's own epsilon"
-    points = read_events(tmp_path / FOLDER)
+    points = read_events(tmp_path / EVENTS)
     assert points["tightframe/recall_noisy/no disease", 1] == 0.25 and points["tightframe/epsilon", 1] == 4.0
 
 
@@ -247,12 +247,12 @@ def test_what_a_silo_fires_is_not_written(tmp_path: Path) -> None:
                 context.set_prop(FLContextKey.EVENT_DATA, data, private=True, sticky=False)
                 context.set_prop(FLContextKey.EVENT_SCOPE, scope, private=True, sticky=False)
                 engine.fire_event(event, context)
-    assert not list((tmp_path / FOLDER).rglob("events.*"))
+    assert not list((tmp_path / EVENTS).rglob("events.*"))
 
 
 def test_nothing_is_written_or_sent_unasked(tmp_path: Path) -> None:
     with told(tmp_path, ServerEntry()) as (made, _):
-        one = record(Row(1, "train", ["a"], {}, 1.0, 1, 1, training={"loss": 0.5}))
+        one = record(row(1, "train", ["a"], training={"loss": 0.5}))
         made.watch(one)
         one.watcher()
         assert not DataBus().subscribers.get(ReservedTopic.APP_METRICS)
@@ -263,7 +263,7 @@ def test_a_board_that_cannot_be_drawn_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with told(tmp_path, ServerEntry(tensorboard=True)) as (made, _):
-        one = record(Row(1, "train", ["a"], {}, 1.0, 1, 1))
+        one = record(row(1, "train", ["a"]))
         made.watch(one)
         monkeypatch.setattr(telemetry, "send_analytic_dxo", lambda *args: 1 / 0)
         one.watcher()
@@ -300,11 +300,11 @@ def test_a_missing_package_ends_the_run_before_any_task(
 
 
 def test_what_cannot_be_written_or_sent_is_named(tmp_path: Path) -> None:
-    (tmp_path / FOLDER).write_text("in the way")
+    (tmp_path / EVENTS).write_text("in the way")
     context: FLContext
     with Server(tmp_path).new_context() as context:
         for entry, named in (
-            (ServerEntry(tensorboard=True), FOLDER),
+            (ServerEntry(tensorboard=True), EVENTS),
             (ServerEntry(statsd=StatsD(host="no such host")), "'no such host'"),
         ):
             with pytest.raises(SiteConfigError, match=f"TF-202.*{named}"):

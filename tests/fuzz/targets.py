@@ -40,8 +40,9 @@ from tightframe.privacy.ledger import rows as ledger_rows
 from tightframe.privacy.ledger import store as ledger_store
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.report import writing
+from tightframe.results.files import CHECKPOINT
 from tightframe.rounds import checkpoint
-from tightframe.rounds.context import CHECKPOINT, COMMITTED, EARLIER, PROPOSED, SiloContext
+from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED, SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import prepare

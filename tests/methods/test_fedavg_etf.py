@@ -402,6 +402,6 @@ def test_a_silo_that_drops_out_costs_the_memory_a_round() -> None:
     silos = made_silos() | {"d": GoneOnce(RUN["d"], 3, time=2)}
     result = federation.run("fedavg_etf", silos, 3, min_sites=3, **OPTIONS)
     rows = [row for row in result.outcome.rows if row.kind == "train"]
-    assert [row.shut for row in rows] == [False, True, False]
+    assert [row.static_opened for row in rows] == [True, False, True]
     assert rows[2].training["margin"] == 0, "nothing was collected in round 2"
     assert result.state.extra[MEMORY_VALID].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]

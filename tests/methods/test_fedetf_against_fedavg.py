@@ -30,7 +30,7 @@ def _accuracy(method: str, partition: dict[str, Any], seed: int) -> float:
     )
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None
-    return float(final.evaluation["test"]["accuracy"])
+    return float(final.evaluation.test.accuracy)
 
 
 @pytest.mark.whole

@@ -139,7 +139,11 @@ def _run(summation: Any) -> Any:
 def test_a_run_has_no_global_model_and_says_so_and_plain_sums_are_secure_sums() -> None:
     plain, secure = _run("plain"), _run("secure")
     for result in (plain, secure):
-        assert result.state.model == {} and result.outcome.own_models and not result.outcome.best_round
+        assert (
+            result.state.model == {}
+            and result.outcome.own_models
+            and not result.outcome.best_round_by_validation
+        )
         final = result.outcome.final()
         assert final is not None and final.evaluation is not None, "each silo's own model is evaluated"
         assert "There is no global model" in result.outcome.screen()

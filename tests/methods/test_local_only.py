@@ -87,7 +87,7 @@ def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
     accuracy = [json.loads(path.read_text())["global"]["test"] for path in reports]
     records = sum(item["records"] for item in accuracy)
     pooled = sum(item["accuracy"] * item["records"] for item in accuracy) / records
-    assert final.evaluation["test"]["accuracy"] == pytest.approx(pooled)
+    assert final.evaluation.test.accuracy == pytest.approx(pooled)
 
 
 def test_what_needs_a_global_model_is_refused() -> None:

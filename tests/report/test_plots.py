@@ -11,8 +11,7 @@ from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.frame import ticks
 from tightframe.report.drawing.markup import Markup, tag
 from tightframe.report.drawing.plots import Series
-from tightframe.report.values import Exchange
-from tightframe.report.words import names
+from tightframe.results.exchanges import Row, names
 
 
 def tree(markup: Markup) -> ElementTree.Element:
@@ -94,8 +93,16 @@ def test_nothing_at_all_is_no_error() -> None:
 
 def test_exchanges_are_named_by_round_phase_and_try() -> None:
     rows = [
-        Exchange(
-            round=number, kind=kind, phase=phase, silos=["a"], dropped={}, seconds=1, bytes_down=0, bytes_up=0
+        Row(
+            round=number,
+            kind=kind,
+            phase=phase,
+            phases=1 + (number == 1),
+            silos=["a"],
+            dropped={},
+            seconds=1,
+            bytes_down=0,
+            bytes_up=0,
         )
         for number, kind, phase in ((0, "statistics", 0), (1, "train", 0), (1, "train", 1), (2, "train", 0))
     ]

@@ -347,10 +347,14 @@ def test_differential_privacy_and_what_was_spent(copied: Copied) -> None:
     for row in rows:
         if row["kind"] == "train":
             row["privacy"] = {
+                "round": row["round"],
                 "promised": 6.0,
                 "delta": 1e-5,
                 "range": [0.5 * row["round"], 1.25 * row["round"]],
-                "histogram": [{"up_to": 1.5, "silos": 3}, {"up_to": 6.0, "silos": 1}],
+                "histogram": [
+                    {"above": 1.0, "up_to": 1.5, "silos": 3},
+                    {"above": 4.0, "up_to": 6.0, "silos": 1},
+                ],
                 "shown": {"site-2": 1.125 * row["round"]},
             }
     (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
@@ -372,9 +376,9 @@ def test_silos_that_tell_nothing_of_epsilon_are_counted(copied: Copied) -> None:
     outcome = values(folder / "outcome.json") | {"privacy": {"epsilon": 6.0}}
     (folder / "outcome.json").write_text(json.dumps(outcome))
     rows = lines(folder / "metrics.jsonl")
-    told = {"promised": 6.0, "delta": 1e-5, "range": [1.0, 2.0], "untold": 3, "shown": {}}
+    told = {"round": 1, "promised": 6.0, "delta": 1e-5, "range": [1.0, 2.0], "untold": 3, "shown": {}}
     train = [row for row in rows if row["kind"] == "train"]
-    train[0]["privacy"] = told | {"histogram": [{"up_to": 2.0, "silos": 1}]}
+    train[0]["privacy"] = told | {"histogram": [{"above": 1.0, "up_to": 2.0, "silos": 1}]}
     train[1]["privacy"] = told | {"histogram": [], "range": None, "untold": 4}
     (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     write(folder)
@@ -415,7 +419,7 @@ def test_every_noisy_figure_has_its_interval_and_its_classes(copied: Copied) -> 
     names = list(outcome["evaluation"]["test"]["recall"])
     confusion = np.array([[400.0, 300.0], [90.0, 100.0]])
     fold = noisy_evaluation._fold(confusion, np.full((2, 2, 8), 50.0), names[:2], 9.0, 2.0)
-    outcome["evaluation"] = {"test": fold, "validation": fold}
+    outcome["evaluation"] = {"test": fold.as_json(), "validation": fold.as_json()}
     rows = lines(folder / "metrics.jsonl")
     for row in rows:
         row["evaluation"] = outcome["evaluation"] if row["evaluation"] else None

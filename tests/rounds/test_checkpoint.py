@@ -10,9 +10,9 @@ import torch
 
 from tightframe.errors import RunError
 from tightframe.phases import ServerState
+from tightframe.results.files import CHECKPOINT
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.rounds.context import CHECKPOINT
 from tightframe.securesum.messages import SumId
 
 STATE = ServerState({"w": torch.arange(6.0).reshape(2, 3)}, {"prototypes": torch.ones(2, 2)})

@@ -133,9 +133,9 @@ def test_a_rider_needs_its_own_file_and_the_plan_alone(
     ruled, add = RunPlan._ruled, RunRecord.add
     monkeypatch.setattr(RunPlan, "_ruled", lambda self, phase: counting(ruled(self, phase)))
 
-    def adding(self: RunRecord, row: Any, notes: Any, received: Any) -> None:
+    def adding(self: RunRecord, row: Any, notes: Any, received: Any) -> Any:
         noted.append(notes.get("augmented"))
-        add(self, row, notes, received)
+        return add(self, row, notes, received)
 
     monkeypatch.setattr(RunRecord, "add", adding)
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}

@@ -81,8 +81,8 @@ def test_personal_models_stay_at_the_silos_and_only_their_mean_is_told(tmp_path:
     reports = [json.loads((tmp_path / site / "local_report.json").read_text())["personal"] for site in FOUR]
     assert result.outcome.personal is not None
     told = np.mean([round(report["accuracy"] * 32) / 32 for report in reports])  # exact at home alone
-    assert result.outcome.personal["accuracy"] == told
-    assert result.outcome.personal["silos"] == 4
+    assert result.outcome.personal.accuracy == told
+    assert result.outcome.personal.silos == 4
     for site, report in zip(FOUR, reports, strict=True):
         confusion = np.array(report["confusion"])
         assert report["accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())

@@ -103,8 +103,8 @@ def test_a_run_of_three_architectures(tmp_path: Path, caplog: pytest.LogCaptureF
     final = secure.outcome.final()
     assert final is not None and final.evaluation is not None
     tested = sum(len(twin(site).labels("test")) for site in FOUR)
-    assert final.evaluation["test"]["records"] == tested, "each silo's own model is evaluated"
-    assert secure.outcome.personal is not None and secure.outcome.personal["silos"] == len(FOUR)
+    assert final.evaluation.test.records == tested, "each silo's own model is evaluated"
+    assert secure.outcome.personal is not None and secure.outcome.personal.silos == len(FOUR)
 
 
 def test_reports_name_the_architecture(tmp_path: Path) -> None:

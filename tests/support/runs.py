@@ -17,12 +17,14 @@ from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
+from tightframe.errors import LATE
 from tightframe.phases import Fold
+from tightframe.report import writing
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.plain import LATE, Accept
+from tightframe.rounds.sums.plain import Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 
@@ -118,6 +120,7 @@ def contexts(
             records=twin(site),
             job_id=JOB_ID,
             identity=partial(simulated_identity, JOB_ID, site, production=False),
+            write_page=writing.leave,
             **changes,
         )
         for site in of.roster
@@ -126,7 +129,7 @@ def contexts(
 
 def coordinator(of: JobConfig, folder: Path) -> Coordinator:
     identity = ServerIdentity(JOB_ID, simulated_anchor(JOB_ID, production=False), simulated=True)
-    return Coordinator(prepare(of), folder / "server", identity=identity)
+    return Coordinator(prepare(of), folder / "server", identity=identity, write_page=writing.leave)
 
 
 def run(of: JobConfig, folder: Path, **wire: Any) -> tuple[Result, Wire]:

@@ -156,7 +156,7 @@ def _names(sites: str | None) -> list[str] | None:
 
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
-    from tightframe.report.words import plural
+    from tightframe.results.words import plural
 
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is now {changes[kind]}; dropped options of the recipe: {', '.join(keys)}")

@@ -17,8 +17,8 @@ from typing import Any
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, JobFolderError, ManifestError, RunError
-from tightframe.report.words import dotted
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT
+from tightframe.results.words import dotted
 from tightframe.rounds.silo.session import TASKS
 from tightframe.securesum.identity import Signer
 from tightframe_app.federation.kits import BEFORE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from pathlib import Path
@@ -10,7 +9,8 @@ from pathlib import Path
 from tightframe.config.job import JobConfig
 from tightframe.config.site import FILE_NAME, MARKER
 from tightframe.errors import JobError
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT, OUTCOME
+from tightframe.results.outcome import Outcome
 from tightframe_app.jobs import folders, recipes
 
 PLACES = (
@@ -44,10 +44,11 @@ def export(
     Raises:
         FileNotFoundError: if there is no checkpoint.
         RunError: TF-507, TF-521; see ``rounds.server.resume.read``.
+        ResultsError: TF-802 if its outcome cannot be read.
         JobError: if the run is another job's, or finished.
         JobFolderError: TF-102; see ``folders.write_job``.
     """
-    from tightframe.report.words import plural
+    from tightframe.results.words import plural
     from tightframe.rounds.server import resume
 
     path = find(stopped)
@@ -119,8 +120,7 @@ def _is_called(name: str, job: JobConfig) -> bool:
 
 
 def _finished(results: Path) -> bool:
-    path = results / "outcome.json"
-    if not path.is_file():
+    if not (results / OUTCOME).is_file():
         return False
-    outcome = json.loads(path.read_text(encoding="utf-8"))
-    return outcome.get("trained") is True and outcome.get("reason") is None
+    outcome = Outcome.read(results)
+    return outcome.trained and outcome.reason is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -19,7 +18,8 @@ from tightframe.data.base import SiloData, check_form
 from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.flare import workspace as workspaces
 from tightframe.flare.simulator import PREVIOUS_RUN
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT, OUTCOME, PAGE, ResultsError
+from tightframe.results.outcome import Outcome
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -173,7 +173,7 @@ def left_behind(
         Lines to print.
     """
     results = workspace / workspaces.RESULTS
-    outcome = results / "outcome.json"
+    outcome = results / OUTCOME
     if results.is_dir() and not outcome.is_file():
         why = (
             f"stopped by {stopped}"
@@ -183,10 +183,10 @@ def left_behind(
         _write_outcome(
             setup, results, str(RunError(f"interrupted: {why}.", code="TF-105")), workspace / "local"
         )
-    if not outcome.is_file() or _trained(outcome):
+    if not outcome.is_file() or _trained(results):
         return []
     place, also = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
-    lines = [f"results so far: {_short(results / 'report.html')}"]
+    lines = [f"results so far: {_short(results / PAGE)}"]
     if (results / CHECKPOINT).is_file():
         name, again = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
         lines += [
@@ -205,12 +205,13 @@ def left_behind(
 
 def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> None:
     """Write ``outcome.json`` and the report from the run's checkpoint."""
+    from tightframe.report import writing
     from tightframe.rounds.server import resume
     from tightframe.rounds.server.record import RunRecord
 
     quiet = logging.getLogger("tightframe.interrupted")
     quiet.setLevel(logging.CRITICAL)
-    record = RunRecord(results, setup, quiet)
+    record = RunRecord(results, setup, quiet, writing.leave)
     site = setup.job.roster[0]
     try:
         if (results / CHECKPOINT).is_file():
@@ -224,10 +225,10 @@ def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> 
     record.finish(reason)
 
 
-def _trained(outcome: Path) -> bool:
+def _trained(results: Path) -> bool:
     try:
-        return json.loads(outcome.read_bytes())["trained"] is True
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Outcome.read(results).trained
+    except ResultsError:
         return False
 
 

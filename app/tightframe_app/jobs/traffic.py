@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tightframe.report.words import megabytes
+from tightframe.results.words import megabytes
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig

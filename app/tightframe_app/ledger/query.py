@@ -78,7 +78,8 @@ def query_of(
 def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
     """Return the ledger's path; if there is none yet, end the command, with an error if it is ``needed``."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
-    from tightframe.rounds.site_ledger import TRANSCRIPT, journal_folder
+    from tightframe.results.files import TRANSCRIPT
+    from tightframe.rounds.site_ledger import journal_folder
 
     if (file is None) == (state_dir is None):
         raise typer.BadParameter(

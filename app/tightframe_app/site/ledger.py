@@ -102,7 +102,7 @@ def left(entries: Sequence[Entry], entry: SiteEntry, scope: Scope) -> str:
     """Return what is left of the policy's cap for the site's records; empty if there is no cap."""
     from tightframe.privacy.accounting import guaranteed
     from tightframe.privacy.ledger.rules import events_of
-    from tightframe.rounding import rounded_down
+    from tightframe.results.words import rounded_down
 
     policy = entry.policy.resolve(production=scope.production)
     cap, delta = policy.epsilon_cap, policy.delta_cap or DELTA

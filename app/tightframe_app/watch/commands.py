@@ -19,9 +19,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tightframe.report.words import megabytes, one_answer, with_interval
-from tightframe.report.words import shown as number
-from tightframe.rounds.dropouts import NOT_MEASURED
+from tightframe.results.dropouts import NOT_MEASURED
+from tightframe.results.outcome import Outcome
+from tightframe.results.spent import Spent
+from tightframe.results.status import Status
+from tightframe.results.words import megabytes, one_answer, plural, with_interval
+from tightframe.results.words import shown as number
 from tightframe_app.screens import shown
 from tightframe_app.watch import silos
 from tightframe_app.watch.status import (
@@ -31,8 +34,6 @@ from tightframe_app.watch.status import (
     WAITING,
     LostError,
     NoOutcomeError,
-    Outcome,
-    RunStatus,
     Seen,
     Verdict,
     WatchError,
@@ -62,18 +63,18 @@ FETCHES = 3
 
 
 class Watched(Protocol):
-    """What a watcher needs of a server; ``monitoring.Server`` is one."""
+    """Questions that a watcher asks a server; ``monitoring.Server`` answers them."""
 
     def look(self, job_id: str) -> Seen:
         """Ask where a job stands."""
 
     def outcome(self, job_id: str) -> Outcome:
-        """What a run that is over has left behind."""
+        """Return the outcome of a run that is over."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a screen shows.
+    """Values that a screen shows.
 
     Attributes:
         job_id: of the run.
@@ -86,7 +87,7 @@ class View:
 
     job_id: str
     seen: Seen | None = None
-    last: RunStatus | None = None
+    last: Status | None = None
     elapsed: float = 0.0
     lost: float | None = None
     why: str = ""
@@ -101,7 +102,7 @@ class View:
 
 
 def standing(view: View) -> str:
-    """Where a job stands, in words."""
+    """Describe where a job stands."""
     if view.seen is None:
         return "asking the server"
     if view.seen.over:
@@ -117,7 +118,7 @@ def standing(view: View) -> str:
 
 
 def screen(view: View) -> RenderableType:
-    """The live view: a pure function of what is known."""
+    """Draw the live view: a pure function of what is known."""
     seen, status = view.seen, view.last
     name = seen.name if seen is not None else view.job_id if status is None else status.job_name
     engine = "" if seen is None else shown(seen.engine)
@@ -137,7 +138,7 @@ def screen(view: View) -> RenderableType:
     return Group(title, Padding(grid, (0, 0, 0, 2)))
 
 
-def _rows(grid: Table, status: RunStatus, silent: Mapping[str, float | None]) -> None:
+def _rows(grid: Table, status: Status, silent: Mapping[str, float | None]) -> None:
     done = _done(status)
     bar = Table.grid(padding=(0, 2))
     bar.add_row(_round(status), ProgressBar(total=1.0, completed=done, width=24))
@@ -150,13 +151,13 @@ def _rows(grid: Table, status: RunStatus, silent: Mapping[str, float | None]) ->
     grid.add_row("so far", _cost(status))
 
 
-def _round(status: RunStatus) -> str:
+def _round(status: Status) -> str:
     text = f"{status.round} of {status.rounds}"
     return f"{text}, phase {status.phase} of {status.phases}" if status.phases > 1 else text
 
 
-def _done(status: RunStatus) -> float:
-    """The part of the rounds that is done, 0 to 1; a round that is under way counts by its phases."""
+def _done(status: Status) -> float:
+    """Return the part of the rounds that is done, 0 to 1; a round under way counts by its phases."""
     if status.state == "trained" or status.kind in ("after", "closing", "personal"):
         return 1.0
     if status.kind != "train" or not status.rounds:
@@ -165,26 +166,26 @@ def _done(status: RunStatus) -> float:
     return min(1.0, (status.round - 1 + (status.phase - 1) / phases) / status.rounds)
 
 
-def _loss(status: RunStatus) -> str:
+def _loss(status: Status) -> str:
     if status.loss is None:
         return "-" if status.epsilon_promised is None else "stays at the silos"
     since = status.unmeasured_since
     return number(status.loss) + ("" if since is None else f", none from round {since} on")
 
 
-def _accuracy(status: RunStatus) -> str:
+def _accuracy(status: Status) -> str:
     if status.balanced_accuracy is None:
         return "-"
     noisy = ", noisy" if status.noisy else ""
     told = with_interval(status.balanced_accuracy, status.balanced_accuracy_interval, status.classes)
-    answer = None if status.one_answer is None else one_answer(status.one_answer.model_dump(by_alias=True))
+    answer = one_answer(status.one_answer)
     only = "" if answer is None else f"; {answer}"
     return shown(f"{told} balanced, model of round {status.evaluated_round}{noisy}{only}")
 
 
-def _privacy(status: RunStatus) -> str:
+def _privacy(status: Status) -> str:
     if status.privacy is not None:
-        return shown(str(status.privacy))
+        return shown(_spent(status.privacy))
     if status.epsilon_promised is None:
         return "no differential privacy"
     return (
@@ -192,7 +193,15 @@ def _privacy(status: RunStatus) -> str:
     )
 
 
-def _cost(status: RunStatus) -> str:
+def _spent(spent: Spent) -> str:
+    """Describe what silos tell of epsilon."""
+    told = (spent.ranges() or ["not told"]) + spent.exact()
+    if spent.untold and spent.histogram:
+        told.append(f"{plural(spent.untold, 'silo')} told nothing")
+    return f"{', '.join(told)}; at most {spent.promised:g} promised, delta {spent.delta:g}"
+
+
+def _cost(status: Status) -> str:
     down, up = megabytes(status.bytes_down), megabytes(status.bytes_up)
     return f"{status.seconds:.1f} s in sums, {down} MB down, {up} MB up"
 
@@ -203,7 +212,7 @@ def _lost(view: View) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Hours, minutes, seconds.
+    """Return hours, minutes and seconds.
 
     >>> _clock(3671.9)
     '1:01:11'
@@ -213,7 +222,7 @@ def _clock(seconds: float) -> str:
 
 
 def line(view: View) -> str:
-    """The same in one line, for files and pipes; what only counts on (time, bytes) is not in it."""
+    """Describe a view in one line, for files and pipes, without time and bytes, which only count on."""
     if view.lost is not None:
         return f"{view.job_id}: {shown(view.why)}; trying again"
     if view.seen is None:
@@ -294,7 +303,7 @@ def _unreachable(view: View, error: str, lost: float) -> str:
 def _outcome(
     server: Watched, job_id: str, sleep: Callable[[float], None], every: float
 ) -> Outcome | NoOutcomeError:
-    """What the run left behind, or why that cannot be read."""
+    """Return what the run left behind, or why that cannot be read."""
     why = ""
     for _ in range(FETCHES):
         try:
@@ -308,7 +317,7 @@ def _outcome(
 
 
 def closing_words(verdict: Verdict) -> RenderableType:
-    """How it ended, as the last thing on the screen."""
+    """Draw how the run ended, as the last thing on the screen."""
     said = [Text(shown(item)) for line in verdict.lines for item in line.split("\n")]
     lines = [Padding(item, (0, 0, 0, 2), expand=False) for item in said]
     style = {TRAINED: "bold green", NOT_KNOWN: "bold yellow"}.get(verdict.code, "bold red")
@@ -319,7 +328,7 @@ def closing_words(verdict: Verdict) -> RenderableType:
 
 @contextmanager
 def _shower(out: Console) -> Iterator[Callable[[View], None]]:
-    """A live view on a terminal; elsewhere a line for each change, and now and then one that it goes on."""
+    """Give what shows a view: live on a terminal, elsewhere a line for each change and every half minute."""
     if not out.is_terminal:
         said, when = "", 0.0
 

@@ -21,12 +21,13 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.tool.kit import kit_config
 
 from tightframe.flare.monitor import GROUP
+from tightframe.results.files import OUTCOME
+from tightframe.results.outcome import Outcome
 from tightframe_app.screens import shown
 from tightframe_app.watch.silos import Silences, missing
 from tightframe_app.watch.status import (
     LostError,
     NoOutcomeError,
-    Outcome,
     Seen,
     WatchError,
     read_outcome,
@@ -35,7 +36,8 @@ from tightframe_app.watch.status import (
 
 KITS = "kits"
 """Where ``nvflare package`` of the guides puts startup kits, below the current folder."""
-OUTCOME = Path("workspace", "outcome.json")
+RESULTS = "workspace"
+"""Folder of a downloaded job in which its results lie."""
 _REFUSED = (api_spec.AuthenticationError, api_spec.AuthorizationError)
 _GONE = (
     # ``RuntimeError`` and ``InternalError`` are all that the engine does not name: an answer that was cut
@@ -51,7 +53,7 @@ _NOT_YET = (api_spec.JobNotFound, api_spec.JobNotRunning, api_spec.NoReply)
 
 
 def find_kit(given: Path | None) -> Path:
-    """The startup kit of the person who watches.
+    """Find the startup kit of the person who watches.
 
     Args:
         given: a kit's folder; without it the one that the engine's own command uses (``nvflare config use``),
@@ -127,7 +129,7 @@ class Server:
         return Seen(engine, str(meta.get("name")), tuple(told), status, silent)
 
     def _silent(self, job_id: str, names: list[str]) -> dict[str, float | None]:
-        """Those of some sites of which the server hears nothing; by heartbeats, which no job sends."""
+        """Return those of some sites of which the server hears nothing; by heartbeats, which no job sends."""
         if not names:
             return {}
         with self._asking(job_id) as session:
@@ -141,7 +143,7 @@ class Server:
         return self._silences.of(names, heard, time.monotonic())
 
     def _status(self, job_id: str) -> dict[str, Any] | None:
-        """The run's own status: by the statistics, which everybody may see who may see the job at all."""
+        """Ask for the run's own status: by the statistics, which everybody may see who may see the job."""
         with self._asking(job_id) as session:
             try:
                 stats = session.show_stats(job_id, api_spec.TargetType.SERVER)
@@ -152,7 +154,7 @@ class Server:
         return values if isinstance(values, dict) and values else None
 
     def outcome(self, job_id: str) -> Outcome:
-        """What a run that is over has left behind: the result is fetched, read and thrown away.
+        """Return the outcome of a run that is over: its result is fetched, read and thrown away.
 
         Raises:
             LostError: if the server did not answer.
@@ -166,12 +168,12 @@ class Server:
                     raise NoOutcomeError(f"{self.user} may not download it", allowed=False) from None
                 except (*_NOT_YET, api_spec.JobNotDone) as error:
                     raise NoOutcomeError(f"it cannot be downloaded: {shown(str(error))}") from None
-            file = Path(location or folder) / OUTCOME
-            if not file.is_file():
+            results = Path(location or folder) / RESULTS
+            if not (results / OUTCOME).is_file():
                 raise NoOutcomeError(
-                    "there is no outcome.json in its result: it did not get as far as Tightframe"
+                    f"there is no {OUTCOME} in its result: it did not get as far as Tightframe"
                 )
-            return read_outcome(file.read_text(encoding="utf-8"))
+            return read_outcome(results)
 
     def close(self) -> None:
         """Take leave of the server, if there is a connection."""
@@ -182,7 +184,7 @@ class Server:
 
     @contextlib.contextmanager
     def _asking(self, job_id: str) -> Iterator[Any]:
-        """A session that is connected; what goes wrong with it is named, and its connection given up."""
+        """Give a connected session; name what goes wrong with it, and give its connection up."""
         try:
             with _quiet():
                 if self._session is None:
@@ -221,7 +223,7 @@ class Server:
                 session.api.close()
 
     def _expired(self) -> str:
-        """What is wrong with the kit's own certificate: a server that refuses one says nothing."""
+        """Describe what is wrong with the kit's own certificate: a server that refuses one says nothing."""
         found = kit_config.inspect_startup_kit_metadata(str(self.kit))["findings"]
         wrong = [str(item["message"]).rstrip(".") for item in found if item["severity"] == "error"]
         return "".join(f"; {message}" for message in wrong)
@@ -229,6 +231,6 @@ class Server:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The engine prints what it does, and tracebacks of errors that it then reports: not on a live screen."""
+    """Keep the engine's prints, and tracebacks of errors that it then reports, off a live screen."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

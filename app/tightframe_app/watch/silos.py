@@ -1,20 +1,21 @@
-"""What a watcher is told of the silos of a run: who answered, who is missing and why, who is not heard of."""
+"""Silos of a run as a watcher sees them: who answered, who is missing and why, who is not heard of."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
 
+from tightframe.errors import LATE
+from tightframe.results.status import Status
 from tightframe_app.screens import shown
-from tightframe_app.watch.status import RunStatus, meaning
+from tightframe_app.watch.status import meaning
 
-LATE = "TF-502"
 SILENCE = 30.0
 """Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
 
 
 class Silences:
-    """Which sites the server has not heard of for a while.
+    """Sites that the server has not heard of for a while.
 
     The server tells when it heard of each site last, by its own clock, which may be another than the one
     here. So that time is only compared with those of other sites; and that it stays the same is timed here.
@@ -24,7 +25,7 @@ class Silences:
         self._seen: dict[str, tuple[float, float]] = {}
 
     def of(self, names: Iterable[str], heard: Mapping[str, float], now: float) -> dict[str, float | None]:
-        """Those of some sites that are silent: when the server heard of each last; None if it has none such.
+        """Return those of some sites that are silent: when the server last heard of each, or None.
 
         Args:
             names: of the sites.
@@ -44,8 +45,8 @@ class Silences:
         return silent
 
 
-def missing(status: RunStatus) -> list[str]:
-    """The silos that enrolment, or a sum which is being made, still waits for."""
+def missing(status: Status) -> list[str]:
+    """Return the silos that enrolment, or a sum which is being made, still waits for."""
     if status.state == "enrolling":
         return list(status.waiting)
     if status.state != "summing":
@@ -54,9 +55,9 @@ def missing(status: RunStatus) -> list[str]:
 
 
 def rows(
-    status: RunStatus, silent: Mapping[str, float | None], *, brief: bool = False
+    status: Status, silent: Mapping[str, float | None], *, brief: bool = False
 ) -> list[tuple[str, str, str]]:
-    """(what, which silos and why, style); what is empty is left out, the joined ones apart.
+    """Return rows (what, which silos and why, style), without those that are empty but for the joined silos.
 
     Args:
         status: of the run.
@@ -90,7 +91,7 @@ def rows(
 
 
 def _silent(gone: Mapping[str, float | None]) -> str:
-    """Since when nothing was heard of silos; a time and no duration, so that it stays the same."""
+    """Say since when nothing was heard of silos: a time and no duration, so that it stays the same."""
     parts = [
         f"{name}, not connected"
         if last is None
@@ -101,7 +102,7 @@ def _silent(gone: Mapping[str, float | None]) -> str:
 
 
 def _by_code(silos: Mapping[str, str]) -> str:
-    """Silos with the same code together, and what the code means."""
+    """Name silos with the same code together, and what the code means."""
     codes: dict[str, list[str]] = {}
     for name, code in sorted(silos.items()):
         codes.setdefault(code, []).append(name)

@@ -1,15 +1,17 @@
-"""What a watcher knows of a run, and what that means at its end: values, without engine or terminal."""
+"""Values that a watcher has of a run, and the verdict at its end; without engine or terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from tightframe.errors import REASONS, TightframeError
-from tightframe.report.words import metric, one_answer, plural
+from tightframe.results.files import OUTCOME, ResultsError, parsed, read_bytes
+from tightframe.results.outcome import Outcome
+from tightframe.results.status import Status
+from tightframe.results.words import metric, one_answer, plural
 
 COMPLETED = "FINISHED:COMPLETED"
 OVER = "FINISHED"
@@ -71,108 +73,9 @@ class NoOutcomeError(Exception):
         self.allowed = allowed
 
 
-class _Read(BaseModel):
-    # A server of a later version may tell more.
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Range(_Read):
-    """How many silos have spent an epsilon of at most ``up_to``."""
-
-    up_to: float
-    silos: int
-
-
-class Spent(_Read):
-    """What silos tell of epsilon, as ``rounds.riders.epsilon.Spent.as_json`` says it."""
-
-    promised: float
-    delta: float
-    histogram: tuple[Range, ...]
-    untold: int
-    shown: dict[str, float]
-
-    def __str__(self) -> str:
-        """One line for people."""
-        told = [f"{plural(item.silos, 'silo')} up to epsilon {item.up_to:g}" for item in self.histogram]
-        told = told or ["not told"]
-        told += [f"{site} shows {value:.3f}" for site, value in sorted(self.shown.items())]
-        if self.untold and self.histogram:
-            told.append(f"{plural(self.untold, 'silo')} told nothing")
-        return f"{', '.join(told)}; at most {self.promised:g} promised, delta {self.delta:g}"
-
-
-class Lost(_Read):
-    """Since when a silo is missing, as ``rounds.dropouts.Lost`` says it."""
-
-    kind: str
-    round: int
-    at: str
-    code: str
-
-
-class OneAnswer(_Read):
-    """A model that gives one answer, as ``rounds.riders.evaluation.one_answer`` says it."""
-
-    of_class: str = Field(alias="class")
-    share: float | None
-    interval: tuple[float, float] | None
-    certain: bool
-
-
-class RunStatus(_Read):
-    """One moment of a run, as ``rounds.status.Status.as_json`` says it."""
-
-    job_name: str
-    state: str
-    reason: str | None
-    kind: str | None
-    round: int
-    rounds: int
-    phase: int
-    phases: int
-    waiting: tuple[str, ...] = ()
-    joined: tuple[str, ...]
-    refused: dict[str, str]
-    answered: tuple[str, ...]
-    late: tuple[str, ...]
-    dropped: dict[str, str]
-    lost: dict[str, Lost] = {}
-    notes: tuple[str, ...] = ()
-    loss: float | None
-    balanced_accuracy: float | None
-    evaluated_round: int | None
-    noisy: bool
-    balanced_accuracy_interval: tuple[float, float] | None = None
-    classes: tuple[int, int] | None = None
-    one_answer: OneAnswer | None = None
-    unmeasured_since: int | None = None
-    epsilon_promised: float | None
-    delta: float | None
-    privacy: Spent | None
-    seconds: float
-    bytes_down: int
-    bytes_up: int
-
-
-class Outcome(_Read):
-    """Of ``outcome.json``, what a watcher says at the end."""
-
-    job_name: str
-    trained: bool
-    reason: str | None
-    rounds_done: int
-    rounds: int
-    synthetic: bool
-    seconds: float
-    evaluation: dict[str, Any] | None
-    status: str | None = None
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class Seen:
-    """What the server told of a job when it was asked.
+    """Answer of the server to where a job stands.
 
     Attributes:
         engine: the engine's word for where the job stands.
@@ -186,7 +89,7 @@ class Seen:
     engine: str
     name: str
     told: tuple[str, ...] = ()
-    status: RunStatus | None = None
+    status: Status | None = None
     silent: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
@@ -197,46 +100,41 @@ class Seen:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run ended: the exit code, a word for it, what is known."""
+    """End of a run: the exit code, a word for it, what is known."""
 
     code: int
     title: str
     lines: tuple[str, ...]
 
 
-def read_status(values: Mapping[str, Any]) -> RunStatus:
-    """The status in what the server told.
+def read_status(values: Mapping[str, Any]) -> Status:
+    """Read the status that the server told.
 
     Raises:
         WatchError: TF-815, if it is none that this version knows.
     """
     try:
-        return RunStatus.model_validate(values)
-    except ValidationError as error:
-        wrong = ", ".join(".".join(str(part) for part in item["loc"]) for item in error.errors())
+        return Status.checked(dict(values), "the server's answer")
+    except ResultsError as error:
         raise WatchError(
-            f"Expected the server to tell a run's status as this version of Tightframe does, but cannot "
-            f"read: {wrong}. Use the server's version here.",
-            code="TF-815",
+            f"{error.args[0]} Use the server's version of Tightframe here.", code="TF-815"
         ) from None
 
 
-def read_outcome(text: str) -> Outcome:
-    """The values of an ``outcome.json``.
+def read_outcome(folder: Path) -> Outcome:
+    """Read the outcome of a downloaded result.
 
     Raises:
-        NoOutcomeError: if they are not those of one.
+        NoOutcomeError: if it cannot be read.
     """
     try:
-        return Outcome.model_validate_json(text)
-    except ValidationError as error:
-        raise NoOutcomeError(
-            f"its outcome.json is not one of this version ({error.error_count()} values do not fit)"
-        ) from None
+        return Outcome.checked(parsed(read_bytes(folder / OUTCOME), OUTCOME), OUTCOME)
+    except ResultsError as error:
+        raise NoOutcomeError(f"its outcome cannot be read: {error.args[0]}") from None
 
 
 def meaning(code: str) -> str:
-    """A code with its meaning.
+    """Return a code with its meaning.
 
     >>> meaning("TF-502"), meaning("TF-501"), meaning("?")
     ('TF-502 (late)', 'TF-501 (too few silos)', '?')
@@ -245,7 +143,7 @@ def meaning(code: str) -> str:
     return f"{code} ({words[code]})" if code in words else code
 
 
-def judge(job_id: str, seen: Seen, last: RunStatus | None, found: Outcome | NoOutcomeError) -> Verdict:
+def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutcomeError) -> Verdict:
     """Tell how a run ended, from what is known and nothing else.
 
     The engine's word alone is not enough: it calls any job without an error ``FINISHED:COMPLETED``, and one
@@ -262,7 +160,7 @@ def judge(job_id: str, seen: Seen, last: RunStatus | None, found: Outcome | NoOu
     fetch = (f"its result: nvflare job download {job_id}",) if allowed else ()
     if outcome is not None and outcome.trained:
         done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')} in {outcome.seconds:.0f} s"
-        title = (outcome.status or "trained").upper()
+        title = outcome.ended.upper()
         told = (*_reason(outcome, last), *outcome.notes, *_metrics(outcome), *_after(seen), *fetch)
         return Verdict(TRAINED, f"{title}, {done}", told)
     if seen.engine != COMPLETED:
@@ -284,7 +182,7 @@ def judge(job_id: str, seen: Seen, last: RunStatus | None, found: Outcome | NoOu
     )
 
 
-def _failed(seen: Seen, last: RunStatus | None, outcome: Outcome | None, fetch: tuple[str, ...]) -> Verdict:
+def _failed(seen: Seen, last: Status | None, outcome: Outcome | None, fetch: tuple[str, ...]) -> Verdict:
     title, means = ENDS.get(seen.engine, (seen.engine, "the engine ended it"))
     lines = [f"{seen.engine}: {means}", *seen.told, *_reason(outcome, last)]
     if outcome is not None:
@@ -293,7 +191,7 @@ def _failed(seen: Seen, last: RunStatus | None, outcome: Outcome | None, fetch: 
 
 
 def _after(seen: Seen) -> tuple[str, ...]:
-    """What the engine did once the run was over, where it did not just end the job."""
+    """Describe what the engine did once the run was over, where it did not just end the job."""
     if seen.engine == COMPLETED:
         return ()
     _, means = ENDS.get(seen.engine, ("", "the engine ended it"))
@@ -303,29 +201,27 @@ def _after(seen: Seen) -> tuple[str, ...]:
 
 
 def _go_on(job_id: str, outcome: Outcome) -> tuple[str, ...]:
-    """How a run goes on that was stopped after a round was done."""
+    """Say how a run goes on that was stopped after a round was done."""
     if not outcome.rounds_done:
         return ()
     made = f"tightframe jobs export {outcome.job_name} --resume {job_id} -o resumed"
     return (f"to go on after round {outcome.rounds_done}, once it is downloaded: {made}",)
 
 
-def _reason(outcome: Outcome | None, last: RunStatus | None) -> list[str]:
-    """Why it stopped: at best in the run's own words, else the code that was seen."""
+def _reason(outcome: Outcome | None, last: Status | None) -> list[str]:
+    """Say why it stopped: at best in the run's own words, else by the code that was seen."""
     if outcome is not None:
         return [] if outcome.reason is None else [f"reason: {outcome.reason}"]
     return [] if last is None or last.reason is None else [f"reason: {meaning(last.reason)}"]
 
 
 def _metrics(outcome: Outcome) -> list[str]:
-    test = (outcome.evaluation or {}).get("test", {})
     lines = []
-    if test.get("balanced_accuracy") is not None:
-        noisy = (
-            " (noisy, with differential privacy; in brackets its 95 % interval)" if test.get("noisy") else ""
-        )
+    test = None if outcome.evaluation is None else outcome.evaluation.test
+    if test is not None and test.balanced_accuracy is not None:
+        noisy = " (noisy, with differential privacy; in brackets its 95 % interval)" if test.noisy else ""
         lines.append(f"balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}{noisy}")
-    if (answer := one_answer(test.get("one_answer"))) is not None:
+    if test is not None and (answer := one_answer(test.one_answer)) is not None:
         lines.append(answer)
     if outcome.synthetic:
         lines.append("on the SYNTHETIC TWIN, generated records; no claim about a method is made on it")

@@ -26,7 +26,7 @@ def stopped_run(folders: Any, job_id: str) -> Path:
     It is ``app_server/config`` in the job's folder. In production too, although the engine there takes the
     app's folder itself for its configuration folder.
     """
-    from tightframe.rounds.context import CHECKPOINT
+    from tightframe.results.files import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
 
@@ -92,6 +92,7 @@ class FederationController(Controller):
         """Enrol, train, close; panic with a named reason when that is not possible."""
         if self._setup is None:
             return
+        from tightframe.report import writing
         from tightframe.rounds.server.coordinator import Coordinator
 
         folders = fl_ctx.get_engine().get_workspace()
@@ -119,6 +120,7 @@ class FederationController(Controller):
                 job_id=fl_ctx.get_job_id(),
                 stopped=stopped_run(folders, fl_ctx.get_job_id()),
                 log=self.logger,
+                write_page=writing.leave,
             )
             monitor.watch(fl_ctx.get_engine(), fl_ctx.get_job_id(), lambda: coordinator.record.status)
             self._telemetry.watch(coordinator.record)

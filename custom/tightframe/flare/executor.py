@@ -32,6 +32,7 @@ from tightframe.flare.simulator import PREVIOUS_RUN
 from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.flare.workspace import AtWork, check_run
+from tightframe.report import writing
 from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.silo.session import SiloSession, failure_code
 from tightframe.rounds.site_ledger import journal_folder
@@ -125,6 +126,7 @@ class SiloExecutor(Executor):
                 ledger_dir=outliving,
                 kit=startup.parent,
                 identity=identity,
+                write_page=writing.leave,
                 at_work=self._at_work,
                 stopped=lambda: self._abort_signal is not None and self._abort_signal.triggered,
                 log=self.logger,

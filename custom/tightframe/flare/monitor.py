@@ -1,6 +1,6 @@
 """Report a run's status to the engine's consoles: ``show_stats`` and the command ``tightframe.status``.
 
-Everything comes from ``rounds.status``: totals and protocol facts that the server holds anyway.
+Everything comes from ``results.status``: totals and protocol facts that the server holds anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from tightframe.rounds.status import Status
+from tightframe.results.status import Status
 
 GROUP = "tightframe"
 """Name of the run's group in the statistics, beside the engine's own groups."""

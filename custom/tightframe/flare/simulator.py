@@ -25,6 +25,8 @@ from typing import Any
 from tightframe.config.site import FILE_NAME, MARKER
 from tightframe.errors import SiteConfigError, WorkspaceError
 from tightframe.flare.workspace import RESULTS, hold
+from tightframe.results.files import OUTCOME
+from tightframe.results.outcome import Outcome
 
 # Exactly two classes. A prefix would let a job build any class below it with arguments of the job's
 # choice: the engine builds an object from every argument that is a dictionary with a `path`, and some
@@ -181,8 +183,8 @@ def simulate(
             log_config=_concise(Path(folder)) if log == "concise" else log,
         )
         status = int(runner.run() or 0)
-    outcome = workspace / RESULTS / "outcome.json"
-    trained = outcome.is_file() and json.loads(outcome.read_text(encoding="utf-8")).get("trained") is True
+    results = workspace / RESULTS
+    trained = (results / OUTCOME).is_file() and Outcome.read(results).trained
     return status if status or trained else 3
 
 

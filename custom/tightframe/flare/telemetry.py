@@ -1,7 +1,7 @@
 """Telemetry of a run: TensorBoard events by the engine's receiver, StatsD by the engine's reporter.
 
 The server's own ``local/tightframe.json`` turns them on, never a job. All values come from
-``rounds.measures``: totals, and numbers of silos. Silos send nothing for it.
+``results.measures``: totals, and numbers of silos. Silos send nothing for it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from nvflare.metrics.metrics_publisher import publish_app_metrics
 
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.errors import SiteConfigError
-from tightframe.rounds.measures import PREFIX, Measure, of_rounds, of_run
+from tightframe.results.files import EVENTS
+from tightframe.results.measures import PREFIX, Measure, of_rounds, of_run
 from tightframe.rounds.server.record import RunRecord
-
-FOLDER = "tb_events"
-"""Folder of the TensorBoard events, beside the results."""
 
 
 class Telemetry:
@@ -127,11 +125,11 @@ def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
 def _receiver(fl_ctx: FLContext) -> Any:
     """Return the engine's receiver, started, without the federated events that it would take from silos."""
     engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", asked="server.tensorboard")
-    receiver = engine.TBAnalyticsReceiver(tb_folder=FOLDER, events=[ANALYTIC_EVENT_TYPE])
+    receiver = engine.TBAnalyticsReceiver(tb_folder=EVENTS, events=[ANALYTIC_EVENT_TYPE])
     receiver.handle_event(EventType.START_RUN, fl_ctx)
     if receiver.root_log_dir is None:  # the engine only logs the reason
         raise SiteConfigError(
-            f"Expected to create the folder {FOLDER} beside the results for server.tensorboard, but could "
+            f"Expected to create the folder {EVENTS} beside the results for server.tensorboard, but could "
             "not: the line before in this log says why."
         )
     return receiver

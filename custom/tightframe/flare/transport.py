@@ -23,14 +23,14 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from tightframe.config.refusals import REFUSALS, in_words
-from tightframe.errors import REASONS, RunError, TightframeError, outside_code
+from tightframe.errors import LATE, REASONS, RunError, TightframeError, outside_code
 from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.context import Message
 from tightframe.rounds.silo.session import failure_code
 from tightframe.rounds.sums.plain import Accept, Failed
 
 POLL_SECONDS = 0.05
-LATE, FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-502", "TF-503", "TF-504", "TF-730", "TF-614"
+FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-503", "TF-504", "TF-730", "TF-614"
 
 
 @dataclass

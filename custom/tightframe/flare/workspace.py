@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tightframe.errors import REPLACED, RunError, WorkspaceError
-from tightframe.rounds.context import CHECKPOINT
+from tightframe.results.files import CHECKPOINT, OUTCOME
 
 RESULTS = Path("server", "simulate_job")
 """Path, in a workspace, of the server's results of its last run."""
@@ -121,7 +121,7 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
         The folder that holds the earlier run now, None if there was nothing to keep; and the folders removed.
     """
     results = workspace / RESULTS
-    last = next((path for name in ("outcome.json", CHECKPOINT) if (path := results / name).is_file()), None)
+    last = next((path for name in (OUTCOME, CHECKPOINT) if (path := results / name).is_file()), None)
     kept = workspace.absolute().with_name(f"{workspace.absolute().name}.runs")
     if last is None or most < 1:
         return None, []

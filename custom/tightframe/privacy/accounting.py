@@ -33,7 +33,7 @@ from tightframe.privacy.events import (
     checked_delta,
     number,
 )
-from tightframe.rounding import rounded_up
+from tightframe.results.words import rounded_up
 
 ORDERS: tuple[float, ...] = (
     *(1 + tenth / 10 for tenth in range(1, 100)),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tightframe.errors import TightframeError
 from tightframe.files import write_atomically
-from tightframe.report.reading import PAGE, ReportError, ServerResults, read
+from tightframe.report.reading import ServerResults, read
+from tightframe.results.files import PAGE, ResultsError
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
@@ -21,7 +22,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
         Where the page lies.
 
     Raises:
-        ReportError: TF-801, TF-802 (see ``reading.read``), TF-803 if the page cannot be written.
+        ResultsError: TF-801, TF-802 (see ``reading.read``), TF-803 if the page cannot be written.
     """
     from tightframe.report.pages import server, silo
 
@@ -33,7 +34,7 @@ def write(folder: Path, out: Path | None = None) -> Path:
     try:
         write_atomically(target, page.encode(), mode=mode)
     except OSError as error:
-        raise ReportError(
+        raise ResultsError(
             f"Expected to write the report to {target}, but got: {error.strerror or error}.", code="TF-803"
         ) from None
     return target

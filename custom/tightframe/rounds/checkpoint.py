@@ -21,13 +21,15 @@ from safetensors.torch import load_file, save
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
-from tightframe.rounds.context import CHECKPOINT, COMMITTED, EARLIER, PROPOSED
+from tightframe.results.files import CHECKPOINT
+from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED
 from tightframe.rounds.silo.state import LOST, checkpoint_round, damaged, is_training, proposed_in
 from tightframe.securesum.messages import SumId
 
-BEST = "best_model.safetensors"
 DESCRIPTION = "tightframe"
-FORMAT = 2
+FORMAT = 3
+READABLE = (FORMAT, 2)
+"""Formats that are read; the rows of metrics have another form in 2."""
 
 
 def tensor_bytes(tensors: Tensors) -> bytes:
@@ -105,10 +107,10 @@ def load_state(path: Path) -> Checkpoint:
         raise RunError(
             f"Expected a checkpoint at {path}, but it is missing or damaged: {error}.", code="TF-507"
         ) from None
-    if not isinstance(described, dict) or described.get("format") != FORMAT:
+    if not isinstance(described, dict) or described.get("format") not in READABLE:
         got = described.get("format") if isinstance(described, dict) else type(described).__name__
         raise RunError(
-            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {str(got)[:40]}: "
+            f"Expected {path} to be a checkpoint of format {FORMAT} or 2, but got {str(got)[:40]}: "
             "another version of tightframe wrote it; resume the job with that version.",
             code="TF-521",
         )

@@ -16,12 +16,11 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.site_ledger import KIT_HEAD, TRANSCRIPT, LedgerPaths, SiteLedger
+from tightframe.results.files import TRANSCRIPT, WritePage
+from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
 from tightframe.securesum.identity import Anchor, Signer
 
 STATE = "silo_state"
-CHECKPOINT = "checkpoint.safetensors"
-"""File of the server's state after a round, from which a resumed job continues."""
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 DECLARATION = "declaration.json"
 SALT = "salt"
@@ -50,6 +49,7 @@ class SiloContext:
         ledger_dir: folder of the ledger, which outlives runs in production; a folder of this run by default.
         kit: the startup kit's folder, where a copy of the ledger's head is kept in production.
         identity: returns the silo's signer and trust anchor; called when secure sums need them.
+        write_page: writes the page of the silo's own report; without it there is none.
         at_work: receives the silo's current step, the batches done and their total, for monitoring.
         stopped: returns True once the run is aborted.
         log: the silo's own log.
@@ -70,6 +70,7 @@ class SiloContext:
     ledger_dir: Path | None = None
     kit: Path | None = None
     identity: Callable[[], tuple[Signer, Anchor]] | None = None
+    write_page: WritePage | None = None
     at_work: Callable[[str, int, int], None] = lambda what, done, of: None
     stopped: Callable[[], bool] = lambda: False
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("tightframe.silo"))

@@ -17,7 +17,7 @@ from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
-from tightframe.report.words import plural
+from tightframe.results.words import plural
 from tightframe.securesum.rules import honest_sites, threshold
 
 CLASS_COUNTS = "class counts"

@@ -25,12 +25,12 @@ from tightframe.privacy.ledger.entries import Begun, Entry, LedgerError, LostErr
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rows import Check
 from tightframe.privacy.ledger.store import head_file, read_head_file
+from tightframe.results.files import TRANSCRIPT
 from tightframe.rounds.ledger_keys import signature_check, trusted_roots
 from tightframe.securesum.identity import Anchor, Signer
 
 LOCK = "sums.lock"
 OLD_JOURNAL, TAKEN_OVER = "journal.jsonl", "journal.jsonl.taken-over"
-TRANSCRIPT = "transcript.jsonl"
 KIT_HEAD = "ledger-head.json"
 BEGIN = "tightframe ledger begin"
 

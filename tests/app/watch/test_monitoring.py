@@ -191,7 +191,12 @@ def test_a_run_that_tells_nothing_yet_is_starting(connect: Connect, stats: Any) 
         (OVER, {**OUTCOME, "trained": False, "reason": "TF-501: too few"}, 1, "reason: TF-501: too few"),
         (OVER, api_spec.AuthorizationError("no"), 3, "lead@example.org may not download it"),
         (OVER, None, 3, "there is no outcome.json in its result"),
-        (OVER, {"trained": "maybe"}, 3, "its outcome.json is not one of this version (8 values do not fit)"),
+        (
+            OVER,
+            {"trained": "maybe"},
+            3,
+            "its outcome cannot be read: Expected outcome.json as",
+        ),
         ({"status": "FINISHED:ABORTED"}, None, 1, "ABORTED"),
         (
             {"status": "FINISHED:CAN_NOT_SCHEDULE", "schedule_history": ["1: later", "2: too few sites"]},
@@ -231,7 +236,11 @@ def test_ends_and_exit_codes(
         ),
         (api_spec.NoConnection("cannot connect\x07"), "TF-812", "but: cannot connect\\x07."),
         (RuntimeError("runtime error encountered"), "TF-812", "runtime error encountered"),
-        (Session(GOING, stats={"server": {"tightframe": {"state": 1}}}), "TF-815", "cannot read: job_name"),
+        (
+            Session(GOING, stats={"server": {"tightframe": {"state": 1}}}),
+            "TF-815",
+            "job_name: Field required",
+        ),
     ],
 )
 def test_what_cannot_be_watched_has_a_code(connect: Connect, session: Any, code: str, expected: str) -> None:

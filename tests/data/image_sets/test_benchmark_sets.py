@@ -441,5 +441,5 @@ def test_a_run_on_the_real_digits_is_not_called_synthetic(tmp_path: Path) -> Non
     final = given.outcome.final()
     assert final is not None and final.evaluation is not None
     # The own test folds together are the whole test part of 359.
-    assert final.evaluation["test"]["records"] == 359
-    assert final.evaluation["test"]["accuracy"] > 0.5
+    assert final.evaluation.test.records == 359
+    assert final.evaluation.test.accuracy > 0.5

@@ -94,7 +94,7 @@ def some(gone: int | None = None) -> ArrayData:
 def test_a_federation_trains_and_charges_patients(tmp_path: Path) -> None:
     data = twins()
     result = federation.run_job(parse_job(JOB), data=data, folder=tmp_path)
-    assert result.outcome.trained and not result.outcome.absent
+    assert result.outcome.trained and not result.outcome.not_enrolled
     assert "for one patient more or less" in "\n".join(result.outcome.rules)
     start = prepare(JOB).initial_state().model
     assert any(not torch.equal(value, start[name]) for name, value in result.state.model.items())

@@ -203,7 +203,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     earlier.charge("round 1 training", (SubsampledGaussian(1.5, 1.0, 2),))
     job = {**GIVEN, "privacy": {"epsilon": 6.0, "noise_multiplier": 1.5}}
     result = federation.run_job(parse_job(job), folder=tmp_path)
-    assert result.outcome.absent == {"site-2": "TF-701"}
+    assert result.outcome.not_enrolled == {"site-2": "TF-701"}
     assert result.outcome.trained and all("site-2" not in row.silos for row in result.outcome.rows)
     assert len(_charges_at(earlier.path)) == 1  # refused before anything was charged
     assert "the privacy budget does not suffice" in result.outcome.screen()

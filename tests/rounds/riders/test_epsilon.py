@@ -22,7 +22,7 @@ from tightframe.privacy.ledger.entries import Charge
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import epsilon
-from tightframe.rounds.riders.epsilon import BINS, EDGES, SHOWN, Spent
+from tightframe.rounds.riders.epsilon import BINS, EDGES, SHOWN
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.plain import PlainServer
@@ -108,7 +108,7 @@ def test_every_round_tells_what_the_ledgers_say_repeats_included(
     finished: tuple[federation.Result, Path, list[Any]],
 ) -> None:
     result, folder, _ = finished
-    rounds = [row.spent for row in result.outcome.rows if row.kind == "train"]
+    rounds = [row.privacy for row in result.outcome.rows if row.kind == "train"]
     assert len(rounds) == 2
     ends = list(zip((0.0, *EDGES), EDGES, strict=False))
     for number, spent in enumerate(rounds, start=1):
@@ -118,13 +118,12 @@ def test_every_round_tells_what_the_ledgers_say_repeats_included(
         for site, value in spent.shown.items():
             assert exact[site] - 1e-6 <= value == pytest.approx(exact[site], abs=2e-3)
         told = [exact[site] for site in SITES if site != "site-2"]
-        assert list(spent.bins) == [sum(low < value <= high for value in told) for low, high in ends]
+        held = {(low, min(high, 7.0)): sum(low < value <= high for value in told) for low, high in ends}
+        expected = {place: count for place, count in held.items() if count}
+        assert {(item.above, item.up_to): item.silos for item in spent.histogram} == expected
         assert spent.untold == 1
     last = rounds[-1]
-    assert last is not None and [count for *_, count in last.ranges] == [
-        2,
-        1,
-    ]  # the repeat is in a range above
+    assert last is not None and [item.silos for item in last.histogram] == [2, 1], "the repeat is above"
     attempts = [item.attempt for item in charged(folder, "site-4") if item.purpose == "round 2 training"]
     assert attempts == [0, 1]
     report = json.loads((folder / "site-4" / "local_report.json").read_text())
@@ -145,7 +144,7 @@ def test_the_lead_finds_it_in_metrics_outcome_card_and_last_screen(
     assert last["range"] == [last["histogram"][0]["above"], last["histogram"][-1]["up_to"]]
     for name in ("outcome.json", "model.json"):
         assert json.loads((folder / "server" / name).read_text())["privacy_spent"] == last
-    spent = result.outcome.spent()
+    spent = result.outcome.privacy_spent
     assert spent is not None and f"After round 2: {spent}" in result.outcome.screen()
     assert f"site-4 shows {last['shown']['site-4']:.3f}" in str(spent)
 
@@ -226,13 +225,13 @@ def test_a_silo_that_tells_nonsense_costs_the_line_and_not_the_run() -> None:
 
 
 def test_the_line_for_people() -> None:
-    spent = Spent(3, 8.0, 1e-5, 7, (0, 0, 0, 0, 2, 4, 0, 0, 0), {"site-2": 3.214})
+    spent = epsilon.spent(3, 8.0, 1e-5, 7, (0, 0, 0, 0, 2, 4, 0, 0, 0), {"site-2": 3.214})
     assert str(spent) == (
         "privacy spent: 2 silos up to epsilon 4, 4 silos up to epsilon 8 (delta 1e-05, at most 8 promised); "
         "site-2 shows 3.214; 1 silo told nothing"
     )
     assert spent.range == (2.0, 8.0)
-    silent = Spent(1, 8.0, 1e-5, 3, (0,) * 9, {})
+    silent = epsilon.spent(1, 8.0, 1e-5, 3, (0,) * 9, {})
     assert silent.range is None and str(silent).startswith("privacy spent: not told (delta 1e-05")
     json.dumps(silent.as_json(), allow_nan=False)
 

@@ -13,6 +13,7 @@ import torch
 from sklearn import metrics as oracle
 
 from tightframe import metrics
+from tightframe.results.evaluation import FoldMetrics
 from tightframe.rounds.riders import evaluation
 
 CLASSES = 4
@@ -98,33 +99,32 @@ def test_metrics_of_summed_counts_equal_the_oracle_on_all_records() -> None:
     counts = [_numpy(_count(silo["validation"], silo["test"])) for silo in silos]
     totals = {name: np.sum([count[name] for count in counts], axis=0) for name in counts[0]}
     found = evaluation.summarise(totals, NAMES)
-    assert set(found) == {"validation", "test"}
     for fold in evaluation.FOLDS:
         inputs = torch.cat([silo[fold][0] for silo in silos])
         labels = torch.cat([silo[fold][1] for silo in silos])
-        _compare(found[fold], totals[f"evaluation/{fold}/scores"], inputs, labels)
+        _compare(getattr(found, fold), totals[f"evaluation/{fold}/scores"], inputs, labels)
 
 
-def _compare(found: dict[str, Any], scores: np.ndarray, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+def _compare(found: FoldMetrics, scores: np.ndarray, inputs: torch.Tensor, labels: torch.Tensor) -> None:
     with torch.no_grad():
         logits = _model().eval()(inputs)
     truth, guess = labels.numpy(), logits.argmax(1).numpy()
     exact = torch.softmax(logits.double(), 1).numpy()
     assert 0.3 < oracle.accuracy_score(truth, guess) < 0.95, "neither chance nor perfect, or it shows little"
-    assert found["records"] == len(truth)
-    assert found["loss"] == pytest.approx(oracle.log_loss(truth, exact, labels=range(CLASSES)), rel=1e-5)
-    assert found["accuracy"] == pytest.approx(oracle.accuracy_score(truth, guess))
-    assert found["balanced_accuracy"] == pytest.approx(oracle.balanced_accuracy_score(truth, guess))
+    assert found.records == len(truth)
+    assert found.loss == pytest.approx(oracle.log_loss(truth, exact, labels=range(CLASSES)), rel=1e-5)
+    assert found.accuracy == pytest.approx(oracle.accuracy_score(truth, guess))
+    assert found.balanced_accuracy == pytest.approx(oracle.balanced_accuracy_score(truth, guess))
     recall = oracle.recall_score(truth, guess, labels=range(CLASSES), average=None)
-    assert found["recall"] == pytest.approx(dict(zip(NAMES, recall, strict=True)))
-    assert found["class_records"] == dict(zip(NAMES, np.bincount(truth, minlength=CLASSES), strict=True))
+    assert found.recall == pytest.approx(dict(zip(NAMES, recall, strict=True)))
+    assert found.class_records == dict(zip(NAMES, np.bincount(truth, minlength=CLASSES), strict=True))
     areas = [oracle.roc_auc_score(truth == c, exact[:, c]) for c in range(CLASSES)]
     room = metrics.auroc_error_bound(scores).mean()
     assert 0 < room < 0.05
-    assert abs(found["auroc"] - np.mean(areas)) <= room + 1e-12
+    assert abs(found.auroc - np.mean(areas)) <= room + 1e-12
     precision = [oracle.average_precision_score(truth == c, exact[:, c]) for c in range(CLASSES)]
     room = metrics.average_precision_error_bound(scores).mean()
-    assert abs(found["average_precision"] - np.mean(precision)) <= room + 1e-12
+    assert abs(found.average_precision - np.mean(precision)) <= room + 1e-12
 
 
 def test_batches_do_not_change_a_count() -> None:
@@ -151,15 +151,15 @@ def test_batches_do_not_change_a_count() -> None:
 
 def test_a_class_without_records_has_no_recall_and_no_area() -> None:
     inputs, labels = _records(4, 60, classes=3)
-    found = evaluation.summarise(_numpy(_count((inputs, labels), (inputs, labels))), NAMES)["test"]
-    assert found["recall"]["AK"] is None and found["class_records"]["AK"] == 0
+    found = evaluation.summarise(_numpy(_count((inputs, labels), (inputs, labels))), NAMES).test
+    assert found.recall["AK"] is None and found.class_records["AK"] == 0
     with torch.no_grad():
         logits = _model().eval()(inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # AK is predicted, but never true
         expected = oracle.balanced_accuracy_score(labels.numpy(), logits.argmax(1).numpy())
-    assert found["balanced_accuracy"] == pytest.approx(expected)
-    assert found["auroc"] is not None, "the mean is over the classes that are there"
+    assert found.balanced_accuracy == pytest.approx(expected)
+    assert found.auroc is not None, "the mean is over the classes that are there"
 
 
 def test_an_empty_fold_says_so_and_nothing_else() -> None:
@@ -172,8 +172,8 @@ def test_an_empty_fold_says_so_and_nothing_else() -> None:
         score_bins=BINS,
     )
     found = evaluation.summarise(_numpy(counted), NAMES)
-    assert found["validation"] == {"records": 0}
-    assert found["test"]["records"] == 12
+    assert found.validation.as_json() == {"records": 0}
+    assert found.test.records == 12
     assert not counted["evaluation/validation/scores"].any()
     assert evaluation.local_metrics(counted, NAMES) == found
 
@@ -189,9 +189,9 @@ def test_nan_logits_are_undecided_and_the_loss_is_cut() -> None:
     assert confusion[:, 0].tolist() == [1, 2, 0, 1] and confusion.sum() == 4
     assert scores[:, :, 0].sum() == scores.sum() == 4 * CLASSES, "every score is in the lowest bin"
     assert counted["evaluation/test/loss"] == 4e4
-    found = evaluation.summarise(counted, NAMES)["test"]
-    assert found["loss"] == 1e4 and found["accuracy"] == 0.25
-    assert found["auroc"] == 0.5, "no score tells anything"
+    found = evaluation.summarise(counted, NAMES).test
+    assert found.loss == 1e4 and found.accuracy == 0.25
+    assert found.auroc == 0.5, "no score tells anything"
 
 
 @pytest.mark.parametrize("factor", [1e6, math.inf])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +13,9 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from tightframe import metrics
 from tightframe.privacy.releases.evaluation_totals import GRID, EvaluationConfig, cell_deviation
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.exchanges import in_words
+from tightframe.results.outcome import noisy_lines
 from tightframe.rounds.riders import noise_intervals, noisy_evaluation
 
 NAMES = ("A", "B", "C", "D")
@@ -42,37 +44,37 @@ def _totals(
     return {f"evaluation/{fold}/{name}": fields[name] for fold in ("validation", "test") for name in fields}
 
 
-def _test(totals: dict[str, NDArray[np.float64]], config: EvaluationConfig = LITTLE) -> dict[str, Any]:
+def _test(totals: dict[str, NDArray[np.float64]], config: EvaluationConfig = LITTLE) -> FoldMetrics:
     read = noisy_evaluation.summarise(totals, config, NAMES, silos=3, honest=3)
-    assert set(read) == {"validation", "test"} and noisy_evaluation.is_noisy(read)
-    json.dumps(read, allow_nan=False)
-    return read["test"]
+    assert read.test.noisy and read.validation.noisy
+    json.dumps(read.as_json(), allow_nan=False)
+    return read.test
 
 
 def test_without_noise_the_metrics_are_scikit_learns() -> None:
     counts = [400, 150, 60, 30]
     labels, predictions, scores = _records(counts)
     test = _test(_totals(counts))
-    assert test["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
-    assert test["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predictions))
+    assert test.accuracy == pytest.approx(accuracy_score(labels, predictions))
+    assert test.balanced_accuracy == pytest.approx(balanced_accuracy_score(labels, predictions))
     exact = metrics.auroc(metrics.score_histogram(scores, labels, BINS))
-    assert test["auroc"] == pytest.approx(exact.mean(), abs=1e-6)
-    assert test["class_records"] == dict(zip(NAMES, counts, strict=True)) and test["records"] == 640
-    assert (test["classes_told"], test["auroc_classes"]) == (4, 4)
-    assert test["loss"] is None and test["average_precision"] is None
+    assert test.auroc == pytest.approx(exact.mean(), abs=1e-6)
+    assert test.class_records == dict(zip(NAMES, counts, strict=True)) and test.records == 640
+    assert (test.classes_told, test.auroc_classes) == (4, 4)
+    assert test.loss is None and test.average_precision is None
 
 
 def test_classes_below_the_floor_have_no_recall_and_no_part_in_the_mean() -> None:
     counts = [400, 150, 19, 0]
     labels, predictions, _ = _records(counts)
     test = _test(_totals(counts))
-    assert test["class_floor"] == 20.0
-    assert [name for name, value in test["recall"].items() if value is None] == ["C", "D"]
+    assert test.class_floor == 20.0
+    assert [name for name, value in test.recall.items() if value is None] == ["C", "D"]
     enough = labels < 2
     told = np.mean([(predictions[labels == label] == label).mean() for label in (0, 1)])
-    assert enough.sum() == 550 and test["balanced_accuracy"] == pytest.approx(told)
-    assert test["classes_told"] == 2
-    words = noisy_evaluation.screen_lines(test, "all silos", [])
+    assert enough.sum() == 550 and test.balanced_accuracy == pytest.approx(told)
+    assert test.classes_told == 2
+    words = noisy_lines(test, "all silos", [])
     assert "   C too few to tell" in words and "   D too few to tell" in words
     assert next(line for line in words if "noisy balanced accuracy" in line).endswith("], 2 of 4 classes")
 
@@ -81,18 +83,18 @@ def test_the_floor_grows_with_the_noise() -> None:
     config = EvaluationConfig(20.0, 4)
     cell = cell_deviation(config, silos=3, honest=3)
     test = _test(_totals([400, 150, 60, 30], config=config), config)
-    assert test["class_floor"] == pytest.approx(3 * cell * math.sqrt(4)) and test["class_floor"] > 150
-    assert test["classes_told"] == 1 and test["noise_deviation"] == pytest.approx(cell)
+    assert test.class_floor == pytest.approx(3 * cell * math.sqrt(4)) and test.class_floor > 150
+    assert test.classes_told == 1 and test.noise_deviation == pytest.approx(cell)
     # Histograms have more noise in their sums, so none of them tells.
-    assert test["auroc"] is None and test["auroc_classes"] == 0
+    assert test.auroc is None and test.auroc_classes == 0
 
 
 def test_no_class_may_be_told_and_nothing_is_made_up_then() -> None:
     test = _test(_totals([5, 5, 5, 4]))
-    assert test["balanced_accuracy"] is None and test["accuracy"] is None and test["auroc"] is None
-    assert set(test["recall"].values()) == {None}
-    assert "noisy balanced accuracy -, 0 of 4 classes" in noisy_evaluation.round_words(test)
-    assert test["balanced_accuracy_interval"] is None and test["accuracy_interval"] is None
+    assert test.balanced_accuracy is None and test.accuracy is None and test.auroc is None
+    assert set(test.recall.values()) == {None}
+    assert "noisy balanced accuracy -, 0 of 4 classes" in in_words(test)
+    assert test.balanced_accuracy_interval is None and test.accuracy_interval is None
 
 
 def test_negative_counts_make_no_negative_metric() -> None:
@@ -100,10 +102,10 @@ def test_negative_counts_make_no_negative_metric() -> None:
     noise[0, 0], noise[3] = -1e4, -500.0
     noise[1, 1] = 1e4
     test = _test(_totals([40_000, 150, 60, 30], noise=noise))
-    assert 0 <= test["recall"]["A"] < 1 and test["recall"]["D"] is None
-    assert test["class_records"]["D"] == 0
+    assert 0 <= test.recall["A"] < 1 and test.recall["D"] is None
+    assert test.class_records["D"] == 0
     noise[0, 0] = -39_900.0
-    assert _test(_totals([40_000, 150, 60, 30], noise=noise))["recall"]["A"] in (None, 0.0)
+    assert _test(_totals([40_000, 150, 60, 30], noise=noise)).recall["A"] in (None, 0.0)
 
 
 @pytest.mark.whole
@@ -114,18 +116,18 @@ def test_the_deviation_told_is_that_of_the_metric() -> None:
     cell = cell_deviation(config, silos=3, honest=3)
     stream = np.random.default_rng(1)
     found = [
-        _test(_totals(counts, stream.normal(0, cell, (4, 4)), config), config)["balanced_accuracy"]
+        _test(_totals(counts, stream.normal(0, cell, (4, 4)), config), config).balanced_accuracy
         for _ in range(300)
     ]
     quiet = _test(_totals(counts, config=config), config)
-    assert np.std(found) == pytest.approx(quiet["balanced_accuracy_deviation"], rel=0.2)
-    assert np.mean(found) == pytest.approx(quiet["balanced_accuracy"], abs=2e-3)
+    assert np.std(found) == pytest.approx(quiet.balanced_accuracy_deviation, rel=0.2)
+    assert np.mean(found) == pytest.approx(quiet.balanced_accuracy, abs=2e-3)
 
 
 def test_people_are_told_that_each_number_is_noisy_and_how_far_it_can_be_trusted() -> None:
     test = _test(_totals([400, 150, 60, 30]))
-    lines = noisy_evaluation.screen_lines(test, "all silos", [(1, {"test": test}), (2, {"test": test})])
-    said = "\n".join([*lines, noisy_evaluation.round_words(test)])
+    lines = noisy_lines(test, "all silos", [(1, test), (2, test)])
+    said = "\n".join([*lines, in_words(test)])
     for name, of in (
         ("balanced accuracy", ", 4 of 4 classes"),
         ("accuracy", ""),
@@ -164,14 +166,14 @@ def test_intervals_have_the_exact_value_in_95_of_100_releases(
     for _ in range(releases):
         noisy = exact + stream.normal(0, cell, exact.shape)
         test = noisy_evaluation._fold(noisy, scores, names, cell, 1e9)
-        told = [i for i, name in enumerate(names) if test["recall"][name] is not None]
+        told = [i for i, name in enumerate(names) if test.recall[name] is not None]
         truths = {"accuracy": np.trace(exact) / exact.sum(), "records": exact.sum()}
         if told:
             truths["balanced_accuracy"] = np.mean([exact[i, i] / rows[i] for i in told])
-            share, ends = exact[told[-1], told[-1]] / rows[told[-1]], test["recall_interval"][names[told[-1]]]
+            share, ends = exact[told[-1], told[-1]] / rows[told[-1]], test.recall_interval[names[told[-1]]]
             held["recall"].append(ends[0] - 1e-9 <= share <= ends[1] + 1e-9)
         for name, truth in truths.items():
-            if (ends := test[f"{name}_interval"]) is not None:
+            if (ends := getattr(test, f"{name}_interval")) is not None:
                 held[name].append(ends[0] - 1e-9 <= truth <= ends[1] + 1e-9)
     for name, seen in held.items():
         assert len(seen) > releases / 2
@@ -195,8 +197,8 @@ def test_the_interval_of_areas_has_the_exact_one_in_95_of_100_releases() -> None
         test = noisy_evaluation._fold(noisy, histograms, NAMES, cell, bins)
         row = noisy.sum(1)
         enough = np.stack([row, row.sum() - row]).min(0) >= max(20.0, 3 * bins * math.sqrt(BINS))
-        assert test["auroc_classes"] == enough.sum() > 0
-        low, high = test["auroc_interval"]
+        assert test.auroc_classes == enough.sum() > 0
+        low, high = test.auroc_interval
         held.append(low <= areas[enough].mean() <= high)
     assert 0.95 - 3 * math.sqrt(0.95 * 0.05 / 200) <= np.mean(held) < 1
 
@@ -215,16 +217,16 @@ def test_a_model_that_gives_one_answer_is_called_that_as_far_as_noise_lets_one_s
     """The newcomers' case: about 0.58 for a model that has 0.5, because it says one class only."""
     empty = np.zeros((2, 2, BINS))
 
-    def read(confusion: list[list[float]], cell: float) -> dict[str, Any]:
+    def read(confusion: list[list[float]], cell: float) -> FoldMetrics:
         return noisy_evaluation._fold(np.array(confusion, float), empty, ("ill", "well"), cell, 1e9)
 
     sure = read([[400.0, 3.0], [350.0, -2.0]], 3.0)
-    assert sure["one_answer"]["class"] == "ill" and sure["one_answer"]["certain"] is True
-    assert "by noisy counts the model gives one answer: ill, also for" in noisy_evaluation.round_words(sure)
+    assert sure.one_answer.of_class == "ill" and sure.one_answer.certain is True
+    assert "by noisy counts the model gives one answer: ill, also for" in in_words(sure)
     open_ = read([[60.0, 8.0], [45.0, 9.0]], 10.0)
-    low, high = open_["balanced_accuracy_interval"]
-    assert open_["balanced_accuracy"] > 0.5 and low < 0.5 < high
-    assert open_["one_answer"]["certain"] is False
-    lines = "\n".join(noisy_evaluation.screen_lines(open_, "all silos", []))
+    low, high = open_.balanced_accuracy_interval
+    assert open_.balanced_accuracy > 0.5 and low < 0.5 < high
+    assert open_.one_answer.certain is False
+    lines = "\n".join(noisy_lines(open_, "all silos", []))
     assert "NOTE: the noise leaves open whether the model ever answers anything but ill" in lines
-    assert read([[400.0, 3.0], [100.0, 250.0]], 3.0)["one_answer"] is None
+    assert read([[400.0, 3.0], [100.0, 250.0]], 3.0).one_answer is None

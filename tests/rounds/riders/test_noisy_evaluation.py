@@ -303,29 +303,26 @@ def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     result = federation.run_job(parse_job({**JOB, "privacy": privacy}), folder=tmp_path)
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None
-    test = final.evaluation["test"]
+    test = final.evaluation.test
     assert final.evaluated_by == SITES[:3]
     labels, found = (torch.cat([pair[i] for pair in predictions]).numpy() for i in (0, 1))
     exact = balanced_accuracy_score(labels, found)
-    assert 0 < test["balanced_accuracy_deviation"] < 0.05
-    assert abs(test["balanced_accuracy"] - exact) < 6 * test["balanced_accuracy_deviation"]
-    assert abs(test["records"] - len(labels)) < 6 * 2 * test["noise_deviation"] + 1
+    assert 0 < test.balanced_accuracy_deviation < 0.05
+    assert abs(test.balanced_accuracy - exact) < 6 * test.balanced_accuracy_deviation
+    assert abs(test.records - len(labels)) < 6 * 2 * test.noise_deviation + 1
     # t - c = 2 honest silos share the noise of which three are in the sum.
     plan = result.outcome
     screen = plan.screen()
     assert "noisy balanced accuracy" in screen and "of 2 classes" in screen and "Exact test metrics" in screen
     rows = [json.loads(line) for line in (tmp_path / "server" / "metrics.jsonl").read_text().splitlines()]
     row = next(item for item in rows if item["evaluation"])
-    assert row["noisy"] and row["noise_deviation"] == test["noise_deviation"]
+    assert row["noisy"] and row["noise_deviation"] == test.noise_deviation
     page = (tmp_path / "server" / "report.html").read_text(encoding="utf-8")
-    assert f"with noise: {test['noise_deviation']:.1f} records" in page and "Loss by round" not in page
-    assert f"final model has noisy balanced accuracy {test['balanced_accuracy']:.3f}" in page
-    low, high = test["balanced_accuracy_interval"]
+    assert f"with noise: {test.noise_deviation:.1f} records" in page and "Loss by round" not in page
+    assert f"final model has noisy balanced accuracy {test.balanced_accuracy:.3f}" in page
+    low, high = test.balanced_accuracy_interval
     assert low <= exact <= high
-    assert (
-        f"{test['balanced_accuracy']:.3f} [{low:.3f}, {high:.3f}], {test['classes_told']} of 2 classes"
-        in page
-    )
+    assert f"{test.balanced_accuracy:.3f} [{low:.3f}, {high:.3f}], {test.classes_told} of 2 classes" in page
     # Noise and not the cohort protects these totals, so that the others may measure the final model.
     assert result.outcome.status == "trained" and list(result.outcome.lost) == ["site-4"]
     assert result.outcome.notes[1:] == ["The final model was measured without site-4: by 3 of 4 silos."]
@@ -336,5 +333,5 @@ def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
         charges = _charges(tmp_path / site, site)
         assert [item.purpose for item in charges] == ["round 1 training", "closing evaluation"]
         noise = charges[1].event.noise_multiplier
-        assert test["noise_deviation"] == pytest.approx(noise * 2**0.5 * 1.5**0.5, rel=1e-3)
+        assert test.noise_deviation == pytest.approx(noise * 2**0.5 * 1.5**0.5, rel=1e-3)
         assert charges[1].alone == Gaussian(noise / 2**0.5)

@@ -105,9 +105,9 @@ def test_means_over_silos_through_the_encoding_of_sums() -> None:
         total.add(f"site-{seed}", codec.encode(schema, tensors, share=count / 90, parties=parties))
     totals = codec.decode(schema, total.open(), parties=parties)
     found = personal.summarise(totals)
-    assert found is not None and found.pop("silos") == 3
+    assert found is not None and found.silos == 3
     expected = dict(zip(("accuracy", "valid_classes", "label_share"), np.mean(rows, axis=0), strict=True))
-    assert found == pytest.approx(expected, abs=2.0**-24)
+    assert found.as_json() == pytest.approx({"silos": 3, **expected}, abs=2.0**-24)
     assert len({round(value, 6) for value in expected.values()}) == 3, "or a mix-up would not show"
 
 
@@ -140,9 +140,9 @@ def test_what_a_silo_lacks_does_not_count(count: int, counts: list[int], only: i
     others = [_count(seed, _records(5 + seed, 20), [1, 1, 1])[0] for seed in range(3)]
     together = {name: sum((one[name] for one in others), tensors[name]).numpy() for name in tensors}
     found = personal.summarise(together)
-    assert found is not None and found["silos"] == 3 + (count > 0)
+    assert found is not None and found.silos == 3 + (count > 0)
     expected = np.mean([float(one["personal/valid_classes"]) for one in others])
-    assert found["valid_classes"] == pytest.approx(expected)
+    assert found.valid_classes == pytest.approx(expected)
 
 
 def test_of_fewer_than_three_silos_no_mean_is_told() -> None:
@@ -152,8 +152,8 @@ def test_of_fewer_than_three_silos_no_mean_is_told() -> None:
     assert personal.summarise(two) is None
     unjudged, _ = _count(2, _records(7, 20), [0, 0, 0])
     mixed = personal.summarise({name: two[name] + unjudged[name].numpy() for name in two})
-    assert mixed is not None and mixed["silos"] == 3
-    assert mixed["valid_classes"] is None and mixed["label_share"] is None
+    assert mixed is not None and mixed.silos == 3
+    assert mixed.valid_classes is None and mixed.label_share is None
 
 
 def test_totals_that_stayed_shut_have_no_means() -> None:

@@ -42,12 +42,12 @@ def test_a_silo_with_few_test_records_is_not_counted(
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None
     told = np.concatenate([folds[site]["test"] for site in others])
-    test = final.evaluation["test"]
-    assert list(test["class_records"].values()) == np.bincount(told, minlength=8).tolist()
+    test = final.evaluation.test
+    assert list(test.class_records.values()) == np.bincount(told, minlength=8).tolist()
     assert final.evaluated_by == others
     assert len(folds["site-3"]["validation"]) < least
     validation = sum(len(folds[site]["validation"]) for site in others)
-    assert final.evaluation["validation"]["records"] == validation
+    assert final.evaluation.validation.records == validation
     rules = json.loads((tmp_path / "server" / "outcome.json").read_text())["rules"]
     assert "too few test records to be counted (min_test_count): site-3" in rules
     # The silo itself sees how the model does on them.
@@ -75,7 +75,7 @@ def test_what_others_leave_out_does_not_open_one_silos_own_counts(
     outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
     none = "test records of fewer than 3 silos could be counted: none are"
     assert (none in outcome["rules"]) == (class_rules == "on")
-    assert final.evaluation["test"]["records"] == (0 if class_rules == "on" else alone)
+    assert final.evaluation.test.records == (0 if class_rules == "on" else alone)
     assert final.evaluated_by == ([] if class_rules == "on" else ["site-1"])
     report = json.loads((tmp_path / "site-1" / "local_report.json").read_text())
     assert report["global"]["test"]["records"] == alone and 0 < report["personal"]["accuracy"] <= 1

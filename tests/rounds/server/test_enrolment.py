@@ -17,8 +17,8 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError
 from tightframe.federation import LocalTransport
+from tightframe.results.status import Status
 from tightframe.rounds.server.coordinator import Coordinator
-from tightframe.rounds.status import Status
 
 SILOS = ["silo-0", "silo-1", "silo-2", "silo-3"]
 DIVIDED = {"partition": "iid", "silos": 4}

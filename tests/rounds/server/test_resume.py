@@ -20,9 +20,10 @@ from tightframe.errors import JobError, RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
+from tightframe.results.exchanges import Row
+from tightframe.results.files import CHECKPOINT
 from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.rounds.context import CHECKPOINT, SiloContext
-from tightframe.rounds.rows import Row
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.silo import state
 from tightframe.rounds.sums.secure_server import SecureSums
@@ -118,7 +119,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one_bit_for_bit(
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert same(found.state.model, whole.state.model) and same(found.state.extra, whole.state.extra)
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert found.outcome.best_round == whole.outcome.best_round
+    assert found.outcome.best_round_by_validation == whole.outcome.best_round_by_validation
     for name in ("model.safetensors", "best_model.safetensors"):
         ours, theirs = (tmp_path / run / "server" / name for run in ("resumed", "whole"))
         assert ours.read_bytes() == theirs.read_bytes()
@@ -184,7 +185,7 @@ def test_counts_stay_shut_for_another_cohort(tmp_path: Path, monkeypatch: pytest
     going_on = stopped(wanted, tmp_path / "again", number=2)
     monkeypatch.setattr(federation.LocalTransport, "exchange", without_the_fourth)
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "again")
-    assert [row.shut for row in found.outcome.rows if row.round > 1] == [True, True, True]
+    assert not any(row.static_opened for row in found.outcome.rows if row.round > 1)
     assert found.outcome.final() is None, "the evaluation is a count, too"
 
 
@@ -206,7 +207,7 @@ def test_a_silo_that_was_not_enrolled_stays_out_and_counts_stay_open(
     found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert same(found.state.model, whole.state.model)
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert found.outcome.absent == whole.outcome.absent == {"site-4": "TF-502"}
+    assert found.outcome.not_enrolled == whole.outcome.not_enrolled == {"site-4": "TF-502"}
     assert found.outcome.final() is not None
 
 
@@ -236,15 +237,16 @@ def test_a_wrong_checkpoint_is_named_before_any_task(wrong: str, broken: Stopped
     assert not any((tmp_path / "resumed").glob("site-*")), "no silo was asked for anything"
 
 
-def test_a_cut_checkpoint_and_one_of_an_older_format_are_named(broken: Stopped, tmp_path: Path) -> None:
+def test_a_cut_checkpoint_and_one_of_another_format_are_named(broken: Stopped, tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     data = (broken.folder / "server" / CHECKPOINT).read_bytes()
     path.write_bytes(data[: len(data) // 2])
     with pytest.raises(RunError, match="TF-507"):
         resume.next_job(path)
-    path.write_bytes(data.replace(b'\\"format\\": 2', b'\\"format\\": 1'))
-    with pytest.raises(RunError, match="TF-521"):
-        resume.next_job(path)
+    for other in (b"1", b"4"):
+        path.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": ' + other, 1))
+        with pytest.raises(RunError, match=r"TF-521.*format 3 or 2, but got " + other.decode()):
+            resume.next_job(path)
 
 
 def test_a_job_goes_on_with_rounds_that_it_has(broken: Stopped) -> None:

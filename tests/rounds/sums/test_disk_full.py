@@ -73,7 +73,7 @@ def test_a_full_disk_costs_one_round_and_no_file(
     # A term that is in a sum stays in it; the three others' shares are enough.
     assert first.silos == (REST if task == "contribute" else FOUR)
     assert first.dropped == ({"site-1": code} if task == "contribute" else {})
-    assert first.shut is (task == "contribute")
+    assert first.static_opened is (task != "contribute")
     assert second.silos == FOUR and result.outcome.trained
     root = x509.load_pem_x509_certificate((tmp_path / "server" / "simulated_root.pem").read_bytes())
     lines = (tmp_path / "site-1" / "transcript.jsonl").read_bytes().splitlines(keepends=True)

@@ -42,7 +42,7 @@ def test_a_secure_run_is_the_plain_run_bit_for_bit(tmp_path: Path) -> None:
     for ours, theirs in zip(secure.outcome.rows, plain.outcome.rows, strict=True):
         assert ours.evaluation == theirs.evaluation and ours.training == theirs.training
     assert secure.state.extra[fedmr.VALID].any(), "class sums were used"
-    assert not secure.outcome.rows[1].shut
+    assert secure.outcome.rows[1].static_opened
 
 
 def test_class_sums_begin_when_it_is_known_who_holds_what(tmp_path: Path) -> None:
@@ -77,9 +77,9 @@ def test_a_round_with_a_drop_out_keeps_prototypes_and_marks_its_evaluation(tmp_p
     result, line = run(job(rounds=3), tmp_path, silent=silent)
     rows = {(row.kind, row.round): row for row in result.outcome.rows}
     second = rows["train", 2]
-    assert second.shut and second.dropped == {lost: "TF-502"} and lost not in second.silos
+    assert not second.static_opened and second.dropped == {lost: "TF-502"} and lost not in second.silos
     assert rows["train", 1].evaluation is None, "the model of round 1 was to be counted in round 2"
-    assert rows["train", 2].evaluation is not None and not rows["train", 3].shut
+    assert rows["train", 2].evaluation is not None and rows["train", 3].static_opened
     tasks = [task for task, site, message, _ in line.seen if site == "site-2"]
     assert tasks.count("agree") == 1
     # Only update fields were opened in round 2: the same as the plain mean over three silos.
@@ -140,7 +140,7 @@ def test_a_dealer_of_false_secrets_is_named(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("task", ["enroll", "confirm"])
 def test_a_silo_missing_at_setup_makes_a_smaller_roster(tmp_path: Path, task: str) -> None:
     result, line = run(job(), tmp_path, silent=lambda t, site, _: t == task and site == "site-2")
-    assert result.outcome.absent == {"site-2": "TF-502"}
+    assert result.outcome.not_enrolled == {"site-2": "TF-502"}
     assert all(row.silos == ["site-1", "site-3", "site-4"] for row in result.outcome.rows if row.silos)
     epochs = [
         messages.Params.from_bytes(message["secure"])
@@ -267,7 +267,7 @@ def test_all_slots_used_up_begin_a_new_epoch(tmp_path: Path, monkeypatch: pytest
     plain, _ = run(job(rounds=3, summation="plain"), tmp_path / "plain")
     assert _equal(result.state, plain.state)
     assert [task for task, site, _, _ in line.seen if site == "site-1"].count("confirm") == 2
-    assert result.outcome.rows[-1].silos == FOUR and not any(row.shut for row in result.outcome.rows)
+    assert result.outcome.rows[-1].silos == FOUR and all(row.static_opened for row in result.outcome.rows)
 
 
 def test_after_a_permanent_loss_counts_stay_shut_and_the_model_is_kept(
@@ -465,7 +465,10 @@ def test_a_silo_that_refuses_a_later_epoch_is_left_out_and_the_run_goes_on(
     first: dict[str, bytes] = {}
     result, _ = run(job(rounds=3), tmp_path, change=change)
     assert result.outcome.trained
-    assert result.outcome.rows[-1].silos == ["site-1", "site-2", "site-4"] and result.outcome.rows[-1].shut
+    assert (
+        result.outcome.rows[-1].silos == ["site-1", "site-2", "site-4"]
+        and not result.outcome.rows[-1].static_opened
+    )
 
 
 @pytest.mark.parametrize(
@@ -501,7 +504,7 @@ def test_where_all_accept_it_counts_are_opened_for_any_cohort_and_the_outcome_sa
     sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries).items()}
     line = Wire(sessions, silent=lambda task, site, _: task == "contribute" and site == "site-4")
     result = coordinator(of, tmp_path).run(line)
-    assert not any(row.shut for row in result.outcome.rows)
+    assert all(row.static_opened for row in result.outcome.rows)
     assert result.outcome.final() is not None and result.outcome.final().evaluated_by == FOUR[:3]
     assert "COUNTS OPENED FOR ANY COHORT" in result.outcome.screen()
 
@@ -556,7 +559,7 @@ def test_a_silo_that_was_sent_another_model_is_left_out(tmp_path: Path) -> None:
 
     result, _ = run(job(rounds=1), tmp_path, change=change)
     row = next(row for row in result.outcome.rows if row.kind == "train")
-    assert row.dropped == {"site-2": "TF-610"} and row.shut
+    assert row.dropped == {"site-2": "TF-610"} and not row.static_opened
 
 
 def test_and_where_the_server_itself_does_it_the_other_silos_refuse(

@@ -15,7 +15,7 @@ from tightframe.privacy.accounting import (
 )
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
-from tightframe.rounding import rounded_down, rounded_up
+from tightframe.results.words import rounded_down, rounded_up
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6

@@ -15,7 +15,7 @@ from tightframe.privacy.accounting import (
 )
 from tightframe.privacy.events import Event, Gaussian, with_noise
 from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
-from tightframe.rounding import rounded_down, rounded_up
+from tightframe.results.words import rounded_down, rounded_up
 
 
 def charges_of(entries: Iterable[Entry]) -> list[Charge]:

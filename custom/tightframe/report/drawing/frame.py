@@ -1,4 +1,4 @@
-"""What all plots share: the frame of an SVG, labels that fit, round numbers on an axis.
+"""Parts that all plots share: the frame of an SVG, labels that fit, round numbers on an axis.
 
 Colours are classes of the page's style, so that a plot follows a dark or light page and print; series
 differ in dash and marker, too, for whoever does not see the colours.
@@ -18,7 +18,7 @@ SERIES = 4
 
 
 def svg(width: float, height: float, title: str, description: str, *parts: Part) -> Markup:
-    """A picture that says to screen readers what it shows; it shrinks with the window, and never grows."""
+    """Return a picture, described for screen readers; it shrinks with the window, and never grows."""
     return tag(
         "svg",
         tag("title", title),
@@ -34,7 +34,7 @@ def svg(width: float, height: float, title: str, description: str, *parts: Part)
 
 
 def number(value: float) -> str:
-    """A coordinate, short.
+    """Return a coordinate, short.
 
     >>> number(3.0), number(2.346)
     ('3', '2.3')
@@ -43,12 +43,12 @@ def number(value: float) -> str:
 
 
 def label(x: float, y: float, said: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
-    """Text in a picture."""
+    """Return text in a picture."""
     return tag("text", said, x=number(x), y=number(y), text_anchor=anchor, class_=class_)
 
 
 def short(name: str, most: int = 16) -> str:
-    """A name that fits; the full one belongs into a tooltip and the table beside.
+    """Return a name that fits; the full one belongs into a tooltip and the table beside.
 
     >>> short("a" * 40, 8)
     'aaaaaaa…'
@@ -57,12 +57,12 @@ def short(name: str, most: int = 16) -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    """A straight line."""
+    """Return a straight line."""
     return tag("line", x1=number(x1), y1=number(y1), x2=number(x2), y2=number(y2), class_=class_)
 
 
 def rect(x: float, y: float, width: float, height: float, class_: str, **more: object) -> Markup:
-    """A rectangle, with a tooltip if ``title`` is among ``more``."""
+    """Return a rectangle, with a tooltip if ``title`` is among ``more``."""
     title = more.pop("title", None)
     return tag(
         "rect",
@@ -77,7 +77,7 @@ def rect(x: float, y: float, width: float, height: float, class_: str, **more: o
 
 
 def marker(x: float, y: float, series: int, title: str, *, hollow: bool = False) -> Markup:
-    """A point of a series: each has a shape of its own."""
+    """Return a point of a series: each has a shape of its own."""
     r = 3.4
     shape = (
         f"M{number(x - r)},{number(y)} a{r},{r} 0 1,0 {2 * r},0 a{r},{r} 0 1,0 {-2 * r},0z",
@@ -92,7 +92,7 @@ def marker(x: float, y: float, series: int, title: str, *, hollow: bool = False)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers that cover a range, at most ``most`` steps.
+    """Return round numbers that cover a range, at most ``most`` steps.
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -112,7 +112,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def said(value: float) -> str:
-    """A number on an axis.
+    """Return a number on an axis.
 
     >>> said(0.25), said(1200.0), said(3.0)
     ('0.25', '1200', '3')
@@ -121,12 +121,12 @@ def said(value: float) -> str:
 
 
 def widest(names: Sequence[str], most: int = 16) -> float:
-    """Room for names at a picture's left, in pixels."""
+    """Return the room for names at a picture's left, in pixels."""
     return max((len(short(name, most)) for name in names), default=0) * CHARACTER
 
 
 def legend(names: Sequence[tuple[str, int]], x: float, y: float) -> Markup:
-    """A series' name beside its line, in one row; with each the kind of its series."""
+    """Return each series' name beside its line, in one row."""
     parts: list[Part] = []
     for name, kind in names:
         parts += [

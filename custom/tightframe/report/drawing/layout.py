@@ -82,7 +82,7 @@ dl>div{grid-template-columns:1fr;gap:0}}
 
 
 def page(title: str, kind: str, *parts: Part) -> str:
-    """A whole page.
+    """Return a whole page.
 
     Args:
         title: of the page.
@@ -104,12 +104,12 @@ def page(title: str, kind: str, *parts: Part) -> str:
 
 
 def notice(kind: str, *parts: Part) -> Markup:
-    """Something to be read first: ``good``, ``bad`` or ``warn``."""
+    """Return something to be read first: ``good``, ``bad`` or ``warn``."""
     return tag("div", *(tag("p", part) for part in parts), class_=f"said {kind}")
 
 
 def tiles(values: list[tuple[str, str]]) -> Markup:
-    """The few numbers that are looked for first: a value and what it is."""
+    """Return the few numbers that are looked for first: a value and what it is."""
     return tag(
         "div",
         *(tag("div", tag("b", value), tag("span", name), class_="tile") for value, name in values),

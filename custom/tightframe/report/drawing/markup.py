@@ -20,7 +20,7 @@ _EMPTY = frozenset(("meta", "br", "col"))
 
 
 def text(value: object) -> Markup:
-    """A value as text: escaped, and without characters that steer the display instead of being shown."""
+    """Return a value as text: escaped, with characters that would steer the display made visible."""
     shown = "".join(
         part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
         for part in str(value)
@@ -29,7 +29,7 @@ def text(value: object) -> Markup:
 
 
 def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
-    """An element; parts that are no markup are escaped, None is left out.
+    """Return an element; parts that are no markup are escaped, None is left out.
 
     Attributes: ``class_`` for ``class``, ``_`` for ``-``; None leaves one out.
 
@@ -47,14 +47,14 @@ def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
 
 
 def join(parts: Iterable[Part], between: str = "") -> Markup:
-    """Parts one after the other; those that are no markup are escaped."""
+    """Join parts; those that are no markup are escaped."""
     return Markup(
         between.join(part if isinstance(part, Markup) else text(part) for part in parts if part is not None)
     )
 
 
 def table(head: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str | None = None) -> Markup:
-    """A table that scrolls by itself where it is too wide; a row's first cell is its header."""
+    """Return a table that scrolls by itself where it is too wide; a row's first cell is its header."""
     body = [
         tag(
             "tr",
@@ -79,28 +79,28 @@ def table(head: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str 
 
 
 def facts(rows: Iterable[tuple[str, Part]]) -> Markup:
-    """Names and values, one under the other; a value of None is left out."""
+    """Return names and values, one under the other; a value of None is left out."""
     shown = [(name, value) for name, value in rows if value is not None]
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in shown))
 
 
 def listed(items: Iterable[Part]) -> Markup:
-    """A list of points."""
+    """Return a list of points."""
     return tag("ul", *(tag("li", item) for item in items))
 
 
 def section(title: str, *parts: Part) -> Markup:
-    """A part of the page under its title."""
+    """Return a part of the page under its title."""
     return tag("section", tag("h2", title), *parts)
 
 
 def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
-    """A picture and what it shows."""
+    """Return a picture and what it shows."""
     return tag(
         "figure", tag("div", picture, class_="scroll", tabindex="0"), tag("figcaption", caption), *parts
     )
 
 
 def folded(summary: str, *parts: Part) -> Markup:
-    """Long tables: closed on the screen, shown in print by the style."""
+    """Return a long table: closed on the screen, shown in print by the style."""
     return tag("details", tag("summary", summary), *parts)

@@ -16,7 +16,7 @@ _NARROW = 5.0
 
 
 def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
-    """A confusion matrix, rows true classes, each cell as dark as its share of its row.
+    """Draw a confusion matrix, rows true classes, each cell as dark as its share of its row.
 
     Args:
         title: what is shown.
@@ -93,7 +93,7 @@ KINDS = (
 def grid(
     title: str, silos: Sequence[str], exchanges: Sequence[str], cells: Sequence[Sequence[Cell]]
 ) -> Markup:
-    """Who took part in what: silos from top to bottom, exchanges from left to right.
+    """Draw who took part in what: silos from top to bottom, exchanges from left to right.
 
     Args:
         title: what is shown.
@@ -137,7 +137,7 @@ def grid(
 
 
 def _runs(cells: Sequence[Cell], *, apart: bool) -> list[tuple[int, int]]:
-    """First and last place of what is drawn as one: each cell, or neighbours of one kind."""
+    """Yield first and last place of what is drawn as one: each cell, or neighbours of one kind."""
     runs: list[tuple[int, int]] = []
     for i, cell in enumerate(cells):
         if runs and not apart and cells[i - 1].kind == cell.kind:

@@ -51,7 +51,7 @@ def lines(
     low: float | None = None,
     high: float | None = None,
 ) -> Markup:
-    """Lines over whole numbers; a missing value interrupts its line.
+    """Draw lines over whole numbers; a missing value interrupts its line.
 
     Args:
         title: what is shown.
@@ -90,7 +90,7 @@ def bars(
     rows: Sequence[tuple[str, str]],
     series: Sequence[tuple[str, Sequence[float | None]]],
 ) -> Markup:
-    """Bars of shares in [0, 1] from left to right: for each row one of every series.
+    """Draw bars of shares in [0, 1] from left to right: for each row one of every series.
 
     Args:
         title: what is shown.
@@ -137,7 +137,7 @@ def columns(
     *,
     x_name: str,
 ) -> Markup:
-    """Columns, those of the series on top of each other.
+    """Draw columns, those of the series on top of each other.
 
     Args:
         title: what is shown.
@@ -184,7 +184,7 @@ def columns(
 
 
 def spread(xs: Sequence[int], most: int = 14) -> list[int]:
-    """As many of these as there is room for, evenly, the first and the last among them.
+    """Return as many of these as there is room for, evenly, the first and the last among them.
 
     >>> spread(range(31), 6)
     [0, 6, 12, 18, 24, 30]
@@ -203,7 +203,7 @@ def _keys(names: Sequence[str], x: float) -> Markup:
 
 
 def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part]:
-    """A series' line, in pieces between what is missing, and its points."""
+    """Draw a series' line, in pieces between what is missing, and its points."""
     pieces: list[list[str]] = [[]]
     points: list[Part] = []
     marked = {*spread(range(len(xs)), _MOST_MARKERS)}

@@ -1,22 +1,22 @@
-"""Who took part: silos by exchange, who was missing and why, and what the protocol made of it."""
+"""Participation: silos by exchange, who was missing and why, and what the protocol made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tightframe.errors import REASONS
+from tightframe.errors import LATE, REASONS
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, facts, figure, section, table, tag
 from tightframe.report.drawing.matrix import ABSENT, FAILED, Cell
 from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import kept
 from tightframe.report.reading import ServerResults, Transcript
-from tightframe.report.values import Exchange, Outcome
-from tightframe.report.words import names, plural
+from tightframe.results.exchanges import Row, names
+from tightframe.results.outcome import Outcome
+from tightframe.results.words import plural
 
 _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
 """Codes of answers that were not given or not taken on purpose; others are failures."""
-_LATE = "TF-502"
 _ASSUMED = {"malicious": "malicious (any deviation)", "semi_honest": "semi-honest (curious only)"}
 """What the sums hold against, whatever the server really is."""
 _WHAT_TO_DO = tag("p", "docs/errors.md says of each code what to do.")
@@ -24,7 +24,7 @@ _SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed"
 
 
 def silos(found: ServerResults) -> Markup:
-    """The grid of silos and exchanges, and everyone who was missing."""
+    """Show the grid of silos and exchanges, and everyone who was missing."""
     outcome = found.outcome
     rows = [row for row in found.rows if row.asked]
     if not rows and outcome.not_enrolled:
@@ -67,7 +67,7 @@ def silos(found: ServerResults) -> Markup:
 
 
 def _only_asked(outcome: Outcome) -> Markup:
-    """Every silo of a run that ended before anything was summed."""
+    """List every silo of a run that ended before anything was summed."""
     roster = [*outcome.roster, *sorted(outcome.not_enrolled.keys() - set(outcome.roster))]
     body = [
         [name, outcome.not_enrolled[name], _why(outcome, name)]
@@ -84,22 +84,22 @@ def _only_asked(outcome: Outcome) -> Markup:
 
 
 def _why(outcome: Outcome, silo: str) -> str:
-    """Why a silo is not in the run, with the rules that it tells."""
+    """Say why a silo is not in the run, with the rules that it tells."""
     return "; ".join([reason(outcome.not_enrolled[silo]), *outcome.not_enrolled_rules.get(silo, [])])
 
 
 def reason(code: str) -> str:
-    """What a code means, in a few words."""
+    """Say in a few words what a code means."""
     return REASONS.get(code, "-")
 
 
 def coded(code: str) -> str:
-    """A code, and what it means where a few words say it."""
+    """Return a code, and what it means where a few words say it."""
     return f"{code} ({REASONS[code]})" if code in REASONS else code
 
 
 def sums(found: ServerResults) -> Markup:
-    """What the protocol needed and had in each sum; of plain sums the job's own minimum."""
+    """Show what the protocol needed and had in each sum; of plain sums the job's own minimum."""
     outcome, transcript = found.outcome, found.transcript
     said = tag("p", f"{outcome.sums[:1].upper()}{outcome.sums[1:]}.") if outcome.sums else None
     if transcript is None:
@@ -187,7 +187,7 @@ def _survivors(transcript: Transcript) -> list[Part]:
 
 
 def _keys(named: Sequence[tuple[str, str]]) -> str:
-    """What short names stand for that are no round's number."""
+    """Explain short names that are no round's number."""
     kinds = {brief: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()}
     return "".join(f"; {brief.partition('.')[0]}: {name}" for brief, name in kinds.items())
 
@@ -197,20 +197,20 @@ def _results(transcript: Transcript) -> str:
     return f"{len(transcript.sums) - failed} opened, {failed} not opened"
 
 
-def _everyone(found: ServerResults, rows: Sequence[Exchange]) -> list[str]:
-    """The roster, and whoever is named beside it, lest a wrong file hides a silo."""
+def _everyone(found: ServerResults, rows: Sequence[Row]) -> list[str]:
+    """Return the roster and whoever is named beside it, so that a wrong file hides no silo."""
     named = {silo for row in rows for silo in (*row.silos, *row.dropped)}
     return [*found.outcome.roster, *sorted(named - set(found.outcome.roster))]
 
 
-def _cell(silo: str, row: Exchange, where: str, absent: dict[str, str]) -> Cell:
+def _cell(silo: str, row: Row, where: str, absent: dict[str, str]) -> Cell:
     if silo in row.silos:
         return Cell("in", "", f"{silo}, {where}: answered")
     if silo in row.dropped:
         code = row.dropped[silo]
         kind, sign = (
             ("late", "L")
-            if code == _LATE
+            if code == LATE
             else ("refused", "R")
             if code.startswith(_REFUSALS)
             else ("out", FAILED)

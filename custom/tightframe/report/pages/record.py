@@ -9,9 +9,11 @@ from tightframe.report.drawing import plots
 from tightframe.report.drawing.markup import Markup, Part, facts, figure, listed, section, table, tag
 from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING, kept
-from tightframe.report.reading import SIMULATED_ROOT, TRANSCRIPT, ServerResults
-from tightframe.report.values import RoundPrivacy
-from tightframe.report.words import dotted, megabytes, names
+from tightframe.report.reading import ServerResults
+from tightframe.results.exchanges import names
+from tightframe.results.files import MODEL, SIMULATED_ROOT, TRANSCRIPT
+from tightframe.results.spent import Spent
+from tightframe.results.words import dotted, megabytes
 
 UNSET = {
     "sites_per_round": "all",
@@ -26,7 +28,7 @@ UNSET = {
 
 
 def privacy(found: ServerResults) -> Markup:
-    """Which rules held and which were off, what was promised, and what was spent as far as it may be told."""
+    """Show which rules held and which were off, the promise, and what was spent as far as it may be told."""
     outcome = found.outcome
     parts: list[Part] = [tag("p", "Which rules held, and which were off:"), listed(outcome.rules)]
     promise = outcome.privacy
@@ -58,7 +60,7 @@ def privacy(found: ServerResults) -> Markup:
     return section("Privacy", *parts)
 
 
-def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
+def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
     parts: list[Part] = []
     ranged = {number: item.range for number, item in told if item.range is not None}
     promised = {number: item.promised for number, item in told}
@@ -87,12 +89,9 @@ def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
         [
             str(number),
             MISSING if item.range is None else f"{item.range[0]:g} to {item.range[1]:g}",
-            "-" if item.promised is None else f"{item.promised:g}",
-            "-" if item.delta is None else f"{item.delta:g}",
-            ", ".join(
-                f"{entry.silos} up to {'any' if entry.up_to is None else format(entry.up_to, 'g')}"
-                for entry in item.histogram
-            )
+            f"{item.promised:g}",
+            f"{item.delta:g}",
+            ", ".join(f"{entry.silos} up to {entry.up_to:g}" for entry in item.histogram)
             + (f"{', ' if item.histogram else ''}{item.untold} told nothing" if item.untold else "")
             or "-",
             # In thousandths, rounded up by the silo itself.
@@ -105,7 +104,7 @@ def _spent(told: list[tuple[int, RoundPrivacy]]) -> list[Part]:
 
 
 def traffic(found: ServerResults) -> Markup | None:
-    """Seconds and bytes of each exchange."""
+    """Show seconds and bytes of each exchange."""
     rows = [row for row in found.rows if row.seconds or row.bytes_up or row.bytes_down]
     if not rows:
         return None
@@ -150,7 +149,7 @@ def traffic(found: ServerResults) -> Markup | None:
 
 
 def configuration(found: ServerResults) -> Markup:
-    """Every value of the job, as it held."""
+    """Show every value of the job, as it held."""
     job, whole = found.outcome.job, found.outcome.effective
     if not job:
         return section("Configuration", tag("p", "The results do not say what the job was."))
@@ -170,13 +169,13 @@ def configuration(found: ServerResults) -> Markup:
 
 
 def proof(found: ServerResults) -> Markup:
-    """Versions, hashes, and how the transcript is checked."""
+    """Show versions, hashes, and how the transcript is checked."""
     outcome, card, transcript = found.outcome, found.card, found.transcript
     start = card.initial_model if card else None
     parts: list[Part] = [
         facts(
             [
-                ("model.safetensors", _hash(card.model_sha256 if card else None)),
+                (MODEL, _hash(card.model_sha256 if card else None)),
                 ("pretrained start", _hash(start.sha256) if start else None),
                 ("job", _hash(outcome.job_sha256)),
                 ("transcript, last line", _hash(transcript.head) if transcript else None),
@@ -215,7 +214,7 @@ def _plain(value: Any) -> str:
 
 
 def _told(key: str, value: Any) -> str:
-    """One of a job's values in a cell.
+    """Return one of a job's values for a cell.
 
     >>> _told("prototype_sites", None), _told("method_options.lite_m", None), _told("model_options", {})
     ('all', 'not set', 'none')

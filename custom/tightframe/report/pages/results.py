@@ -1,4 +1,4 @@
-"""How good a model is: curves, recall, confusion; for the server's page and a silo's."""
+"""Metrics of models: curves, recall, confusion; for the server's page and a silo's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
 from tightframe.report.drawing.plots import Series
-from tightframe.report.values import Evaluation, Exchange, FoldMetrics
-from tightframe.report.words import metric, shown, with_interval
+from tightframe.results.evaluation import Evaluation, FoldMetrics
+from tightframe.results.exchanges import Row
+from tightframe.results.outcome import TOO_FEW
+from tightframe.results.words import metric, shown, with_interval
 
 MISSING = tag("span", "missing", class_="missing")
 NOISY = " that have enough noisy records to tell"
@@ -18,23 +20,23 @@ _PAIRS = 30
 
 
 def value(found: float | None, digits: int = 3) -> Part:
-    """A number of a table; what is missing is marked as missing."""
+    """Return a number for a table; what is missing is marked as missing."""
     return MISSING if found is None else shown(found, digits)
 
 
 def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
-    """A metric of a fold in a table; a noisy one with its interval and the classes that it is over."""
+    """Return a metric of a fold for a table; a noisy one with its interval and its classes."""
     found = None if fold is None else getattr(fold, name, None)
-    return MISSING if found is None or fold is None else metric(fold.told, name)
+    return MISSING if found is None or fold is None else metric(fold, name)
 
 
 def kept(rows: int, summary: str, content: Markup) -> Markup:
-    """A table as it is, or folded if it is long."""
+    """Return a table as it is, or folded if it is long."""
     return content if rows <= LONG else folded(summary, content)
 
 
-def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_models: bool = False) -> Markup:
-    """Loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds.
+def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models: bool = False) -> Markup:
+    """Show loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds.
 
     With ``own_models``, each silo's, there is an evaluation after the last round only.
     """
@@ -104,7 +106,7 @@ def curves(rows: Sequence[Exchange], roster: Sequence[str], done: int, *, own_mo
 def _in_numbers(
     models: Mapping[int, Evaluation | None], losses: Mapping[int, float], by: Sequence[str | None]
 ) -> Markup:
-    """Each round's model and losses, and who counted them (None: nobody)."""
+    """List each round's model and losses, and who counted them (None: nobody)."""
     body: list[list[Part]] = []
     for (x, found), judges in zip(sorted(models.items()), by, strict=True):
         folds = [None, None] if found is None else [found.validation, found.test]
@@ -123,7 +125,7 @@ def _in_numbers(
 
 
 def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") -> Markup:
-    """Recall by class, with the number of records."""
+    """Show recall by class, with the number of records."""
     classes = list(fold.recall)
     counts = [fold.class_records.get(name) for name in classes]
     limits = {name: f" [{low}, {high}]" for name, (low, high) in fold.class_records_interval.items()}
@@ -161,17 +163,17 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
 
 
 def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
-    """A class's recall; a noisy count of 0 does not say that there are no records."""
+    """Return a class's recall; a noisy count of 0 does not say that there are no records."""
     if fold.noisy:
         told = fold.recall[name]
-        return "too few to tell" if told is None else with_interval(told, fold.recall_interval.get(name))
+        return TOO_FEW if told is None else with_interval(told, fold.recall_interval.get(name))
     return "no records" if count == 0 else value(fold.recall[name])
 
 
 def confusion(
     classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str, model: str = "the final model"
 ) -> Markup:
-    """The confusion matrix, and in words what is mistaken most often."""
+    """Show the confusion matrix, and in words what is mistaken most often."""
     if len(counts) != len(classes) or any(len(row) != len(classes) for row in counts):
         return section("Confusion matrix", tag("p", "The matrix in the results does not fit its classes."))
     wrong = sorted(
@@ -206,7 +208,7 @@ def confusion(
 def side_by_side(
     models: Mapping[str, FoldMetrics | None], by_class: Mapping[str, Mapping[str, float | None]]
 ) -> Markup:
-    """Several models on the same records: their metrics, and recall by class.
+    """Show several models on the same records: their metrics, and recall by class.
 
     Args:
         models: name -> metrics; None where the model has only its recall.

@@ -9,12 +9,13 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import participation, record, results
 from tightframe.report.reading import ServerResults
-from tightframe.report.values import Evaluation, FoldMetrics, Outcome
-from tightframe.report.words import metric, one_answer, plural, sentence, shown
+from tightframe.results.evaluation import Evaluation, FoldMetrics
+from tightframe.results.outcome import Outcome
+from tightframe.results.words import metric, one_answer, plural, sentence, shown
 
 
 def page(found: ServerResults) -> str:
-    """The whole page."""
+    """Return the whole page."""
     outcome = found.outcome
     final = outcome.evaluation
     parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
@@ -49,7 +50,7 @@ def page(found: ServerResults) -> str:
 
 
 def in_words(found: ServerResults) -> str:
-    """What the run was, how it ended and how good the model is, in one paragraph."""
+    """Describe the run, its end and its model in one paragraph."""
     outcome = found.outcome
     data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
     done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')}"
@@ -72,16 +73,16 @@ def in_words(found: ServerResults) -> str:
         noisy = "noisy " if test.noisy else ""
         said.append(
             f"On {_records(found)} of {_whose(found)} {model_named(outcome)} {noisy}balanced accuracy "
-            f"{metric(test.told, 'balanced_accuracy')} and AUROC {metric(test.told, 'auroc')}"
+            f"{metric(test, 'balanced_accuracy')} and AUROC {metric(test, 'auroc')}"
             + (
                 f"; on {_number(validation, 'validation record')}, "
-                f"{metric(validation.told, 'balanced_accuracy')} "
-                f"and {metric(validation.told, 'auroc')}."
+                f"{metric(validation, 'balanced_accuracy')} "
+                f"and {metric(validation, 'auroc')}."
                 if validation.records or validation.noisy
                 else "; no validation records could be counted."
             )
         )
-        if (answer := one_answer(test.told["one_answer"])) is not None:
+        if (answer := one_answer(test.one_answer)) is not None:
             said.append(f"On the test records {answer}.")
     else:
         said.append(f"Its test metrics are missing: {why_missing(found)}.")
@@ -89,14 +90,14 @@ def in_words(found: ServerResults) -> str:
 
 
 def _without(outcome: Outcome) -> str:
-    """Whom the run had lost when it ended."""
+    """Name the silos that the run had lost when it ended."""
     if not outcome.lost:
         return ","
     return f", the last of them without {sentence(sorted(outcome.lost))},"
 
 
 def _models(job: Mapping[str, Any]) -> str:
-    """What was trained: the job's model, and those of silos that have others."""
+    """Name what was trained: the job's model, and those of silos that have others."""
     model, others = job.get("model"), job.get("site_models")
     if not isinstance(others, Mapping) or not others:
         return f"the model {model}" if model else "a model"
@@ -106,14 +107,14 @@ def _models(job: Mapping[str, Any]) -> str:
 
 
 def model_named(outcome: Outcome) -> str:
-    """What the metrics are of, and its verb."""
+    """Name what the metrics are of, with its verb."""
     if outcome.own_models:
         return "the silos' own models, each on its silo's records, have (there is no global model)"
     return "the final model has"
 
 
 def why_missing(found: ServerResults) -> str:
-    """Why the server has no evaluation of the final model."""
+    """Say why the server has no evaluation of the final model."""
     outcome = found.outcome
     if not outcome.trained:
         return "training did not end" if outcome.own_models else "there is no final model"
@@ -157,7 +158,7 @@ def _notices(found: ServerResults) -> list[Part]:
     if told is not None and told.noisy:
         notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(told)))
     if told is not None and outcome.evaluation is not None:
-        answer = one_answer(told.told["one_answer"])
+        answer = one_answer(told.one_answer)
         if answer is not None and told.one_answer is not None:
             title = "One answer." if told.one_answer.certain else "Perhaps one answer only."
             notices.append(layout.notice("warn", tag("b", title), f"On the test records {answer}."))
@@ -174,7 +175,7 @@ def _notices(found: ServerResults) -> list[Part]:
 
 
 def _noise(test: FoldMetrics) -> str:
-    """What noisy numbers are worth."""
+    """Say how noisy the numbers are."""
     limits = (
         ""
         if test.level is None
@@ -218,8 +219,8 @@ def _tiles(found: ServerResults) -> Markup:
 
 
 def _limits(test: FoldMetrics, name: str) -> str:
-    """What belongs to a noisy number beside its value: its interval, and over how many classes it is."""
-    text, value = metric(test.told, name), shown(getattr(test, name))
+    """Return the interval of a noisy number, and how many classes it is over."""
+    text, value = metric(test, name), shown(getattr(test, name))
     return f": {text.removeprefix(value).lstrip(', ')}" if text != value else ""
 
 
@@ -228,7 +229,7 @@ def _brackets(limits: Sequence[int]) -> str:
 
 
 def _number(fold: FoldMetrics, noun: str) -> str:
-    """How many records, with the limits of their noise."""
+    """Count records, with the limits of their noise."""
     if not fold.noisy:
         return f"the {plural(fold.records, noun)}"
     limits = "" if fold.records_interval is None else _brackets(fold.records_interval)
@@ -307,7 +308,7 @@ def _whose(found: ServerResults) -> str:
 
 
 def _same(outcome: Outcome) -> int:
-    """Test records that several silos have in common and count each for itself; 0 where each has its own."""
+    """Count the test records that several silos have in common; 0 where each has its own."""
     silos = len(outcome.evaluated_by)
     if outcome.evaluation is None or outcome.evaluation.test.noisy or not outcome.test_shared or silos < 2:
         return 0

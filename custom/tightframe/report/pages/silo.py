@@ -8,16 +8,18 @@ from collections.abc import Mapping, Sequence
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import results
-from tightframe.report.reading import SiloReport, SiloResults
-from tightframe.report.values import FoldMetrics, SiloModel, SiloPersonal
-from tightframe.report.words import one_answer, plural, shown
-from tightframe.rounding import rounded_up
+from tightframe.report.reading import SiloResults
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.files import MODEL
+from tightframe.results.files import PERSONAL as PERSONAL_MODEL
+from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
+from tightframe.results.words import one_answer, plural, rounded_up, shown
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
 
 def page(found: SiloResults) -> str:
-    """The whole page."""
+    """Return the whole page."""
     report = found.report
     test = report.final.test
     parts: list[Part] = [
@@ -56,12 +58,12 @@ def page(found: SiloResults) -> str:
 
 
 def _one_answers(report: SiloReport) -> list[str]:
-    """Which of the models give one answer, in sentences."""
-    told = {_final_model(report): report.final.test.told["one_answer"]}
+    """Name in sentences the models that give one answer."""
+    told = {_final_model(report): report.final.test.one_answer}
     if report.local_only is not None:
-        told["the local-only model"] = report.local_only.test.told["one_answer"]
+        told["the local-only model"] = report.local_only.test.one_answer
     if report.personal is not None and report.personal.one_answer is not None:
-        told["the personal model"] = report.personal.one_answer.model_dump(by_alias=True)
+        told["the personal model"] = report.personal.one_answer
     return [
         f"On this silo's test records {answer.replace('the model', name, 1)}."
         for name, values in told.items()
@@ -70,7 +72,7 @@ def _one_answers(report: SiloReport) -> list[str]:
 
 
 def in_words(report: SiloReport) -> str:
-    """How the models compare on the silo's own test records, in one paragraph."""
+    """Compare the models on the silo's own test records in one paragraph."""
     test = report.final.test
     said = [
         f"{report.silo} has {plural(sum(report.records.train.values()), 'training record')} "
@@ -101,7 +103,7 @@ def in_words(report: SiloReport) -> str:
 
 
 def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
-    """Recall by class of each model that there is."""
+    """Return recall by class of each model that there is."""
     found: dict[str, Mapping[str, float | None]] = {_final(report): report.final.test.recall}
     if report.local_only is not None:
         found[LOCAL] = report.local_only.test.recall
@@ -112,7 +114,7 @@ def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
 
 
 def _final(report: SiloReport) -> str:
-    """How the model is called that the last round has left here."""
+    """Name the model that the last round has left here."""
     return OWN if report.own_model else GLOBAL
 
 
@@ -121,7 +123,7 @@ def _final_model(report: SiloReport) -> str:
 
 
 def balanced(confusion: Sequence[Sequence[int]]) -> float | None:
-    """The mean recall of the classes that have records."""
+    """Return the mean recall of the classes that have records."""
     there = [share for share in _shares(confusion) if share is not None]
     return sum(there) / len(there) if there else None
 
@@ -256,8 +258,8 @@ def _hashes(report: SiloReport) -> Markup:
         facts(
             [
                 ("architecture", _architecture(report.model) if report.model else None),
-                ("model.safetensors", tag("code", report.model_sha256)),
-                ("personal_model.safetensors", tag("code", own.model_sha256) if own else None),
+                (MODEL, tag("code", report.model_sha256)),
+                (PERSONAL_MODEL, tag("code", own.model_sha256) if own else None),
             ]
         ),
         tag("p", f"Hashes are SHA-256; {whose}."),
@@ -265,7 +267,7 @@ def _hashes(report: SiloReport) -> Markup:
 
 
 def _architecture(model: SiloModel) -> str:
-    """A backbone and its options, as the job has them.
+    """Describe a backbone and its options, as the job has them.
 
     >>> _architecture(SiloModel(model="mlp", model_options={"widths": [32, 8]}))
     'mlp (widths: [32, 8])'

@@ -17,9 +17,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.rounding import rounded_up
+from tightframe.results.spent import Bin, Spent
+from tightframe.results.words import plural, rounded_up
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.private_view import PrivateSilo
@@ -123,72 +124,6 @@ def thousandths(epsilon: float) -> int:
     return int(Decimal(rounded_up(epsilon)) * UNIT)
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What the server read in one round.
-
-    Attributes:
-        round: up to and including which the charges count.
-        promised: the most that the job may cost each silo.
-        delta: of all epsilons here.
-        silos: in the sum.
-        bins: how many of them lie in each range of ``EDGES``.
-        shown: silo -> its own epsilon, rounded up, of those that tell it.
-    """
-
-    round: int
-    promised: float
-    delta: float
-    silos: int
-    bins: tuple[int, ...]
-    shown: Mapping[str, float]
-
-    @property
-    def untold(self) -> int:
-        """Silos in the sum whose policy tells nothing."""
-        return self.silos - sum(self.bins)
-
-    @property
-    def ranges(self) -> list[tuple[float, float, int]]:
-        """(above, up to, silos) of each range with silos in it; no silo passes the job's promise."""
-        ends = itertools.pairwise((0.0, *EDGES))
-        return [
-            (low, min(high, self.promised), count)
-            for (low, high), count in zip(ends, self.bins, strict=True)
-            if count
-        ]
-
-    @property
-    def range(self) -> tuple[float, float] | None:
-        """Above what and up to what all that is told lies; None if no silo tells anything."""
-        found = self.ranges
-        return (found[0][0], found[-1][1]) if found else None
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "round": self.round,
-            "promised": self.promised,
-            "delta": self.delta,
-            "range": None if self.range is None else list(self.range),
-            "histogram": [{"above": low, "up_to": high, "silos": count} for low, high, count in self.ranges],
-            "untold": self.untold,
-            "shown": dict(sorted(self.shown.items())),
-        }
-
-    def __str__(self) -> str:
-        """One line for people."""
-        parts = [f"{_silos(count)} up to epsilon {high:g}" for _, high, count in self.ranges]
-        text = ", ".join(parts) or "not told"
-        # In thousandths already, and rounded up by the silo.
-        told = [f"{site} shows {value:.3f}" for site, value in sorted(self.shown.items())]
-        if self.untold and parts:
-            told.append(f"{_silos(self.untold)} told nothing")
-        return "; ".join(
-            [f"privacy spent: {text} (delta {self.delta:g}, at most {self.promised:g} promised)", *told]
-        )
-
-
 def split(totals: Totals) -> tuple[Totals, dict[str, NDArray[np.float64]]]:
     """What a round tells of epsilon, and what its method gets."""
     own = {name: value for name, value in totals.items() if name in (BINS, SHOWN)}
@@ -228,16 +163,51 @@ def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_num
         or any(count > bins[place] for place, count in ranges.items())
     ):
         raise ValueError(
-            f"Expected a histogram of {_silos(len(cohort))} within epsilon {privacy.epsilon:g}, and exact "
-            f"numbers of some of them, but got {bins.tolist()} and {numbers.tolist()}."
+            f"Expected a histogram of {plural(len(cohort), 'silo')} within epsilon {privacy.epsilon:g}, and "
+            f"exact numbers of some of them, but got {bins.tolist()} and {numbers.tolist()}."
         )
+    return spent(
+        round_number,
+        privacy.epsilon,
+        privacy.delta,
+        len(cohort),
+        [int(value) for value in bins],
+        {site: value / UNIT for site, value in told.items()},
+    )
+
+
+def spent(
+    round_number: int,
+    promised: float,
+    delta: float,
+    silos: int,
+    bins: Sequence[int],
+    shown: Mapping[str, float],
+) -> Spent:
+    """Return what silos told in one round.
+
+    Args:
+        round_number: up to and including which the charges count.
+        promised: the most that the job may cost each silo, which none passes.
+        delta: of all epsilons here.
+        silos: in the sum.
+        bins: how many of them lie in each range of ``EDGES``.
+        shown: silo -> its own epsilon, rounded up, of those that tell it.
+    """
+    ends = itertools.pairwise((0.0, *EDGES))
+    histogram = tuple(
+        Bin(above=low, up_to=min(high, promised), silos=count)
+        for (low, high), count in zip(ends, bins, strict=True)
+        if count
+    )
     return Spent(
         round=round_number,
-        promised=privacy.epsilon,
-        delta=privacy.delta,
-        silos=len(cohort),
-        bins=tuple(int(value) for value in bins),
-        shown={site: value / UNIT for site, value in told.items()},
+        promised=promised,
+        delta=delta,
+        range=(histogram[0].above, histogram[-1].up_to) if histogram else None,
+        histogram=histogram,
+        untold=silos - sum(bins),
+        shown=dict(sorted(shown.items())),
     )
 
 
@@ -245,7 +215,3 @@ def _privacy(job: JobConfig) -> Privacy:
     if job.privacy is None:
         raise ValueError("Expected a job with `privacy`, but it has none.")
     return job.privacy
-
-
-def _silos(count: int) -> str:
-    return f"{count} silo" if count == 1 else f"{count} silos"

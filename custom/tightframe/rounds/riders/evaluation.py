@@ -30,6 +30,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 
 if TYPE_CHECKING:
@@ -182,14 +183,13 @@ def count(
     return totals
 
 
-def summarise(totals: Totals, class_names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Compute the metrics of each fold from the totals over all silos, as plain JSON values.
+def summarise(totals: Totals, class_names: tuple[str, ...]) -> Evaluation:
+    """Compute the metrics of each fold from the totals over all silos.
 
-    Undefined values (a class without records) are None. Per fold: ``records``, ``loss``,
-    ``accuracy``, ``balanced_accuracy``, ``recall`` by class, ``confusion`` (rows are true classes),
-    ``auroc`` and ``average_precision`` (macro mean over classes present, from score histograms).
+    Undefined values (a class without records) are None. ``auroc`` and ``average_precision`` are macro
+    means over the classes present, from score histograms.
     """
-    return {
+    folds = {
         fold: _fold_metrics(
             np.rint(totals[f"evaluation/{fold}/confusion"]).astype(np.int64),
             np.rint(totals[f"evaluation/{fold}/scores"]).astype(np.int64),
@@ -198,6 +198,7 @@ def summarise(totals: Totals, class_names: tuple[str, ...]) -> dict[str, dict[st
         )
         for fold in FOLDS
     }
+    return Evaluation(validation=folds["validation"], test=folds["test"])
 
 
 def split_totals(totals: Totals) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.float64]]]:
@@ -206,46 +207,46 @@ def split_totals(totals: Totals) -> tuple[dict[str, NDArray[np.float64]], dict[s
     return own, {name: value for name, value in totals.items() if name not in own}
 
 
-def local_metrics(tensors: Tensors, class_names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def local_metrics(tensors: Tensors, class_names: tuple[str, ...]) -> Evaluation:
     """Compute ``summarise`` of one silo's own counts, for the report that stays at the silo."""
     return summarise({name: value.numpy() for name, value in tensors.items()}, class_names)
 
 
 def _fold_metrics(
     confusion: NDArray[np.int64], scores: NDArray[np.int64], loss: float, class_names: tuple[str, ...]
-) -> dict[str, Any]:
+) -> FoldMetrics:
     records = int(confusion.sum())
     if records == 0:
-        return {"records": 0}
+        return FoldMetrics(records=0)
     recall = metrics.per_class_recall(confusion)
-    return {
-        "records": records,
-        "loss": loss / records,
-        "accuracy": _number(metrics.accuracy(confusion)),
-        "balanced_accuracy": _number(metrics.balanced_accuracy(confusion)),
-        "recall": {name: _number(value) for name, value in zip(class_names, recall, strict=True)},
-        "class_records": dict(zip(class_names, confusion.sum(1).tolist(), strict=True)),
-        "one_answer": one_answer(confusion, class_names),
-        "confusion": confusion.tolist(),
-        "auroc": _number(metrics.macro_mean(metrics.auroc(scores))),
-        "average_precision": _number(metrics.macro_mean(metrics.average_precision(scores))),
-    }
+    return FoldMetrics(
+        records=records,
+        loss=loss / records,
+        accuracy=_number(metrics.accuracy(confusion)),
+        balanced_accuracy=_number(metrics.balanced_accuracy(confusion)),
+        recall={name: _number(value) for name, value in zip(class_names, recall, strict=True)},
+        class_records=dict(zip(class_names, confusion.sum(1).tolist(), strict=True)),
+        one_answer=one_answer(confusion, class_names),
+        confusion=confusion.tolist(),
+        auroc=_number(metrics.macro_mean(metrics.auroc(scores))),
+        average_precision=_number(metrics.macro_mean(metrics.average_precision(scores))),
+    )
 
 
-def one_answer(confusion: NDArray[np.int64], class_names: Sequence[str]) -> dict[str, Any] | None:
-    """Return ``metrics.one_answer`` as plain values; None if the model gives more than one answer.
+def one_answer(confusion: NDArray[np.int64], class_names: Sequence[str]) -> OneAnswer | None:
+    """Return ``metrics.one_answer`` with the class's name.
 
     Args:
         confusion: counts (C, C), rows are true classes.
         class_names: names of the C classes.
 
     >>> one_answer(np.array([[5, 0], [3, 0]]), ["a", "b"])
-    {'class': 'a', 'share': 1.0, 'interval': None, 'certain': True}
+    OneAnswer(of_class='a', share=1.0, interval=None, certain=True)
     """
     answer = metrics.one_answer(confusion)
     if answer is None:
         return None
-    return {"class": class_names[answer[0]], "share": answer[1], "interval": None, "certain": True}
+    return OneAnswer(of_class=class_names[answer[0]], share=answer[1], interval=None, certain=True)
 
 
 def _number(value: Any) -> float | None:

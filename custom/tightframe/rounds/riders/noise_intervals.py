@@ -117,6 +117,6 @@ def area(histograms: Floats, numbers: Floats) -> Floats:
     return areas
 
 
-def cut(low: float, high: float) -> list[float]:
-    """Clip the limits of a share to [0, 1], as plain values."""
-    return [min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)]
+def cut(low: float, high: float) -> tuple[float, float]:
+    """Clip the limits of a share to [0, 1]."""
+    return min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,21 +14,13 @@ from tightframe.metrics import NEARLY_ALL
 from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
-from tightframe.report.words import metric, one_answer, with_interval
+from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation, noise_intervals
 from tightframe.rounds.riders.evaluation import FOLDS
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
-
-COUNT_FLOOR = 20.0
-"""A class with fewer noisy records is too small for a metric."""
-DEVIATIONS = 3.0
-"""Neither is a metric computed from a count below this many standard deviations of its own noise."""
-TOO_FEW = "too few to tell"
-CERTAIN_SHARE = 0.9
-"""Share of records, at its lower limit, from which on a model certainly gives one answer."""
 
 
 def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
@@ -75,10 +67,18 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
     return made
 
 
+COUNT_FLOOR = 20.0
+"""A class with fewer noisy records is too small for a metric."""
+DEVIATIONS = 3.0
+"""Neither is a metric computed from a count below this many standard deviations of its own noise."""
+CERTAIN_SHARE = 0.9
+"""Share of records, at its lower limit, from which on a model certainly gives one answer."""
+
+
 def summarise(
     totals: Totals, config: EvaluationConfig, class_names: Sequence[str], *, silos: int, honest: int
-) -> dict[str, dict[str, Any]]:
-    """Compute the metrics of each fold from opened noisy totals, as plain JSON values; see ``_fold``.
+) -> Evaluation:
+    """Compute the metrics of each fold from opened noisy totals; see ``_fold``.
 
     Args:
         totals: the fields ``evaluation/...``.
@@ -89,7 +89,7 @@ def summarise(
     """
     cell = evaluation_totals.cell_deviation(config, silos=silos, honest=honest)
     bin_deviation = cell * config.confusion_units / config.score_units
-    read: dict[str, dict[str, Any]] = {}
+    read: dict[str, FoldMetrics] = {}
     for fold in FOLDS:
         units = {
             name: config.as_units(totals[f"evaluation/{fold}/{name}"]) for name in ("confusion", "scores")
@@ -97,7 +97,7 @@ def summarise(
         confusion = units["confusion"] / config.confusion_units
         scores = units["scores"] / config.score_units
         read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation)
-    return read
+    return Evaluation(validation=read["validation"], test=read["test"])
 
 
 def _fold(
@@ -106,7 +106,7 @@ def _fold(
     class_names: Sequence[str],
     cell: float,
     bin_deviation: float,
-) -> dict[str, Any]:
+) -> FoldMetrics:
     """Compute the metrics of one fold.
 
     ``noise_deviation`` is the standard deviation in one cell of the confusion matrix, in records. ``recall``
@@ -121,28 +121,28 @@ def _fold(
     floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(classes))
     total, right = float(confusion.sum()), float(np.trace(confusion))
     known = total >= max(COUNT_FLOOR, DEVIATIONS * cell * classes)
-    return {
-        "noisy": True,
-        "noise_deviation": cell,
-        "level": noise_intervals.LEVEL,
-        "class_floor": floor,
-        "records": max(0, round(total)),
-        "records_interval": _records(total, cell * classes),
-        "loss": None,
-        "accuracy": float(np.clip(right / total, 0.0, 1.0)) if known else None,
-        "accuracy_interval": _accuracy(right, total, cell, classes) if known else None,
+    return FoldMetrics(
+        noisy=True,
+        noise_deviation=cell,
+        level=noise_intervals.LEVEL,
+        class_floor=floor,
+        records=max(0, round(total)),
+        records_interval=_records(total, cell * classes),
+        loss=None,
+        accuracy=float(np.clip(right / total, 0.0, 1.0)) if known else None,
+        accuracy_interval=_accuracy(right, total, cell, classes) if known else None,
         **_recall(hits, row, class_names, cell, floor),
-        "class_records": {
+        class_records={
             name: max(0, round(value)) for name, value in zip(class_names, row.tolist(), strict=True)
         },
-        "class_records_interval": {
+        class_records_interval={
             name: _records(value, cell * math.sqrt(classes))
             for name, value in zip(class_names, row.tolist(), strict=True)
         },
         **_areas(confusion, scores, cell, bin_deviation),
-        "average_precision": None,
-        "one_answer": _one_answer(confusion, class_names, cell) if known else None,
-    }
+        average_precision=None,
+        one_answer=_one_answer(confusion, class_names, cell) if known else None,
+    )
 
 
 def _recall(
@@ -191,13 +191,13 @@ def _recall(
     }
 
 
-def _records(count: float, noise: float) -> list[int]:
+def _records(count: float, noise: float) -> tuple[int, int]:
     """Return the limits of a number of records, neither below 0."""
     reach = noise_intervals.NORMAL * noise
-    return [max(0, math.floor(count - reach)), max(0, math.ceil(count + reach))]
+    return max(0, math.floor(count - reach)), max(0, math.ceil(count + reach))
 
 
-def _accuracy(right: float, total: float, cell: float, classes: int) -> list[float]:
+def _accuracy(right: float, total: float, cell: float, classes: int) -> tuple[float, float]:
     wrong_noise = cell * math.sqrt(classes**2 - classes)
     low, high = noise_intervals.share(
         np.array([right]), np.array([total - right]), cell * math.sqrt(classes), wrong_noise
@@ -228,9 +228,7 @@ def _areas(
     }
 
 
-def _one_answer(
-    confusion: NDArray[np.float64], class_names: Sequence[str], cell: float
-) -> dict[str, Any] | None:
+def _one_answer(confusion: NDArray[np.float64], class_names: Sequence[str], cell: float) -> OneAnswer | None:
     """Return the class that a model may predict for all records, within the noise; None if it does not.
 
     The test uses the records of all *other* classes: the share for which the model predicts that class too.
@@ -247,60 +245,9 @@ def _one_answer(
     )
     if high[0] < NEARLY_ALL:
         return None
-    return {
-        "class": class_names[answer],
-        "share": float(np.clip(part / (part + rest), 0.0, 1.0)) if part + rest > 0 else None,
-        "interval": noise_intervals.cut(float(low[0]), float(high[0])),
-        "certain": bool(low[0] >= CERTAIN_SHARE),
-    }
-
-
-def is_noisy(evaluation: Mapping[str, Any] | None) -> bool:
-    """Check whether a row's evaluation is noisy."""
-    return evaluation is not None and bool(evaluation["test"].get("noisy"))
-
-
-def round_words(test: Mapping[str, Any]) -> str:
-    """Describe a model's metrics on the test fold in one line."""
-    answer = one_answer(test.get("one_answer"))
-    metrics = ", ".join(
-        f"noisy {name.replace('_', ' ')} {metric(test, name)}" for name in ("balanced_accuracy", "accuracy")
+    return OneAnswer(
+        of_class=class_names[answer],
+        share=float(np.clip(part / (part + rest), 0.0, 1.0)) if part + rest > 0 else None,
+        interval=noise_intervals.cut(float(low[0]), float(high[0])),
+        certain=bool(low[0] >= CERTAIN_SHARE),
     )
-    return "; ".join([metrics, *([] if answer is None else [answer]), noise_words(test)])
-
-
-def noise_words(test: Mapping[str, Any]) -> str:
-    """Say how much noise there is, and what the brackets mean."""
-    return (
-        f"noise of {test['noise_deviation']:.1f} records (standard deviation) in each confusion cell; in "
-        f"brackets the {test['level']:.0%} interval of the exact value, for the noise alone"
-    )
-
-
-def screen_lines(test: Mapping[str, Any], whose: str, course: Sequence[tuple[int, Any]]) -> list[str]:
-    """Return the lines of the last screen.
-
-    Args:
-        test: metrics of the last model on the test fold.
-        whose: silos of the records, in words.
-        course: round and evaluation of each evaluated model.
-    """
-    low, high = test["records_interval"]
-    lines = [
-        f" Test records of {whose} (about {test['records']} [{low}, {high}], noisy):",
-        f"   noisy balanced accuracy {metric(test, 'balanced_accuracy')}",
-        f"   noisy accuracy {metric(test, 'accuracy')}",
-        f"   noisy AUROC {metric(test, 'auroc')}",
-    ]
-    if (answer := one_answer(test.get("one_answer"))) is not None:
-        lines.append(f"   NOTE: {answer}")
-    lines.append(f"   {noise_words(test)}")
-    lines.append(f"   below {test['class_floor']:.0f} noisy records a class has {TOO_FEW}")
-    if len(course) > 1:
-        lines.append(" Noisy balanced accuracy by round:")
-        lines += [f"   {number}: {metric(item['test'], 'balanced_accuracy')}" for number, item in course]
-    lines.append(" Noisy recall:")
-    for name, value in test["recall"].items():
-        shown = TOO_FEW if value is None else with_interval(value, test["recall_interval"][name], digits=2)
-        lines.append(f"   {name} {shown}")
-    return [*lines, " Exact test metrics: at each silo, in its own local_report.json"]

@@ -13,7 +13,7 @@ and about half a percentage point in a mean over four.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+from tightframe.results.files import PERSONAL
+from tightframe.results.local_report import SiloPersonal
+from tightframe.results.outcome import Personal
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.evaluation import one_answer
@@ -46,9 +49,6 @@ Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
 NOTE = "personal"
 """Name of the note that holds the result of ``summarise``."""
-KEPT = "personal_model.safetensors"
-"""The personal model's file in the silo's run folder."""
-
 ACCURACY = "personal/accuracy"
 VALID_CLASSES = "personal/valid_classes"
 LABEL_SHARE = "personal/label_share"
@@ -106,12 +106,19 @@ def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> di
         silo.class_counts("train"),
         setup.dataset.num_classes,
     )
-    sha256 = save_tensors(context.run_dir / KEPT, model.state_dict(), mode=0o600)
-    results = {name.removeprefix("personal/"): float(value) for name, value in tensors.items()}
-    answer = one_answer(confusion, setup.dataset.class_names)
-    details = {"model_sha256": sha256, "confusion": confusion.tolist(), "one_answer": answer}
-    silo.add_to_report("personal", details | results)
-    context.log.info("%s: personal model (this silo's own): %s", silo.name, context.run_dir / KEPT)
+    path = context.run_dir / PERSONAL
+    made = SiloPersonal(
+        model_sha256=save_tensors(path, model.state_dict(), mode=0o600),
+        confusion=confusion.tolist(),
+        one_answer=one_answer(confusion, setup.dataset.class_names),
+        accuracy=float(tensors[ACCURACY]),
+        silos=float(tensors[SILOS]),
+        valid_classes=float(tensors[VALID_CLASSES]),
+        label_share=float(tensors[LABEL_SHARE]),
+        judged=float(tensors[JUDGED]),
+    )
+    silo.add_to_report(personal=made)
+    context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
     return tensors
 
 
@@ -191,8 +198,8 @@ def blank(tensors: Tensors) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(value) for name, value in tensors.items()}
 
 
-def summarise(totals: Totals) -> dict[str, Any] | None:
-    """Compute means over silos from the totals, as plain JSON values; None for fewer than three silos.
+def summarise(totals: Totals) -> Personal | None:
+    """Compute means over silos from the totals; None for fewer than three silos.
 
     ``accuracy`` is the mean over ``silos`` silos; ``valid_classes`` and ``label_share`` are means over
     those that have both, None where fewer than three do: such a mean is close to one silo's own value.
@@ -201,8 +208,10 @@ def summarise(totals: Totals) -> dict[str, Any] | None:
     judged = round(float(totals.get(JUDGED, 0.0)))
     if silos < MIN_HOLDERS:
         return None
-    named = {"valid_classes": VALID_CLASSES, "label_share": LABEL_SHARE}
-    shares = {
-        key: float(totals[name]) / judged if judged >= MIN_HOLDERS else None for key, name in named.items()
-    }
-    return {"accuracy": float(totals[ACCURACY]) / silos, "silos": silos} | shares
+    valid, share = (
+        float(totals[name]) / judged if judged >= MIN_HOLDERS else None
+        for name in (VALID_CLASSES, LABEL_SHARE)
+    )
+    return Personal(
+        accuracy=float(totals[ACCURACY]) / silos, silos=silos, valid_classes=valid, label_share=share
+    )

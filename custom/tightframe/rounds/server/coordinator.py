@@ -18,12 +18,14 @@ from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, ServerState, advance
-from tightframe.report.words import plural
+from tightframe.results.exchanges import Row
+from tightframe.results.files import MODEL, WritePage
+from tightframe.results.model_card import InitialModel
+from tightframe.results.outcome import Ended
+from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
-from tightframe.rounds.outcome import Outcome
 from tightframe.rounds.plan import AFTER, CLOSING, PERSONAL, Exchange
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server import exchanges, resume
 from tightframe.rounds.server.exchanges import Exchanges
 from tightframe.rounds.server.record import RunRecord
@@ -45,7 +47,7 @@ class Result:
     """Result of a finished run, for the process that ran it."""
 
     state: ServerState
-    outcome: Outcome
+    outcome: Ended
 
 
 class Coordinator:
@@ -60,6 +62,7 @@ class Coordinator:
         stopped: checkpoint of the run that the job resumes.
         log: of the server.
         on_round: called with the row of each exchange.
+        write_page: writes the page of the results; without it there is none.
     """
 
     def __init__(
@@ -73,11 +76,12 @@ class Coordinator:
         stopped: Path | None = None,
         log: logging.Logger | None = None,
         on_round: Callable[[Row], None] | None = None,
+        write_page: WritePage | None = None,
     ) -> None:
         self.setup = setup
         self.folder = folder
         self.log = log or logging.getLogger("tightframe.run")
-        self.record = RunRecord(folder, setup, self.log)
+        self.record = RunRecord(folder, setup, self.log, write_page)
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped
@@ -124,7 +128,7 @@ class Coordinator:
             self._baseline(transport)
         return result
 
-    def _finish(self, reason: str | None) -> Outcome:
+    def _finish(self, reason: str | None) -> Ended:
         self.record.sums = self._sums.describe()
         if self._transcript is not None:
             self._transcript.end(reason)
@@ -151,7 +155,7 @@ class Coordinator:
         state = self._after(transport, state)
         sha256 = None
         if self.setup.method.own_model is None:
-            sha256 = checkpoint.save_tensors(self.folder / "model.safetensors", state.model)
+            sha256 = checkpoint.save_tensors(self.folder / MODEL, state.model)
         self.record.write_card(sha256)
         self.record.trained = True
         self._close(transport, state)
@@ -218,7 +222,7 @@ class Coordinator:
             model = self.setup.setting.build_model()
             model.load_state_dict(dict(state.model))
             loaded = load_initial(model, Path(self._initial_model))
-            self.record.initial_model = {"sha256": loaded.sha256, "fresh": list(loaded.fresh)}
+            self.record.initial_model = InitialModel(sha256=loaded.sha256, fresh=list(loaded.fresh))
             self.log.info(
                 "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
             )
@@ -286,7 +290,7 @@ class Coordinator:
         if exchange.counts_only:
             collect = self._exchanges.collect_counts
             row, totals = collect(transport, exchange, broadcast, evaluate=evaluate)
-            if row.shut:
+            if not row.static_opened:
                 self._handle_unopened(exchange, row)
         else:
             collect_round = self._exchanges.collect
@@ -296,8 +300,8 @@ class Coordinator:
         reading = advance(phase, state, totals, cohort)
         for line in reading.warnings:
             self.log.warning("%s", line)
-        row.training = mean_losses(reading.totals, cohort)
-        self.record.add(row, reading.notes, received_model(broadcast))
+        row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})
+        row = self.record.add(row, reading.notes, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)
         return reading.state, row.silos

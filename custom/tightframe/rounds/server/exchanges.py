@@ -10,10 +10,10 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Totals, stream_seed
+from tightframe.results.exchanges import Row
 from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.plan import TRAIN, Exchange
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.common import minimum
 from tightframe.rounds.sums.plain import (
@@ -108,16 +108,16 @@ class Exchanges:
             self.opened.append((str(sum_id), collected.cohort))
         seconds = time.monotonic() - started
         row = Row(
-            exchange.round,
-            exchange.kind,
-            collected.cohort,
-            {**left_out, **collected.failed},
-            seconds,
-            collected.bytes_down,
-            collected.bytes_up,
-            shut=collected.shut,
+            round=exchange.round,
+            kind=exchange.kind,
             phase=exchange.index,
             phases=exchange.of,
+            silos=collected.cohort,
+            dropped={**left_out, **collected.failed},
+            seconds=round(seconds, 3),
+            bytes_down=collected.bytes_down,
+            bytes_up=collected.bytes_up,
+            static_opened=not collected.shut,
         )
         return row, totals
 
@@ -147,11 +147,17 @@ class Exchanges:
         try:
             row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate)
         except TooFewError as error:
-            row = Row(exchange.round, exchange.kind, error.cohort, error.failed, 0.0, 0, 0, shut=True)
+            row = Row(
+                round=exchange.round,
+                kind=exchange.kind,
+                silos=error.cohort,
+                dropped=error.failed,
+                static_opened=False,
+            )
             totals = {}
             if self._job.summation == "plain" or exchange.before or self._long_gone(exchange, row):
                 raise
-        if row.shut and row.dropped and not self._long_gone(exchange, row):
+        if not row.static_opened and row.dropped and not self._long_gone(exchange, row):
             self._note_repeat(row)
             row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate, attempt=1)
         return row, totals

@@ -13,18 +13,19 @@ from typing import Any
 from pydantic import BaseModel
 
 from tightframe import __version__, models
-from tightframe.files import write_json
 from tightframe.phases import Tensors, Totals
-from tightframe.report import writing
-from tightframe.rounds import dropouts
-from tightframe.rounds.checkpoint import BEST, save_tensors
-from tightframe.rounds.outcome import Outcome, final_row
+from tightframe.results import dropouts
+from tightframe.results.evaluation import Evaluation
+from tightframe.results.exchanges import Row, final_row, last_spent, round_line, write_rows
+from tightframe.results.files import BEST, WritePage
+from tightframe.results.model_card import Card, InitialModel, MethodCard
+from tightframe.results.outcome import Ended, LeftOut, Personal, ending, is_measured
+from tightframe.results.status import Status
+from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation, personal
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
-from tightframe.rounds.rows import Row, last_spent, round_line, write_rows
 from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
-from tightframe.rounds.status import Status
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import Enrolled
 
@@ -36,16 +37,19 @@ class RunRecord:
         folder: where the files go.
         setup: the job, and what it names.
         log: for the line a round and the last screen.
+        write_page: makes the page of the folder at the end; without it there is none.
     """
 
-    def __init__(self, folder: Path, setup: JobSetup, log: logging.Logger) -> None:
+    def __init__(
+        self, folder: Path, setup: JobSetup, log: logging.Logger, write_page: WritePage | None = None
+    ) -> None:
         job = setup.job
         self.folder = folder
         self.job = job
         self.rows: list[Row] = []
         self.weights: dict[str, float] = {}
         self.synthetic = False
-        self.initial_model: dict[str, Any] | None = None
+        self.initial_model: InitialModel | None = None
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
         self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
@@ -55,10 +59,14 @@ class RunRecord:
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
-        self.personal: dict[str, Any] | None = None  # means over silos of their personal models
-        promised = None if job.privacy is None else (job.privacy.epsilon, job.privacy.delta)
+        self.personal: Personal | None = None  # means over silos of their personal models
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
-        self.status = Status(job.job_name, job.rounds, promised)
+        self.status = Status(
+            job_name=job.job_name,
+            rounds=job.rounds,
+            epsilon_promised=None if job.privacy is None else job.privacy.epsilon,
+            delta=None if job.privacy is None else job.privacy.delta,
+        )
         self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
         self.judges: frozenset[str] = frozenset()  # who counted the best model
@@ -67,6 +75,7 @@ class RunRecord:
         self._method = setup.method
         self._dataset = setup.dataset
         self._log = log
+        self._write_page = write_page
         self._started = time.monotonic()
 
     @property
@@ -123,7 +132,9 @@ class RunRecord:
         if site in self.lost or site not in self.declared:
             return False
         place = self.status
-        self.lost[site] = dropouts.Lost(place.kind or "train", place.round, dropouts.now(), code)
+        self.lost[site] = dropouts.Lost(
+            kind=place.kind or "train", round=place.round, at=dropouts.now(), code=code
+        )
         return True
 
     def _tell_lost(self) -> None:
@@ -134,7 +145,7 @@ class RunRecord:
         closing = next((row for row in reversed(self.rows) if row.kind == "closing"), None)
         evaluated = [row for row in self.rows if row.evaluation is not None]
         final = self._final()
-        asked = closing is not None and closing.shut and self._setup.evaluates
+        asked = closing is not None and not closing.static_opened and self._setup.evaluates
         said = dropouts.notes(
             self.lost,
             enrolled=len(self.declared),
@@ -148,7 +159,7 @@ class RunRecord:
         return said
 
     def _unmeasured(self) -> int | None:
-        return dropouts.unmeasured_since((row.kind, row.round, row.shut) for row in self.rows)
+        return dropouts.unmeasured_since((row.kind, row.round, not row.static_opened) for row in self.rows)
 
     def _final(self) -> Row | None:
         """The row of the last round's model, if that was evaluated."""
@@ -206,31 +217,38 @@ class RunRecord:
             lines.append(self.privacy.describe())
         return lines
 
-    def add(self, row: Row, notes: Mapping[str, Any], received: Tensors) -> None:
+    def add(self, row: Row, notes: Mapping[str, Any], received: Tensors) -> Row:
         """Put an exchange on record, and its evaluation to the model that it is of.
 
         Args:
             row: of the exchange.
             notes: of the riders of the exchange, by name.
             received: the model that was evaluated: the one before this exchange.
+
+        Returns:
+            The row as it is on record.
         """
         before: Row | None = None
-        row.spent = notes.get(epsilon.NOTE)
+        row = row.model_copy(update={"privacy": notes.get(epsilon.NOTE)})
         self.personal = notes.get(personal.NOTE, self.personal)
         if (counted := notes.get(evaluation.NOTE)) is not None:
             if not any(item.kind in ("start", "train") for item in self.rows):
-                self.rows.append(Row(0, "start", [], {}, 0.0, 0, 0))
-            before = next(item for item in reversed(self.rows) if item.makes_model)
-            before.evaluation = self._summarised(counted, row)
-            before.evaluated_by = [site for site in row.silos if not self._untold(site, "test")]
+                self.rows.append(Row(round=0, kind="start", silos=[], dropped={}))
+            place = max(i for i, item in enumerate(self.rows) if item.makes_model)
+            by = [site for site in row.silos if not self._untold(site, "test")]
+            before = self.rows[place].model_copy(
+                update={"evaluation": self._summarised(counted, row), "evaluated_by": by}
+            )
+            self.rows[place] = before
             self._remember_best(before, received)
             self.status = self.status.evaluated(before)
         self._append(row)
         write_rows(self.folder, self.rows)
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+        return row
 
-    def _summarised(self, counted: Totals, row: Row) -> dict[str, Any]:
-        """Metrics of an exchange's totals, which may be noisy."""
+    def _summarised(self, counted: Totals, row: Row) -> Evaluation:
+        """Return metrics of an exchange's totals, which may be noisy."""
         names = self._dataset.class_names
         if self.privacy is None or self.privacy.evaluation is None:
             return evaluation.summarise(counted, names)
@@ -252,7 +270,7 @@ class RunRecord:
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""
-        self._append(Row(number, kind, silos, dict(failed), 0.0, 0, 0))
+        self._append(Row(round=number, kind=kind, silos=silos, dropped=dict(failed)))
         write_rows(self.folder, self.rows)
 
     def _append(self, row: Row) -> None:
@@ -265,110 +283,85 @@ class RunRecord:
             self._tell_lost()
 
     def write_card(self, sha256: str | None) -> None:
-        """``model.json``: what the model is, from what, its metrics, and the versions used.
+        """Write ``model.json``: what the model is, from what, its metrics, and the versions used.
 
         Args:
             sha256: of the model's file; None where each silo has a model of its own and the server none.
         """
         last = [row for row in self.rows if row.round == self.job.rounds and row.evaluation]
-        spent = last_spent(self.rows)
-        card = {
-            "format": 1,
-            "job": self.job.model_dump(mode="json"),
-            "job_sha256": self.job.sha256(),
-            "method": {"name": self._method.name, "paper": self._method.paper},
-            "classes": list(self._dataset.class_names),
-            "data": self.data_line,
-            "synthetic": self.synthetic,
-            "public_weights": dict(sorted(self.weights.items())),
-            "model_sha256": sha256,
-            "initial_model": self.initial_model,
-            "best_round_by_validation": self.best[1] if self.best else None,
-            "privacy_spent": None if spent is None else spent.as_json(),
-            "evaluation": last[-1].evaluation if last else None,
-            "evaluated_by": last[-1].evaluated_by if last else [],
-            "versions": _versions(),
-        }
-        write_json(self.folder / "model.json", card)
-
-    def finish(self, reason: str | None) -> Outcome:
-        """Write ``outcome.json``, show the last screen, return both as a value."""
-        job = self.job
-        self.status = self.status.ended(trained=self.trained, reason=reason)
-        result = Outcome(
-            job_name=job.job_name,
-            method=self._method.title,
-            trained=self.trained,
-            rounds_done=self.rounds_done,
-            rounds=job.rounds,
-            roster=list(job.roster),
-            rows=self.rows,
+        Card(
+            job=self.job.model_dump(mode="json"),
+            job_sha256=self.job.sha256(),
+            method=MethodCard(name=self._method.name, paper=self._method.paper),
+            classes=list(self._dataset.class_names),
             data=self.data_line,
-            summation=self.sums,
-            rules=self.rules(),
-            folder=self.folder,
-            best_round=self.best[1] if self.best else None,
-            reason=reason,
-            absent=self.absent,
-            absent_rules=self.left_out_by,
-            personal=self.personal,
-            seconds=time.monotonic() - self._started,
-            test_shared=getattr(self._asked, "test", None) == "global",
-            own_models=self._method.own_model is not None,
-            private=self.privacy is not None,
-            temporary=self.temporary,
-            evaluates=self._setup.evaluates,
-            lost=dict(sorted(self.lost.items())),
-            notes=self.notes(),
-        )
-        write_json(self.folder / "outcome.json", self._written(result))
-        writing.leave(self.folder, self._log)
+            synthetic=self.synthetic,
+            public_weights=dict(sorted(self.weights.items())),
+            model_sha256=sha256,
+            initial_model=self.initial_model,
+            best_round_by_validation=self.best[1] if self.best else None,
+            privacy_spent=last_spent(self.rows),
+            evaluation=last[-1].evaluation if last else None,
+            evaluated_by=last[-1].evaluated_by if last else [],
+            versions=_versions(),
+        ).write(self.folder)
+
+    def finish(self, reason: str | None) -> Ended:
+        """Write ``outcome.json`` and the page, show the last screen, return the outcome."""
+        self.status = self.status.ended(trained=self.trained, reason=reason)
+        result = self._ended(reason)
+        result.write(self.folder)
+        if self._write_page is not None:
+            self._write_page(self.folder, self._log)
         (self._log.error if reason else self._log.info)("%s", result.screen())
         return result
 
-    def _written(self, result: Outcome) -> dict[str, Any]:
-        """The content of ``outcome.json``."""
+    def _ended(self, reason: str | None) -> Ended:
+        """Return how the run ended."""
         job = self.job
-        dropped = [
-            {"round": row.round, "kind": row.kind, "silos": row.dropped} for row in self.rows if row.dropped
-        ]
-        final, spent = result.final(), result.spent()
-        return {
-            "status": result.status,
-            "trained": result.trained,
-            "measured": result.measured,
-            "reason": result.reason,
-            "not_enrolled": self.absent,
-            "not_enrolled_rules": self.left_out_by,
-            "job_name": job.job_name,
-            "method": self._method.name,
-            "data": result.data,
-            "rounds_done": result.rounds_done,
-            "rounds": job.rounds,
-            "roster": result.roster,
-            "synthetic": self.synthetic,
-            "resumed": None if job.resume is None else job.resume.model_dump(mode="json"),
-            "summation": job.summation,
-            "sums": self.sums,
-            "rules": result.rules,
-            "privacy": None if self.job.privacy is None else self.job.privacy.model_dump(mode="json"),
-            "privacy_spent": None if spent is None else spent.as_json(),
-            "best_round_by_validation": result.best_round,
-            "dropped": dropped,
-            "lost": {site: item.as_json() for site, item in result.lost.items()},
-            "notes": result.notes,
-            "evaluation": final.evaluation if final else None,
-            "evaluated_by": final.evaluated_by if final else [],
-            "test_shared": result.test_shared,
-            "own_models": result.own_models,
-            "personal": self.personal,
-            "seconds": round(result.seconds, 1),
-            # Also in the model's card, which a run that failed has not.
-            "job": job.model_dump(mode="json"),
-            "job_sha256": job.sha256(),
-            "effective": values(self._setup),
-            "versions": _versions(),
-        }
+        final = final_row(self.rows, self.rounds_done)
+        measured = is_measured(final)
+        return Ended(
+            status=ending(trained=self.trained, measured=measured, evaluates=self._setup.evaluates),
+            trained=self.trained,
+            measured=measured,
+            reason=reason,
+            not_enrolled=self.absent,
+            not_enrolled_rules=self.left_out_by,
+            job_name=job.job_name,
+            method=self._method.name,
+            data=self.data_line,
+            rounds_done=self.rounds_done,
+            rounds=job.rounds,
+            roster=list(job.roster),
+            synthetic=self.synthetic,
+            resumed=None if job.resume is None else job.resume.model_dump(mode="json"),
+            summation=job.summation,
+            sums=self.sums,
+            rules=self.rules(),
+            privacy=None if job.privacy is None else job.privacy.model_dump(mode="json"),
+            privacy_spent=last_spent(self.rows),
+            best_round_by_validation=self.best[1] if self.best else None,
+            dropped=[
+                LeftOut(round=row.round, kind=row.kind, silos=row.dropped) for row in self.rows if row.dropped
+            ],
+            lost=dict(sorted(self.lost.items())),
+            notes=self.notes(),
+            evaluation=final.evaluation if final else None,
+            evaluated_by=final.evaluated_by if final else [],
+            test_shared=getattr(self._asked, "test", None) == "global",
+            own_models=self._method.own_model is not None,
+            personal=self.personal,
+            seconds=round(time.monotonic() - self._started, 1),
+            job=job.model_dump(mode="json"),
+            job_sha256=job.sha256(),
+            effective=values(self._setup),
+            versions=_versions(),
+            title=self._method.title,
+            rows=self.rows,
+            folder=self.folder,
+            temporary=self.temporary,
+        )
 
     def _remember_best(self, row: Row, received: Tensors) -> None:
         """Keep the model with the best balanced accuracy on the validation folds.
@@ -379,10 +372,10 @@ class RunRecord:
         """
         if not received:
             return  # each silo has a model of its own
-        if row.round == 0 or row.evaluation is None or noisy_evaluation.is_noisy(row.evaluation):
+        if row.round == 0 or row.evaluation is None or row.evaluation.test.noisy:
             return  # of a few noisy models the best one is the luckiest
         judges = frozenset(row.evaluated_by)
-        value = row.evaluation["validation"].get("balanced_accuracy")
+        value = row.evaluation.validation.balanced_accuracy
         if value is None:
             return
         if judges == self.judges:

@@ -7,7 +7,6 @@ checkpoint beside its configuration; everything else is unchanged.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,11 +21,12 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import JobError, RunError
 from tightframe.phases import ServerState
-from tightframe.report.values import Exchange
+from tightframe.results.exchanges import Row, write_rows
+from tightframe.results.files import BEST
+from tightframe.results.model_card import InitialModel
 from tightframe.rounds import checkpoint
-from tightframe.rounds.checkpoint import BEST, Checkpoint
-from tightframe.rounds.riders import class_rules
-from tightframe.rounds.rows import Row, write_rows
+from tightframe.rounds.checkpoint import Checkpoint
+from tightframe.rounds.riders import class_rules, epsilon
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.declaration import Declaration
 
@@ -44,7 +44,7 @@ class SavedRun(BaseModel):
         static_cohort: the cohort for which counts were requested; None before.
         opened: every sum opened so far with its cohort.
         holders: holders of each class in the last opened sum, in old checkpoints whose state lacks them.
-        rows: of metrics.
+        rows: of metrics; checkpoints of format 2 have them in another form.
         best: score and round of the best model by validation.
         judges: the silos that evaluated the best model.
         others: the silos that evaluated the latest model, if they are others.
@@ -66,20 +66,33 @@ class SavedRun(BaseModel):
     best: tuple[float, int] | None
     judges: list[str]
     others: list[str] | None
-    initial_model: dict[str, Any] | None
+    initial_model: InitialModel | None
 
-    @field_validator("rows")
+    @field_validator("rows", mode="before")
     @classmethod
-    def _can_be_shown(cls, rows: list[Row]) -> list[Row]:
-        """Refuse rows that could not be written as lines of ``metrics.jsonl``."""
-        for row in rows:
-            try:
-                values = row.as_json()
-                json.dumps(values, allow_nan=False)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise ValueError(f"of round {row.round}: {type(error).__name__}") from None
-            Exchange.model_validate(values)
-        return rows
+    def _of_format_2(cls, rows: Any) -> Any:
+        """Bring the rows of an older checkpoint into today's form."""
+        return [_brought_up(row) for row in rows] if isinstance(rows, list) else rows
+
+
+def _brought_up(row: Any) -> Any:
+    """Return a row of format 2 with today's keys; any other as it is.
+
+    Raises:
+        ValueError: if what it says of epsilon cannot be read.
+    """
+    if not isinstance(row, dict) or "format" in row:
+        return row
+    values = {**row, "static_opened": not row.get("shut", False)}
+    if isinstance(seconds := row.get("seconds"), float):
+        values["seconds"] = round(seconds, 3)
+    if (spent := values.pop("spent", None)) is not None:
+        keys = ("round", "promised", "delta", "silos", "bins", "shown")
+        try:
+            values["privacy"] = epsilon.spent(*(spent[key] for key in keys))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"of round {row.get('round')}: {type(error).__name__}") from None
+    return values
 
 
 def save(
@@ -118,7 +131,7 @@ def save(
         initial_model=record.initial_model,
     )
     best = None if record.best is None else load_file(record.folder / BEST)
-    run = saved.model_dump(mode="json")
+    run = saved.model_dump(mode="json", by_alias=True)
     checkpoint.save_state(
         record.folder, state, round_number=number, job_sha256=job.sha256(), run=run, best=best
     )

@@ -19,7 +19,7 @@ from tightframe.privacy.ledger import rules
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, Entry
 from tightframe.privacy.ledger.ledger import Ledger, ledger_path
 from tightframe.privacy.ledger.rules import events_of
-from tightframe.rounding import rounded_up
+from tightframe.results.words import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.site_ledger import SiteLedger

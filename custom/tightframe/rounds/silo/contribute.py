@@ -18,7 +18,9 @@ from tightframe.learning.model_update import BROADCAST, UPDATE, broadcast_model,
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Group, Phase, Schema, ServerState, Tensors
-from tightframe.rounds import codec, dropouts
+from tightframe.results import dropouts
+from tightframe.results.local_report import Baseline
+from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.plan import Exchange
@@ -199,7 +201,8 @@ class Contributor:
             silo.fit(model, [stage])
             counted = evaluation.count_at(silo, model)
         metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
-        report.add(self._context, "local_only", {"epochs": epochs} | metrics)
+        alone = Baseline(validation=metrics.validation, test=metrics.test, epochs=epochs)
+        report.add(self._context, local_only=alone)
         return {}
 
 

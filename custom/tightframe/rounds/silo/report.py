@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from tightframe.files import write_json
 from tightframe.phases import Tensors
-from tightframe.report import writing
-from tightframe.report.reading import LOCAL
-from tightframe.rounding import rounded_up
+from tightframe.results.dropouts import Lost, rule
+from tightframe.results.files import LOCAL, MODEL
+from tightframe.results.local_report import (
+    Baseline,
+    SiloModel,
+    SiloPersonal,
+    SiloPrivacy,
+    SiloRecords,
+    SiloReport,
+)
+from tightframe.results.words import rounded_up
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.dropouts import Lost, rule
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.silo.view import LocalSilo
@@ -59,28 +63,24 @@ def close(
     """
     context, setup, missing = silo.context, silo.setup, missing_at(silo)
     run_dir, names = context.run_dir, setup.dataset.class_names
-    sha256 = save_tensors(run_dir / "model.safetensors", final, mode=0o600)
-    _keep(
-        context,
-        {
-            "silo": silo.name,
-            "data": context.data.source,
-            "synthetic": context.data.synthetic,
-            "records": {
-                fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
-                for fold in ("train", "validation", "test")
-            },
-            "model_sha256": sha256,
-            "global": evaluation.local_metrics(counted, names),
-            "own_model": setup.method.own_model is not None,
-            "model": context.job.model_at(silo.name).model_dump(mode="json"),
-            "lost": {name: item.as_json() for name, item in missing.lost.items()},
-            "notes": missing.notes(),
-            "local_only": None,
-            "personal": None,
-            "privacy": None if setup.privacy is None else _spent(context, setup.privacy),
-        },
+    records = {
+        fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
+        for fold in ("train", "validation", "test")
+    }
+    report = SiloReport(
+        silo=silo.name,
+        data=context.data.source,
+        synthetic=context.data.synthetic,
+        records=SiloRecords(**records),
+        model_sha256=save_tensors(run_dir / MODEL, final, mode=0o600),
+        final=evaluation.local_metrics(counted, names),
+        own_model=setup.method.own_model is not None,
+        model=SiloModel(**context.job.model_at(silo.name).model_dump(mode="json")),
+        lost=dict(missing.lost),
+        notes=tuple(missing.notes()),
+        privacy=None if setup.privacy is None else _spent(context, setup.privacy),
     )
+    _keep(context, report)
     context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)
 
 
@@ -96,20 +96,24 @@ def begun(context: SiloContext) -> bool:
     return (context.run_dir / LOCAL).is_file()
 
 
-def add(context: SiloContext, part: str, values: dict[str, Any]) -> None:
-    """Put another part into the report that ``close`` began."""
-    report = json.loads((context.run_dir / LOCAL).read_text(encoding="utf-8"))
-    _keep(context, report | {part: values})
+def add(
+    context: SiloContext, *, local_only: Baseline | None = None, personal: SiloPersonal | None = None
+) -> None:
+    """Put another model's results into the report that ``close`` began."""
+    added = {"local_only": local_only, "personal": personal}
+    report = SiloReport.read(context.run_dir)
+    _keep(context, report.model_copy(update={key: item for key, item in added.items() if item is not None}))
 
 
-def _keep(context: SiloContext, report: dict[str, Any]) -> None:
+def _keep(context: SiloContext, report: SiloReport) -> None:
     """Write the report, for programs and for people."""
-    write_json(context.run_dir / LOCAL, report, mode=0o600)
-    writing.leave(context.run_dir, context.log)
+    report.write(context.run_dir, mode=0o600)
+    if context.write_page is not None:
+        context.write_page(context.run_dir, context.log)
 
 
-def _spent(context: SiloContext, plan: PrivacyPlan) -> dict[str, Any]:
-    """What this job has cost the silo's records, exactly."""
+def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
+    """Return what this job has cost the silo's records, exactly."""
     from tightframe.rounds.silo.budget import Budget
 
     spent = Budget(context, plan, (context.name,)).spent_by_job()
@@ -120,11 +124,11 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> dict[str, Any]:
         plan.privacy.epsilon,
         plan.privacy.delta,
     )
-    return {
-        "epsilon": spent.guaranteed,
-        "rdp": spent.rdp,
-        "prv": spent.prv,
-        "exact": spent.exact,
-        "delta": plan.privacy.delta,
-        "promised": plan.privacy.epsilon,
-    }
+    return SiloPrivacy(
+        epsilon=spent.guaranteed,
+        rdp=spent.rdp,
+        prv=spent.prv,
+        exact=spent.exact,
+        delta=plan.privacy.delta,
+        promised=plan.privacy.epsilon,
+    )

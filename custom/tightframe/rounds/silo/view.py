@@ -16,8 +16,9 @@ from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
+from tightframe.results.dropouts import Lost
+from tightframe.results.local_report import SiloPersonal
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.dropouts import Lost
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -104,12 +105,12 @@ class LocalSilo:
 
         report.close(self, final, counted)
 
-    def add_to_report(self, part: str, values: dict[str, Any]) -> None:
-        """Add a part to this silo's own report, unless it missed the closing and has none."""
+    def add_to_report(self, *, personal: SiloPersonal) -> None:
+        """Add the personal model to this silo's own report, unless it missed the closing and has none."""
         from tightframe.rounds.silo import report
 
         if report.begun(self.context):
-            report.add(self.context, part, values)
+            report.add(self.context, personal=personal)
 
     @property
     def min_class_count(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import REASONS, ContributionError, RunError
+from tightframe.errors import LATE, REASONS, ContributionError, RunError
 from tightframe.phases import RING_DTYPE, Group, Schema
 from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
@@ -27,7 +27,7 @@ IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
 Accept = Callable[[str, Message], None]
 Failed = Callable[[str, str, Sequence[str]], None]
 """Called for each silo without an accepted answer: its name, the code, the rules that it names, if any."""
-LATE, OUT_OF_BUDGET = "TF-502", "TF-701"
+OUT_OF_BUDGET = "TF-701"
 
 
 class Transport(Protocol):

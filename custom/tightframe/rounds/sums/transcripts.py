@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.files import append_durably, drop_torn_line, write_atomically
+from tightframe.results.files import SIMULATED_ROOT, TRANSCRIPT
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum import transcript
@@ -21,9 +22,6 @@ from tightframe.securesum.site_state import Agreed, Established, Masked
 
 if TYPE_CHECKING:
     from tightframe.securesum import server  # not loaded at silos, where every task may be a process
-
-TRANSCRIPT = "transcript.jsonl"
-SIMULATED_ROOT = "simulated_root.pem"
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from tightframe.rounds.rows import Row, last_spent
-from tightframe.rounds.status import Status
-from tightframe.rounds.sums.plain import LATE
+from tightframe.errors import LATE
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.exchanges import Row, last_spent
+from tightframe.results.status import Status
 
 PREFIX = "tightframe"
 NOISY = "_noisy"
@@ -65,7 +66,7 @@ Key = TypeVar("Key")
 
 
 def of_rounds(rows: Iterable[Row]) -> dict[tuple[Measure, int], float]:
-    """A run's curves: the value of each measure after each round.
+    """Return a run's curves: the value of each measure after each round.
 
     A round's own values are there once its last phase is; those of a model when it was evaluated, which
     round 0, the initial model, can have as well.
@@ -79,8 +80,8 @@ def of_rounds(rows: Iterable[Row]) -> dict[tuple[Measure, int], float]:
     points: dict[tuple[Measure, int], float | None] = {}
     phases: list[Row] = []
     for row in rows:
-        if row.evaluation is not None:
-            points |= {(measure, row.round): value for measure, value in _evaluated(row).items()}
+        if row.test is not None:
+            points |= {(measure, row.round): value for measure, value in _evaluated(row.test).items()}
         if row.kind != "train":
             continue
         phases.append(row)
@@ -91,8 +92,7 @@ def of_rounds(rows: Iterable[Row]) -> dict[tuple[Measure, int], float]:
 
 
 def of_run(status: Status, rows: Sequence[Row]) -> dict[Measure, float]:
-    """Where a run stands: one value of each measure, the last that is known."""
-    promised = None if status.promised is None else status.promised[0]
+    """Return the last known value of each measure."""
     values: dict[str, float | None] = {
         "running": float(status.state not in ("trained", "stopped")),
         "trained": float(status.state == "trained"),
@@ -102,7 +102,7 @@ def of_run(status: Status, rows: Sequence[Row]) -> dict[Measure, float]:
         "silos_refused": len(status.refused),
         "silos_lost": len(status.lost),
         "left_out": sum(len(row.dropped) for row in rows),
-        "epsilon_promised": promised,
+        "epsilon_promised": status.epsilon_promised,
         "run_seconds": sum(row.seconds for row in rows),
         "run_bytes_down": sum(row.bytes_down for row in rows),
         "run_bytes_up": sum(row.bytes_up for row in rows),
@@ -113,14 +113,15 @@ def of_run(status: Status, rows: Sequence[Row]) -> dict[Measure, float]:
         "epsilon": _epsilon(rows),
     }
     measures: dict[Measure, float | None] = {(name, None): value for name, value in values.items()}
-    evaluated = next((row for row in reversed(rows) if row.evaluation is not None), None)
-    if evaluated is not None:
-        measures |= {("evaluated_round", None): evaluated.round} | _evaluated(evaluated)
+    for row in reversed(rows):
+        if row.test is not None:
+            measures |= {("evaluated_round", None): row.round} | _evaluated(row.test)
+            break
     return _known(measures)
 
 
 def _round(phases: Sequence[Row]) -> dict[str, float | None]:
-    """What one round was, of the rows of all its phases."""
+    """Return the measures of one round, of the rows of all its phases."""
     return {
         "loss": next((row.training["loss"] for row in reversed(phases) if "loss" in row.training), None),
         "epsilon": _epsilon(phases),
@@ -132,7 +133,7 @@ def _round(phases: Sequence[Row]) -> dict[str, float | None]:
 
 
 def _sums(rows: Sequence[Row]) -> dict[str, float | None]:
-    """How many silos are in the last of some sums, and how many are missing in any of them."""
+    """Count the silos in the last of some sums, and those missing in any of them."""
     dropped: dict[str, str] = {}
     for row in rows:
         dropped |= row.dropped
@@ -149,24 +150,25 @@ def _epsilon(rows: Sequence[Row]) -> float | None:
     return None if spent is None or spent.range is None else spent.range[1]
 
 
-def _evaluated(row: Row) -> dict[Measure, float | None]:
-    """What the test records say of the model that a row made."""
-    test: Mapping[str, Any] = (row.evaluation or {}).get("test", {})
-    ending = NOISY if test.get("noisy") else ""
-    recall = test.get(RECALL) or {}
+def _evaluated(test: FoldMetrics) -> dict[Measure, float | None]:
+    """Return what the test records say of a model."""
+    ending = NOISY if test.noisy else ""
+    plain = [name for name in EVALUATED if name != RECALL]
     limits: dict[Measure, float | None] = {}
     if ending:
-        ranges = {(name, None): test.get(f"{name}_interval") for name in EVALUATED if name != RECALL}
-        ranges |= {(RECALL, name): ends for name, ends in (test.get(f"{RECALL}_interval") or {}).items()}
+        ranges: dict[Measure, tuple[float, float] | None] = {
+            (name, None): getattr(test, f"{name}_interval", None) for name in plain
+        }
+        ranges |= {(RECALL, name): ends for name, ends in test.recall_interval.items()}
         for (name, of_class), ends in ranges.items():
             if ends is not None:
                 limits |= {(name + ending + end, of_class): ends[i] for i, end in enumerate(LIMITS)}
     return {
-        **{(name + ending, None): test.get(name) for name in EVALUATED if name != RECALL},
-        **{(RECALL + ending, name): value for name, value in recall.items()},
+        **{(name + ending, None): getattr(test, name) for name in plain},
+        **{(RECALL + ending, name): value for name, value in test.recall.items()},
         **limits,
-        ("classes_told" + ending, None): test.get("classes_told"),
-        ("one_answer", None): float(test.get("one_answer") is not None) if test else None,
+        ("classes_told" + ending, None): test.classes_told,
+        ("one_answer", None): float(test.one_answer is not None),
     }
 
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from tightframe.rounds.dropouts import Lost, notes, read, unmeasured_since
+from tightframe.results.dropouts import Lost, notes, read, unmeasured_since
 
-GONE = Lost("train", 3, "2026-11-22T21:42:10Z", "TF-502")
+GONE = Lost(kind="train", round=3, at="2026-11-22T21:42:10Z", code="TF-502")
 
 
 def test_a_sentence_has_since_when_and_why() -> None:
     assert GONE.words("a") == "a is missing since round 3 (2026-11-22 21:42:10 UTC): TF-502 (late)."
-    assert "since the last evaluation (" in Lost("closing", 4, GONE.at, "TF-503").words("a")
+    assert "since the last evaluation (" in GONE.model_copy(
+        update={"kind": "closing", "code": "TF-503"}
+    ).words("a")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ def test_metrics_are_missing_from_the_first_of_the_last_rounds_that_stayed_shut(
 
 
 def test_a_silo_lost_in_the_closing_alone_leaves_all_rounds_measured() -> None:
-    lost = {"b": Lost("closing", 4, GONE.at, "TF-502")}
+    lost = {"b": GONE.model_copy(update={"kind": "closing", "round": 4})}
     said = notes(lost, enrolled=4, since=None, closing_shut=True, last_measured=3)
     assert len(said) == 2 and "No loss" not in " ".join(said)
     assert said[1].startswith(

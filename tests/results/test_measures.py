@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import math
 
-from tightframe.rounds.measures import COUNTED, EVALUATED, NOISY, OF_ROUND, OF_RUN, OF_SUM, of_rounds, of_run
-from tightframe.rounds.riders.epsilon import EDGES, Spent
-from tightframe.rounds.rows import Row
-from tightframe.rounds.status import Status
+from tests.results.building import evaluated, row, spent
+from tests.results.building import status as begun
 
-TEST = {"accuracy": 0.25, "recall": {"x": 0.5, "y": None}}
+from tightframe.results.exchanges import Row
+from tightframe.results.measures import COUNTED, EVALUATED, NOISY, OF_ROUND, OF_RUN, OF_SUM, of_rounds, of_run
+
 ROWS = [
-    Row(
-        0,
-        "start",
-        [],
-        {},
-        0.0,
-        0,
-        0,
-        evaluation={"test": {"accuracy": 0.25, "recall": {"x": 0.5, "y": None}}},
-    ),
-    Row(0, "statistics", ["a", "b", "c"], {}, 4.0, 40, 400),
-    Row(1, "train", ["a", "b"], {"c": "TF-502"}, 1.0, 10, 100, {"loss": 0.5}, phase=0, phases=2),
-    Row(1, "train", ["a"], {"b": "TF-301", "c": "TF-502"}, 2.0, 20, 200, phase=1, phases=2),
+    row(0, "start", [], {}, 0.0, 0, 0, evaluation=evaluated(accuracy=0.25, recall={"x": 0.5, "y": None})),
+    row(0, "statistics", ["a", "b", "c"], {}, 4.0, 40, 400),
+    row(1, "train", ["a", "b"], {"c": "TF-502"}, 1.0, 10, 100, training={"loss": 0.5}, phase=0, phases=2),
+    row(1, "train", ["a"], {"b": "TF-301", "c": "TF-502"}, 2.0, 20, 200, phase=1, phases=2),
 ]
 
 
@@ -46,14 +37,14 @@ def test_a_round_is_the_sum_of_its_phases_and_is_told_when_the_last_is_there() -
 
 
 def test_rounds_do_not_run_into_each_other() -> None:
-    second = Row(2, "train", ["a", "b", "c"], {}, 8.0, 1, 2, {"loss": 0.25})
+    second = row(2, "train", ["a", "b", "c"], {}, 8.0, 1, 2, training={"loss": 0.25})
     points = _points([*ROWS, second])
     assert points["round_seconds", None, 2] == 8.0 and points["silos_late", None, 2] == 0
     assert points["loss", None, 1] == 0.5
 
 
 def test_a_run_is_all_of_its_sums_and_its_newest_values() -> None:
-    status = Status("job", 5).enrolled(["a", "b", "c"], {"d": "TF-701"}).summing("train", 2, 0, 2).answer("a")
+    status = begun("job", 5).enrolled(["a", "b", "c"], {"d": "TF-701"}).summing("train", 2, 0, 2).answer("a")
     told = {name: value for (name, of_class), value in of_run(status, ROWS).items() if of_class is None}
     assert told == {
         "running": 1,
@@ -80,43 +71,40 @@ def test_a_run_is_all_of_its_sums_and_its_newest_values() -> None:
 
 def test_before_anything_is_summed_there_are_zeros_and_nothing_else() -> None:
     assert of_rounds([]) == {}
-    told = {name: value for (name, _), value in of_run(Status("job", 5), []).items()}
+    told = {name: value for (name, _), value in of_run(begun("job", 5), []).items()}
     assert told.pop("running") == 1 and told.pop("rounds") == 5
     assert set(told.values()) == {0} and "loss" not in told and "accuracy" not in told
 
 
 def test_a_run_that_trained_and_was_not_evaluated_has_trained() -> None:
-    ended = Status("job", 5).ended(trained=True, reason="TF-501: too few silos in the closing")
+    ended = begun("job", 5).ended(trained=True, reason="TF-501: too few silos in the closing")
     told = of_run(ended, [])
     assert (told["running", None], told["trained", None]) == (0, 1)
-    told = of_run(Status("job", 5).ended(trained=False, reason="TF-501"), [])
+    told = of_run(begun("job", 5).ended(trained=False, reason="TF-501"), [])
     assert (told["running", None], told["trained", None]) == (0, 0)
 
 
 def test_of_epsilon_the_upper_end_alone_is_told_and_nothing_where_no_silo_tells() -> None:
-    row = Row(1, "train", ["a", "b"], {}, 1.0, 1, 1)
-    row.spent = Spent(1, 8.0, 1e-5, 2, tuple(int(edge in (1.0, 4.0)) for edge in EDGES), {"a": 3.5})
-    assert _points([row])["epsilon", None, 1] == 4.0
-    promised = of_run(Status("job", 1, (8.0, 1e-5)), [row])
+    told = row(1, "train", ["a", "b"], privacy=spent(1, 2, 1.0, 4.0, a=3.5))
+    assert _points([told])["epsilon", None, 1] == 4.0
+    promised = of_run(begun("job", 1, (8.0, 1e-5)), [told])
     assert (promised["epsilon", None], promised["epsilon_promised", None]) == (4.0, 8.0)
-    row.spent = Spent(1, 8.0, 1e-5, 2, (0,) * len(EDGES), {})
-    assert ("epsilon", None, 1) not in _points([row])
+    assert ("epsilon", None, 1) not in _points([row(1, "train", ["a", "b"], privacy=spent(1, 2))])
 
 
 def test_what_is_noisy_or_no_number_is_never_told_as_an_exact_number() -> None:
-    row = Row(1, "train", ["a"], {}, 1.0, 1, 1, {"loss": math.nan})
-    row.evaluation = {
-        "test": {
-            "noisy": True,
-            "accuracy": 0.5,
-            "accuracy_interval": [0.25, 0.75],
-            "classes_told": 1,
-            "recall": {"x": 0.25, "y": None},
-            "recall_interval": {"x": [0.0, 0.5], "y": None},
-            "one_answer": {"class": "x", "share": 0.9, "interval": [0.8, 1.0], "certain": False},
-        }
-    }
-    points = _points([row])
+    found = evaluated(
+        noisy=True,
+        accuracy=0.5,
+        accuracy_interval=[0.25, 0.75],
+        classes_told=1,
+        recall={"x": 0.25, "y": None},
+        recall_interval={"x": [0.0, 0.5], "y": None},
+        one_answer={"class": "x", "share": 0.9, "interval": [0.8, 1.0], "certain": False},
+    )
+    # A row that was read has finite numbers only; one that is made anew from another is not checked again.
+    diverged = row(1, "train", ["a"], evaluation=found).model_copy(update={"training": {"loss": math.nan}})
+    points = _points([diverged])
     assert points["accuracy_noisy", None, 1] == 0.5 and points["recall_noisy", "x", 1] == 0.25
     limits = [points[f"accuracy_noisy{end}", None, 1] for end in ("_low", "_high")]
     assert limits + [points[f"recall_noisy{end}", "x", 1] for end in ("_low", "_high")] == [
@@ -131,7 +119,7 @@ def test_what_is_noisy_or_no_number_is_never_told_as_an_exact_number() -> None:
 
 def test_every_name_is_described() -> None:
     described = {*OF_SUM, *OF_RUN, *OF_ROUND, *EVALUATED, *COUNTED}
-    rows = [*ROWS, Row(2, "train", ["a"], {}, 1.0, 1, 1, evaluation={"test": {"noisy": True, "auroc": 0.5}})]
-    status = Status("job", 5, (8.0, 1e-5))
+    rows = [*ROWS, row(2, "train", ["a"], evaluation=evaluated(noisy=True, auroc=0.5))]
+    status = begun("job", 5, (8.0, 1e-5))
     told = {name for name, _, _ in _points(rows)} | {name for name, _ in of_run(status, rows)}
     assert {name.removesuffix(NOISY) for name in told} <= described

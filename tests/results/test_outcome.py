@@ -52,8 +52,8 @@ def test_a_shared_test_set_is_counted_once_a_silo_and_changes_no_metric(
     truth = [label for _, label in records]
     final = result.outcome.final()
     assert final is not None and final.evaluation is not None
-    pooled = final.evaluation["test"]
-    assert pooled["records"] == 3 * len(truth)
+    pooled = final.evaluation.test
+    assert pooled.records == 3 * len(truth)
 
     server = folder / "server"
     card = json.loads((server / "model.json").read_text())
@@ -62,14 +62,14 @@ def test_a_shared_test_set_is_counted_once_a_silo_and_changes_no_metric(
     model.eval()
     with torch.no_grad():
         guess = model(torch.stack([image for image, _ in records])).argmax(1).tolist()
-    assert pooled["accuracy"] == pytest.approx(accuracy_score(truth, guess), abs=1e-12)
-    assert pooled["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(truth, guess), abs=1e-12)
-    assert pooled["accuracy"] > 0.3, "it has learned something that could be counted wrong"
+    assert pooled.accuracy == pytest.approx(accuracy_score(truth, guess), abs=1e-12)
+    assert pooled.balanced_accuracy == pytest.approx(balanced_accuracy_score(truth, guess), abs=1e-12)
+    assert pooled.accuracy > 0.3, "it has learned something that could be counted wrong"
     for silo in silos:
         alone = json.loads((folder / silo / "local_report.json").read_text())["global"]["test"]
         assert alone["records"] == len(truth)
         for name in ("accuracy", "balanced_accuracy", "auroc", "average_precision", "loss"):
-            assert pooled[name] == pytest.approx(alone[name], rel=1e-6), name
+            assert getattr(pooled, name) == pytest.approx(alone[name], rel=1e-6), name
 
     screen = result.outcome.screen()
     assert f"Test records of all silos ({3 * len(truth)}: the same {len(truth)} at each of 3 silos)" in screen
@@ -98,8 +98,8 @@ def test_personal_metrics_are_explained(shared: tuple[Result, Path, dict[str, Si
     found = result.outcome.personal
     assert found is not None
     screen = result.outcome.screen()
-    assert f"PM(V) {found['valid_classes']:.3f}: accuracy on the classes that a silo trained on" in screen
-    assert f"PM(L) {found['label_share']:.3f}: the same, each class at its share of the silo's" in screen
+    assert f"PM(V) {found.valid_classes:.3f}: accuracy on the classes that a silo trained on" in screen
+    assert f"PM(L) {found.label_share:.3f}: the same, each class at its share of the silo's" in screen
     assert "temporary" not in screen
 
 

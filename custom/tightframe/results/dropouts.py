@@ -7,17 +7,17 @@ place that tells of it (status, last screen, outcome, pages) has the same senten
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from tightframe.errors import REASONS
-from tightframe.report.words import exchange_name, plural, sentence
+from tightframe.results.files import Values
+from tightframe.results.words import exchange_name, plural, sentence
 
 NOT_MEASURED = "trained, not measured"
-"""How a run ended whose model is there, and whose final model nobody was allowed or able to measure."""
+"""End of a run whose model is there, and whose final model nobody was allowed or able to measure."""
 
 WHERE: Mapping[str, str] = {
     "train": "",
@@ -30,9 +30,8 @@ WHERE: Mapping[str, str] = {
 """What a silo is missing from, by the kind of exchange; a training round has a number instead."""
 
 
-@dataclass(frozen=True)
-class Lost:
-    """Since when a silo is missing.
+class Lost(Values):
+    """Since when a silo is missing; held to the form in which this package's server tells it.
 
     Attributes:
         kind, round: of the first exchange without it.
@@ -40,25 +39,6 @@ class Lost:
         code: why, as the server knows it.
     """
 
-    kind: str
-    round: int
-    at: str
-    code: str
-
-    def words(self, silo: str) -> str:
-        """One sentence."""
-        when = self.at.replace("T", " ").removesuffix("Z")
-        why = REASONS.get(self.code, "see docs/errors.md")
-        where = WHERE.get(self.kind) or exchange_name(self.kind, self.round)
-        return f"{silo} is missing since {where} ({when} UTC): {self.code} ({why})."
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"kind": self.kind, "round": self.round, "at": self.at, "code": self.code}
-
-
-class _Told(BaseModel):
-    # What a server says is held to the form of what this package's server says.
     model_config = ConfigDict(extra="forbid", strict=True)
 
     kind: str
@@ -66,12 +46,19 @@ class _Told(BaseModel):
     at: str = Field(pattern=r"\A20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ\z")
     code: str
 
+    def words(self, silo: str) -> str:
+        """Say it in one sentence."""
+        when = self.at.replace("T", " ").removesuffix("Z")
+        why = REASONS.get(self.code, "see docs/errors.md")
+        where = WHERE.get(self.kind) or exchange_name(self.kind, self.round)
+        return f"{silo} is missing since {where} ({when} UTC): {self.code} ({why})."
+
 
 def read(told: Any, silos: Collection[str], rounds: int) -> dict[str, Lost]:
-    """Who is missing, as a server tells a silo; what a run of this job cannot say is left out.
+    """Read who is missing, as a server tells a silo; what a run of this job cannot say is left out.
 
     Args:
-        told: silo -> the values of ``Lost.as_json``, or anything else.
+        told: silo -> values of ``Lost``, or anything else.
         silos: of the job.
         rounds: of the job.
     """
@@ -80,21 +67,21 @@ def read(told: Any, silos: Collection[str], rounds: int) -> dict[str, Lost]:
         if silo not in told:
             continue
         try:
-            item = _Told.model_validate(told[silo])
+            item = Lost.model_validate(told[silo])
         except ValidationError:
             continue
         if item.kind in WHERE and item.code in REASONS and item.round <= rounds:
-            lost[silo] = Lost(**item.model_dump())
+            lost[silo] = item
     return lost
 
 
 def now() -> str:
-    """The time, as ``Lost.at`` has it."""
+    """Return the time, as ``Lost.at`` has it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def unmeasured_since(exchanges: Iterable[tuple[str, int, bool]]) -> int | None:
-    """The first of the rounds, up to the last one, whose counts all stayed shut; None if the last is open.
+    """Return the first of the last rounds in a row whose counts stayed shut; None if the last is open.
 
     Args:
         exchanges: kind, round, and whether counts stayed shut, in order.

@@ -7,26 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.results.building import evaluated, row, spent
+from tests.results.building import status as begun
 
 from tightframe import federation
 from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError
-from tightframe.rounds.riders.epsilon import Spent
-from tightframe.rounds.rows import Row
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.status import Status
 
 SILOS = ["silo-0", "silo-1", "silo-2", "silo-3"]
 
 
 def test_what_is_asked_what_came_and_what_was_late() -> None:
-    status = Status("job", 3, (8.0, 1e-5)).enrolled(["b", "a", "c"], {"d": "TF-701"})
+    status = begun("job", 3, (8.0, 1e-5)).enrolled(["b", "a", "c"], {"d": "TF-701"})
     status = status.summing("train", 2, 0, 1).answer("c").answer("a")
     assert (status.state, status.round, status.phase, status.answered) == ("summing", 2, 1, ("a", "c"))
-    row = Row(2, "train", ["a"], {"b": "TF-502", "c": "TF-301"}, 1.5, 10, 20, training={"loss": 0.7})
-    row.spent = Spent(2, 8.0, 1e-5, 1, (0, 0, 0, 0, 1, 0, 0, 0, 0), {})
-    status = status.summed(row)
+    missing = {"b": "TF-502", "c": "TF-301"}
+    last = row(2, "train", ["a"], missing, 1.5, 10, 20, training={"loss": 0.7}, privacy=spent(2, 1, 4.0))
+    status = status.summed(last)
     told = status.as_json()
     assert told["answered"] == ["a"] and told["late"] == ["b"] and told["dropped"] == {"c": "TF-301"}
     assert told["joined"] == ["a", "b", "c"] and told["refused"] == {"d": "TF-701"}
@@ -35,7 +34,7 @@ def test_what_is_asked_what_came_and_what_was_late() -> None:
     status = status.summing("closing", 3, 0, 1)
     now = status.as_json()
     assert now["answered"] == [] and now["late"] == ["b"] and now["dropped"] == {"c": "TF-301"}
-    status = status.summed(Row(3, "closing", ["a"], {}, 0.5, 1, 2))
+    status = status.summed(row(3, "closing", ["a"], {}, 0.5, 1, 2))
     later = status.ended(trained=False, reason="TF-501: too few silos in round 3: silo x").as_json()
     assert later["late"] == [] and later["dropped"] == {} and later["epsilon"] == 4.0 and later["loss"] == 0.7
     assert (later["seconds"], later["bytes_down"], later["bytes_up"]) == (2.0, 11, 22)
@@ -44,11 +43,10 @@ def test_what_is_asked_what_came_and_what_was_late() -> None:
 
 
 def test_a_noisy_evaluation_is_called_so() -> None:
-    row = Row(1, "train", ["a"], {}, 1.0, 1, 1, evaluation={"test": {"balanced_accuracy": 0.5}})
-    exact = Status("job", 3).evaluated(row)
+    exact = begun("job", 3).evaluated(row(1, "train", ["a"], evaluation=evaluated(balanced_accuracy=0.5)))
     assert exact.as_json()["noisy"] is False
-    row.evaluation = {"test": {"balanced_accuracy": None, "noisy": True}}
-    told = exact.evaluated(row).as_json()
+    noisy = evaluated(balanced_accuracy=None, noisy=True)
+    told = exact.evaluated(row(1, "train", ["a"], evaluation=noisy)).as_json()
     assert told["noisy"] is True and told["balanced_accuracy"] is None and told["evaluated_round"] == 1
 
 
@@ -108,13 +106,13 @@ def test_a_run_as_it_is_seen_from_outside(tmp_path: Path, watched: list[dict[str
     second, closing = during[2:]
     rows = {(row.kind, row.round): row for row in result.outcome.rows}
     start, first = rows["start", 0], rows["train", 1]
-    assert start.evaluation is not None
-    assert second["balanced_accuracy"] == start.evaluation["test"]["balanced_accuracy"]
+    assert start.test is not None
+    assert second["balanced_accuracy"] == start.test.balanced_accuracy
     assert (second["evaluated_round"], closing["evaluated_round"]) == (0, 1)
-    assert second["loss"] == first.training["loss"] and second["seconds"] == round(first.seconds, 3)
+    assert second["loss"] == first.training["loss"] and second["seconds"] == first.seconds
     final = result.outcome.final()
-    assert final is not None and final.evaluation is not None
-    assert last["balanced_accuracy"] == final.evaluation["test"]["balanced_accuracy"]
+    assert final is not None and final.test is not None
+    assert last["balanced_accuracy"] == final.test.balanced_accuracy
     assert (last["state"], last["reason"], last["epsilon"], last["privacy"]) == ("trained", None, None, None)
     assert last["bytes_up"] == sum(row.bytes_up for row in result.outcome.rows)
 

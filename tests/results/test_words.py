@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tightframe.rounding import rounded_down, rounded_up
+from tightframe.results.words import rounded_down, rounded_up
 
 
 def test_rounding_for_people() -> None:

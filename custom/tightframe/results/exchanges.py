@@ -1,0 +1,217 @@
+"""Lines of ``metrics.jsonl``: one for each exchange with the silos, and the model that it made."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tightframe.files import write_atomically
+from tightframe.results.evaluation import Evaluation, FoldMetrics
+from tightframe.results.files import METRICS, ResultFile, parsed, read_bytes
+from tightframe.results.spent import Spent
+from tightframe.results.words import exchange_name, metric, one_answer, shown
+
+_HEADLINE = (
+    "accuracy",
+    "balanced_accuracy",
+    "balanced_accuracy_interval",
+    "classes_told",
+    "one_answer",
+    "auroc",
+    "average_precision",
+    "recall",
+)
+_SHORT = {"statistics": "stat", "before": "pre", "after": "post", "closing": "close", "personal": "own"}
+
+
+class Row(ResultFile):
+    """One exchange with the silos and the model that it made.
+
+    Attributes:
+        round, kind: of the exchange.
+        phase, phases: its place, from 0 on, among the phases of its round.
+        training: mean loss of local training, and the terms of it, by name.
+        privacy: what silos tell of the epsilon that the job has cost them so far.
+        silos: in the sum.
+        dropped: silo -> code of those that are not.
+        seconds, bytes_down, bytes_up: that the exchange took.
+        evaluation: of the model that the exchange made, so that the *next* exchange counts it.
+        evaluated_by: the silos that counted it, which need not be those that trained it.
+        static_opened: whether counts and class sums were opened; they stay masked after a drop-out.
+    """
+
+    NAME = METRICS
+
+    round: int
+    kind: str
+    phase: int = 0
+    phases: int = 1
+    training: dict[str, float] = {}
+    privacy: Spent | None = None
+    silos: list[str]
+    dropped: dict[str, str]
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    evaluation: Evaluation | None = None
+    evaluated_by: list[str] = []
+    static_opened: bool = True
+
+    @property
+    def asked(self) -> bool:
+        """Whether silos were asked at all: the start is a model and no exchange."""
+        return bool(self.silos or self.dropped)
+
+    @property
+    def makes_model(self) -> bool:
+        """Whether a model to be evaluated comes out of it: of a round's phases the last one."""
+        return self.kind in ("start", "train") and self.phase == self.phases - 1
+
+    @property
+    def name(self) -> str:
+        """Name of the exchange for people: ``round 3, phase 2``."""
+        return exchange_name(self.kind, self.round, self.phase if self.phases > 1 else None)
+
+    @property
+    def test(self) -> FoldMetrics | None:
+        """Metrics of its model on the test records, if it was evaluated."""
+        return None if self.evaluation is None else self.evaluation.test
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values: of the test metrics those people look for on top, and no confusion matrix.
+
+        All lines are written anew after each exchange, and a matrix of 100 classes has 10 000 cells.
+        """
+        values = self.model_dump(
+            mode="json",
+            by_alias=True,
+            exclude={"evaluation": {"validation": {"confusion"}, "test": {"confusion"}}},
+        )
+        test: dict[str, Any] = (values["evaluation"] or {}).get("test", {})
+        headline = {name: test.get(name) for name in _HEADLINE}
+        noise = {"noisy": bool(test.get("noisy")), "noise_deviation": test.get("noise_deviation")}
+        place = {name: values.pop(name) for name in ("format", "round", "kind", "phase", "phases")}
+        return {**place, **headline, **noise, **values}
+
+
+def read_rows(folder: Path) -> tuple[Row, ...]:
+    """Read the ``metrics.jsonl`` of a folder; empty without one.
+
+    Raises:
+        ResultsError: TF-802, naming the line.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        return ()
+    rows = []
+    for number, line in enumerate(read_bytes(path).splitlines(), 1):
+        place = f"{path}, line {number}"
+        rows.append(Row.checked(parsed(line, place), place))
+    return tuple(_counted(rows))
+
+
+def _counted(rows: Sequence[Row]) -> list[Row]:
+    """Count the phases of each round of lines that do not tell them."""
+    last: dict[tuple[str, int], int] = {}
+    for row in rows:
+        place = (row.kind, row.round)
+        last[place] = max(row.phase, last.get(place, 0))
+    return [
+        row
+        if "phases" in row.model_fields_set
+        else row.model_copy(update={"phases": last[row.kind, row.round] + 1})
+        for row in rows
+    ]
+
+
+def write_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Write ``metrics.jsonl``, whole at every moment."""
+    text = "".join(json.dumps(row.as_json(), allow_nan=False) + "\n" for row in rows)
+    write_atomically(folder / METRICS, text.encode())
+
+
+def last_spent(rows: Sequence[Row]) -> Spent | None:
+    """Return what silos told last of the epsilon that a job has cost them."""
+    return next((row.privacy for row in reversed(rows) if row.privacy is not None), None)
+
+
+def final_row(rows: Sequence[Row], rounds: int) -> Row | None:
+    """Return the row that made the last of a run's models, if that model was evaluated."""
+    evaluated = [row for row in rows if row.evaluation is not None]
+    return evaluated[-1] if evaluated and evaluated[-1].round == rounds else None
+
+
+def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None) -> str:
+    """Describe an exchange in one line.
+
+    Args:
+        row: of the exchange.
+        rounds: of the job.
+        roster: of the job.
+        before: the row whose model this exchange has evaluated, if it has.
+    """
+    parts = []
+    if row.training:
+        loss = row.training.get("loss")
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in row.training.items() if name != "loss")
+        parts.append(
+            f"training loss {shown(loss)}" + (f" (terms before their weights: {terms})" if terms else "")
+        )
+    if before is not None and before.test is not None:
+        which = "initial model" if before.round == 0 else f"model after round {before.round}"
+        parts.append(f"test of the {which}: {in_words(before.test)}")
+    if row.privacy is not None:
+        parts.append(str(row.privacy))
+    dropped = ""
+    if row.dropped:
+        dropped = "; without " + ", ".join(f"{name} ({code})" for name, code in sorted(row.dropped.items()))
+    parts.append(f"{len(row.silos)} of {len(roster)} silos{dropped}")
+    if not row.static_opened:
+        parts.append("counts and class sums stay shut, so the evaluation is missing")
+    parts.append(f"{row.seconds:.0f} s, {(row.bytes_down + row.bytes_up) / 1e6:.1f} MB")
+    head = f"round {row.round} of {rounds}" if row.kind == "train" else row.kind
+    if row.phases > 1:
+        head += f", phase {row.phase + 1} of {row.phases}"
+    return f"{head}: " + " | ".join(parts)
+
+
+def in_words(test: FoldMetrics) -> str:
+    """Describe a model's test metrics in one line."""
+    noisy = "noisy " if test.noisy else ""
+    said = [
+        ", ".join(
+            f"{noisy}{name.replace('_', ' ')} {metric(test, name)}"
+            for name in ("balanced_accuracy", "accuracy")
+        )
+    ]
+    if (answer := one_answer(test.one_answer)) is not None:
+        said.append(answer)
+    if test.noisy:
+        said.append(noise_words(test))
+    return "; ".join(said)
+
+
+def noise_words(test: FoldMetrics) -> str:
+    """Say how much noise there is, and what stands in brackets."""
+    level = "" if test.level is None else f", at {test.level:.0%}"
+    return (
+        f"noise of {shown(test.noise_deviation, 1)} records (standard deviation) in each confusion cell; in "
+        f"brackets where the exact value lies, as far as the noise goes{level}"
+    )
+
+
+def names(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Return a name and a short one for each exchange: its round, its phase, which try it is."""
+    seen: Counter[tuple[str, int, int]] = Counter()
+    named = []
+    for row in rows:
+        brief = str(row.round) if row.kind == "train" else _SHORT.get(row.kind, row.kind)
+        brief += f".{row.phase + 1}" if row.phases > 1 else ""
+        place = (row.kind, row.round, row.phase)
+        seen[place] += 1
+        name = row.name if seen[place] == 1 else f"{row.name}, try {seen[place]}"
+        named.append((name, brief))
+    return named

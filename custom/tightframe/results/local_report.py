@@ -1,0 +1,99 @@
+"""A silo's own report, ``local_report.json``: exact results on its own records, which stay with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from tightframe.results.dropouts import Lost
+from tightframe.results.evaluation import Evaluation, OneAnswer
+from tightframe.results.files import LOCAL, ResultFile, Values
+
+
+class SiloRecords(Values):
+    """Records of each class in each fold."""
+
+    train: dict[str, int]
+    validation: dict[str, int]
+    test: dict[str, int]
+
+
+class SiloModel(Values):
+    """The model that a silo trained: a backbone's name and its options."""
+
+    model: str
+    model_options: dict[str, Any] = {}
+
+
+class Baseline(Evaluation):
+    """The model that a silo trained on its own records alone."""
+
+    epochs: int
+
+
+class SiloPersonal(Values):
+    """A silo's personal model on its own test records.
+
+    Attributes:
+        model_sha256: of its file.
+        confusion: (C, C), rows are true classes.
+        one_answer: if the model gives one answer.
+        accuracy: 0 where ``silos`` is 0: the silo has no test records.
+        valid_classes, label_share: PM(V) and PM(L); 0 where ``judged`` is 0.
+        silos, judged: 1 if the silo counts in the means over silos.
+    """
+
+    model_sha256: str
+    confusion: list[list[int]]
+    one_answer: OneAnswer | None = None
+    accuracy: float
+    silos: float
+    valid_classes: float
+    label_share: float
+    judged: float
+
+
+class SiloPrivacy(Values):
+    """Cost of a job for a silo's records, exactly, by each accountant."""
+
+    epsilon: float
+    rdp: float | None = None
+    prv: float | None = None
+    exact: float | None = None
+    delta: float
+    promised: float
+
+
+class SiloReport(ResultFile):
+    """``local_report.json``.
+
+    Attributes:
+        silo: its name.
+        data: its records in one line; ``synthetic`` if they are generated.
+        records: of each class in each fold.
+        model_sha256: of ``model.safetensors``: the final model.
+        final: metrics of the final model on the silo's own records (``global`` in the file).
+        own_model: whether the final model is the silo's own, as there is no global one.
+        model: what the silo trained.
+        lost: silos that were missing at the end, as the server told; ``notes``: what that means.
+        local_only: metrics of the model trained on the silo's own records alone.
+        personal: results of the personal model.
+        privacy: what the job has cost the silo's records.
+    """
+
+    NAME = LOCAL
+
+    silo: str
+    data: str
+    synthetic: bool
+    records: SiloRecords
+    model_sha256: str
+    final: Evaluation = Field(validation_alias="global", serialization_alias="global")
+    own_model: bool = False
+    model: SiloModel | None = None
+    lost: dict[str, Lost] = {}
+    notes: tuple[str, ...] = ()
+    local_only: Baseline | None = None
+    personal: SiloPersonal | None = None
+    privacy: SiloPrivacy | None = None

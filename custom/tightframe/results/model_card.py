@@ -1,0 +1,57 @@
+"""The model card, ``model.json``: what a model is, made from what, by which versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tightframe.results.evaluation import Evaluation
+from tightframe.results.files import CARD, ResultFile, Values
+from tightframe.results.spent import Spent
+
+
+class MethodCard(Values):
+    """A method's name and paper."""
+
+    name: str
+    paper: str | None = None
+
+
+class InitialModel(Values):
+    """A pretrained start: its hash, and the tensors that it did not have."""
+
+    sha256: str
+    fresh: list[str] = []
+
+
+class Card(ResultFile):
+    """``model.json``.
+
+    Attributes:
+        job, job_sha256: the job's plain values, and their hash.
+        classes: names, in the order of the model's outputs.
+        data: one line about the records; ``synthetic`` if they are generated.
+        public_weights: silo -> weight in the sums.
+        model_sha256: of ``model.safetensors``; None where each silo has a model of its own.
+        initial_model: of a pretrained start.
+        best_round_by_validation: the round whose model ``best_model.safetensors`` is.
+        privacy_spent: what silos told last of the epsilon that the job has cost them.
+        evaluation, evaluated_by: of the last model, and the silos that counted it.
+        versions: package -> version at the server.
+    """
+
+    NAME = CARD
+
+    job: dict[str, Any] = {}
+    job_sha256: str | None = None
+    method: MethodCard
+    classes: list[str] = []
+    data: str | None = None
+    synthetic: bool = False
+    public_weights: dict[str, float] = {}
+    model_sha256: str | None
+    initial_model: InitialModel | None = None
+    best_round_by_validation: int | None = None
+    privacy_spent: Spent | None = None
+    evaluation: Evaluation | None = None
+    evaluated_by: list[str] = []
+    versions: dict[str, str] = {}

@@ -1,0 +1,312 @@
+"""The end of a run: ``outcome.json`` and the last screen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from tightframe.errors import REASONS
+from tightframe.results.dropouts import NOT_MEASURED, Lost
+from tightframe.results.evaluation import Evaluation, FoldMetrics
+from tightframe.results.exchanges import Row, final_row, noise_words
+from tightframe.results.files import (
+    BEST,
+    CARD,
+    CHECKPOINT,
+    EVENTS,
+    LOCAL,
+    METRICS,
+    MODEL,
+    OUTCOME,
+    PAGE,
+    TRANSCRIPT,
+    ResultFile,
+    Values,
+)
+from tightframe.results.spent import Spent
+from tightframe.results.words import metric, one_answer, plural, shown, with_interval
+
+_FILES = (MODEL, BEST, CARD, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
+TOO_FEW = "too few to tell"
+"""Recall of a class that has fewer noisy records than the floor."""
+
+
+class Personal(Values):
+    """Means over silos of how good their personal models are.
+
+    Attributes:
+        accuracy: mean over ``silos`` silos.
+        valid_classes, label_share: PM(V) and PM(L), means over those that have both, at least three.
+    """
+
+    accuracy: float
+    silos: int
+    valid_classes: float | None = None
+    label_share: float | None = None
+
+
+class LeftOut(Values):
+    """Silos (with codes) that are not in an exchange."""
+
+    round: int
+    kind: str
+    silos: dict[str, str]
+
+
+class Outcome(ResultFile):
+    """``outcome.json``.
+
+    Attributes:
+        status: how the run ended, in the words that every surface has; files of before have none.
+        measured: whether test records of the silos say how good the final model is.
+        reason: why the run stopped, or could not be measured; None if all is well.
+        not_enrolled: silo -> code of those not enrolled; ``not_enrolled_rules``: the rules that they told.
+        resumed: what the job goes on with, if it does.
+        summation: ``secure`` or ``plain``; ``sums``: what the sums protect, in words.
+        rules: which privacy rules held, and which were off.
+        privacy: what the job promises; ``privacy_spent``: what silos told last of what it has cost them.
+        best_round_by_validation: the round whose model ``best_model.safetensors`` is.
+        dropped: the exchanges that silos were missing from.
+        lost: silo -> since when it is missing; ``notes``: what that means, in sentences.
+        evaluation, evaluated_by: of the last model, and the silos that counted it.
+        test_shared: all silos test on the same records, so that pooled counts have each of them once for
+            every silo.
+        own_models: each silo has a model of its own, and there is no global one.
+        seconds: of the whole run.
+        job, job_sha256: also in the model's card, which a run that failed has not.
+        effective: the job's values with all defaults, of its method, data set and models, too.
+        versions: package -> version at the server.
+    """
+
+    NAME = OUTCOME
+
+    status: str | None = None
+    trained: bool
+    measured: bool = False
+    reason: str | None
+    not_enrolled: dict[str, str] = {}
+    not_enrolled_rules: dict[str, list[str]] = {}
+    job_name: str
+    method: str
+    data: str | None = None
+    rounds_done: int
+    rounds: int
+    roster: list[str]
+    synthetic: bool
+    resumed: dict[str, Any] | None = None
+    summation: str
+    sums: str
+    rules: list[str]
+    privacy: dict[str, Any] | None = None
+    privacy_spent: Spent | None = None
+    best_round_by_validation: int | None = None
+    dropped: list[LeftOut] = []
+    lost: dict[str, Lost] = {}
+    notes: list[str] = []
+    evaluation: Evaluation | None = None
+    evaluated_by: list[str] = []
+    test_shared: bool = False
+    own_models: bool = False
+    personal: Personal | None = None
+    seconds: float
+    job: dict[str, Any] = {}
+    job_sha256: str | None = None
+    effective: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+    @property
+    def ended(self) -> str:
+        """How the run ended, in a few words: ``trained``, ``trained, not measured``, ``not trained``."""
+        if not self.trained:
+            return "not trained"
+        return self.status or ("trained" if self.reason is None else NOT_MEASURED)
+
+
+def ending(*, trained: bool, measured: bool, evaluates: bool) -> str:
+    """Name how a run ended.
+
+    Args:
+        trained: whether there is a model.
+        measured: whether test records say how good it is.
+        evaluates: whether the job has the server measure models; else nothing is missing here.
+    """
+    if not trained:
+        return "not trained"
+    return "trained" if measured or not evaluates else NOT_MEASURED
+
+
+def is_measured(final: Row | None) -> bool:
+    """Whether test records of the silos say how good the final model is."""
+    test = None if final is None else final.test
+    return test is not None and bool(test.noisy or test.records)
+
+
+class Ended(Outcome):
+    """The outcome in the process that ran the job, with what lies beside its file.
+
+    Attributes:
+        title: of the method.
+        rows: of ``metrics.jsonl``.
+        folder: of the files.
+        temporary: whether the files go with this value.
+    """
+
+    title: str = Field(exclude=True)
+    rows: list[Row] = Field(exclude=True)
+    folder: Path = Field(exclude=True)
+    temporary: bool = Field(default=False, exclude=True)
+
+    def final(self) -> Row | None:
+        """Return the row of the last model, if that was evaluated."""
+        return final_row(self.rows, self.rounds_done)
+
+    def screen(self) -> str:
+        """Describe the run on one screen: trained or not, which silos, the metrics, where the files are."""
+        lines = ["", "=" * 78]
+        lines.append(
+            f" {self.ended.upper()}: {self.job_name}, {self.title}, "
+            f"{self.rounds_done} of {plural(self.rounds, 'round')} in {self.seconds:.0f} s"
+        )
+        if self.reason:
+            lines += [
+                f" Reason: {line}" if i == 0 else f"   {line}"
+                for i, line in enumerate(self.reason.split("\n"))
+            ]
+        lines += [f" Note: {line}" for line in self.notes]
+        lines.append(f" Data: {self.data}")
+        lines.append(f" Sums: {self.sums}")
+        lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]
+        lines += self._silo_lines()
+        if (spent := self.privacy_spent) is not None:
+            lines.append(f" After round {spent.round}: {spent}")
+        lines += self._metric_lines()
+        lines += self._file_lines()
+        lines += ["=" * 78]
+        return "\n".join(lines)
+
+    def _silo_lines(self) -> list[str]:
+        took_part = {name: 0 for name in self.roster}
+        train = [row for row in self.rows if row.kind == "train"]
+        for row in train:
+            for name in row.silos:
+                took_part[name] = took_part.get(name, 0) + 1
+        always = [name for name, count in took_part.items() if train and count == len(train)]
+        lines = [f" Silos: {len(always)} of {len(self.roster)} took part in every round"]
+        if always:
+            lines[0] += f" ({', '.join(always)})"
+        for name, code in sorted(self.not_enrolled.items()):
+            why = "; ".join([REASONS.get(code, "named"), *self.not_enrolled_rules.get(name, ())])
+            lines.append(f"   {name} was not enrolled: {code} ({why})")
+        gone: set[str] = set()
+        for row in self.rows:
+            for name, code in sorted(row.dropped.items()):
+                since = self.lost.get(name)
+                if name in gone:
+                    continue
+                line = f"   {name} was left out of {row.name}: {code} ({REASONS.get(code, 'named')})"
+                if since is not None and (since.kind, since.round) == (row.kind, row.round):
+                    gone.add(name)
+                    line += " and of all that followed"
+                lines.append(line)
+        return lines
+
+    def _metric_lines(self) -> list[str]:
+        final = self.final()
+        if final is None or final.test is None:
+            shut = any(not row.static_opened for row in self.rows if row.kind == "closing")
+            why = "counts stay shut after a drop-out" if shut else "the last model was not evaluated"
+            if self.privacy is not None and self.trained:
+                return [f" Test metrics: at each silo, in its own {LOCAL} (differential privacy)"]
+            return [f" Test metrics: missing ({why})"]
+        test = final.test
+        everybody = sorted(final.evaluated_by) == sorted(self.roster)
+        whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
+        if test.noisy:
+            return noisy_lines(test, whose, [(row.round, row.test) for row in self.rows if row.test])
+        lines = [
+            f" Test records of {whose} ({self._counted(test.records, final.evaluated_by)}): "
+            f"balanced accuracy {shown(test.balanced_accuracy)}, accuracy {shown(test.accuracy)}, "
+            f"AUROC {shown(test.auroc)}, AP {shown(test.average_precision)}"
+        ]
+        if (answer := one_answer(test.one_answer)) is not None:
+            lines.append(f"   NOTE: {answer}")
+        if self.own_models:
+            lines[0] += "; each silo's records by its own model"
+            lines.append(" There is no global model: each silo keeps its own")
+            lines.append(" They were evaluated after the last round only")
+        else:
+            course = [
+                shown(row.test.balanced_accuracy) if row.test else "missing"
+                for row in self.rows
+                if row.makes_model
+            ]
+            lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
+        recall = (f"{name} {shown(value, 2)}" for name, value in test.recall.items())
+        lines.append(" Recall: " + ", ".join(recall))
+        if self.personal is not None:
+            lines += self._personal_lines(self.personal)
+        if self.best_round_by_validation is not None:
+            lines.append(f" Best round by validation: {self.best_round_by_validation} ({BEST})")
+        return lines
+
+    def _counted(self, records: int, silos: Sequence[str]) -> str:
+        """Say how many test records were counted, and which of them are the same ones."""
+        if not self.test_shared or len(silos) < 2:
+            return str(records)
+        return f"{records}: the same {records // len(silos)} at each of {len(silos)} silos"
+
+    def _personal_lines(self, personal: Personal) -> list[str]:
+        whose = "the test records, which all share" if self.test_shared else "their own test records"
+        lines = [
+            f" Personal models, mean of {personal.silos} silos on {whose}: "
+            f"accuracy {shown(personal.accuracy)}"
+        ]
+        if self.own_models:
+            lines.append("   the same models as above; here each silo counts once, there each record")
+        if personal.valid_classes is not None:
+            valid, share = shown(personal.valid_classes), shown(personal.label_share)
+            lines += [
+                f"   PM(V) {valid}: accuracy on the classes that a silo trained on",
+                f"   PM(L) {share}: the same, each class at its share of the silo's training records",
+            ]
+        return lines
+
+    def _file_lines(self) -> list[str]:
+        kept = " (temporary: folder=... keeps them)" if self.temporary else ""
+        lines = [f" Files: {self.folder}{kept}"]
+        present = [name for name in _FILES if (self.folder / name).exists()]
+        if present:
+            lines.append("   " + "  ".join(present))
+        return lines
+
+
+def noisy_lines(test: FoldMetrics, whose: str, course: Sequence[tuple[int, FoldMetrics]]) -> list[str]:
+    """Return the last screen's lines about noisy metrics.
+
+    Args:
+        test: metrics of the last model on the test fold.
+        whose: of which silos the records are.
+        course: round and test metrics of each model that was evaluated.
+    """
+    low, high = test.records_interval or (test.records, test.records)
+    lines = [
+        f" Test records of {whose} (about {test.records} [{low}, {high}], noisy):",
+        f"   noisy balanced accuracy {metric(test, 'balanced_accuracy')}",
+        f"   noisy accuracy {metric(test, 'accuracy')}",
+        f"   noisy AUROC {metric(test, 'auroc')}",
+    ]
+    if (answer := one_answer(test.one_answer)) is not None:
+        lines.append(f"   NOTE: {answer}")
+    lines.append(f"   {noise_words(test)}")
+    lines.append(f"   below {shown(test.class_floor, 0)} noisy records a class has {TOO_FEW}")
+    if len(course) > 1:
+        lines.append(" Noisy balanced accuracy by round:")
+        lines += [f"   {number}: {metric(fold, 'balanced_accuracy')}" for number, fold in course]
+    lines.append(" Noisy recall:")
+    for name, value in test.recall.items():
+        told = TOO_FEW if value is None else with_interval(value, test.recall_interval.get(name), digits=2)
+        lines.append(f"   {name} {told}")
+    return [*lines, f" Exact test metrics: at each silo, in its own {LOCAL}"]

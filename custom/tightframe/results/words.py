@@ -1,0 +1,136 @@
+"""Numbers and places of a run in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tightframe.results.evaluation import FoldMetrics, OneAnswer
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """Round a cost for people: never below what it is.
+
+    >>> rounded_up(5.81234), rounded_up(8.0)
+    ('5.813', '8.000')
+    """
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING))
+
+
+def rounded_down(value: float, digits: int = 3) -> str:
+    """Round for people what is left of a budget: never above what it is."""
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR))
+
+
+def shown(value: float | None, digits: int = 3) -> str:
+    """Return a number for people; ``-`` where there is none.
+
+    >>> shown(0.12345), shown(None)
+    ('0.123', '-')
+    """
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def with_interval(
+    value: float | None,
+    interval: Sequence[float] | None = None,
+    over: tuple[int, int] | None = None,
+    digits: int = 3,
+) -> str:
+    """Return a metric with the interval of its noise and the classes that it is over, where it has them.
+
+    >>> with_interval(0.578, [0.412, 0.721], (3, 8)), with_interval(0.578), with_interval(None, None, (0, 8))
+    ('0.578 [0.412, 0.721], 3 of 8 classes', '0.578', '-, 0 of 8 classes')
+    """
+    text = shown(value, digits)
+    if interval is not None and value is not None:
+        text += f" [{shown(interval[0], digits)}, {shown(interval[1], digits)}]"
+    return text if over is None else f"{text}, {over[0]} of {over[1]} classes"
+
+
+_COUNTED = {"balanced_accuracy": "classes_told", "auroc": "auroc_classes"}
+
+
+def metric(fold: FoldMetrics, name: str, digits: int = 3) -> str:
+    """Return a metric of a fold; a noisy one never without its interval and classes.
+
+    >>> from tightframe.results.evaluation import FoldMetrics
+    >>> metric(FoldMetrics(records=2, accuracy=0.5), "accuracy")
+    '0.500'
+    """
+    number = getattr(fold, _COUNTED[name]) if name in _COUNTED else None
+    classes = fold.classes or len(fold.recall)
+    over = (number, classes) if fold.noisy and number is not None else None
+    return with_interval(getattr(fold, name), getattr(fold, f"{name}_interval", None), over, digits)
+
+
+def one_answer(answer: OneAnswer | None) -> str | None:
+    """Describe a model that gives one answer, whatever the record; None for any other.
+
+    >>> from tightframe.results.evaluation import OneAnswer
+    >>> one_answer(OneAnswer(of_class="nv", share=1.0))
+    'the model gives one answer: nv, for all records'
+    """
+    if answer is None:
+        return None
+    if answer.interval is None:
+        how = "all" if answer.share == 1.0 else "nearly all"
+        return f"the model gives one answer: {answer.of_class}, for {how} records"
+    share = with_interval(answer.share, answer.interval, digits=2)
+    if answer.certain:
+        return (
+            f"by noisy counts the model gives one answer: {answer.of_class}, also for {share} of the other "
+            "classes' records"
+        )
+    return (
+        f"the noise leaves open whether the model ever answers anything but {answer.of_class} (given for "
+        f"{share} of the other classes' records)"
+    )
+
+
+def plural(number: int, noun: str) -> str:
+    """Count a noun: ``1 round``, ``2 rounds``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def megabytes(number: int) -> str:
+    """Return bytes in MB, as a table shows them.
+
+    >>> megabytes(1_234_567)
+    '1.23'
+    """
+    return f"{number / 1e6:.2f}"
+
+
+def sentence(items: Sequence[str]) -> str:
+    """Join names as they stand in a sentence.
+
+    >>> sentence(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
+
+
+def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values by dotted keys; an empty mapping is a value.
+
+    >>> dict(dotted({"rounds": 4, "training": {"epochs": 1}, "privacy": {}}))
+    {'rounds': 4, 'training.epochs': 1, 'privacy': {}}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def exchange_name(kind: str, number: int, phase: int | None = None) -> str:
+    """Name an exchange: its kind, or its round, and its phase where there are several.
+
+    >>> exchange_name("train", 3, 1), exchange_name("closing", 4)
+    ('round 3, phase 2', 'closing')
+    """
+    name = f"round {number}" if kind == "train" else kind
+    return name if phase is None else f"{name}, phase {phase + 1}"
