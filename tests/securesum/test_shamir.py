@@ -252,7 +252,7 @@ def test_shares_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match=r"one length, but got \[5, 6\]"):
         recover({**shares, 4: b"short"}, threshold=3)
     for place in (-1, 255):
-        with pytest.raises(ValueError, match="places from 0 to 254"):
+        with pytest.raises(ValueError, match="indices from 0 to 254"):
             recover({0: shares[0], 1: shares[1], place: shares[2]}, threshold=3)
     with pytest.raises(ValueError, match="not empty"):
         recover({0: b"", 1: b""}, threshold=2)
@@ -261,10 +261,10 @@ def test_shares_that_make_no_sense_are_refused() -> None:
 def test_stacked_shares_that_make_no_sense_are_refused() -> None:
     shares = split_many(np.zeros((2, 3), np.uint8), threshold=2, holders=3, random=fixed(0))
     for places in ([0, 0, 1], [0, 1, 255], [-1, 0, 1]):
-        with pytest.raises(ValueError, match="different places from 0 to 254"):
+        with pytest.raises(ValueError, match="distinct indices from 0 to 254"):
             recover_many(places, shares)
     for places, some in (([0, 1], shares), ([0, 1, 2, 3], shares), ([0], shares[:1])):
-        with pytest.raises(ValueError, match=f"got {len(places)} places and {len(some)} shares"):
+        with pytest.raises(ValueError, match=f"got {len(places)} indices and {len(some)} shares"):
             recover_many(places, some)
     for wrong in (shares[0], shares.astype(np.int16), shares[:, :, :0]):
         with pytest.raises(ValueError, match="`shares` to be a uint8 array of 3 dimensions"):

@@ -710,7 +710,7 @@ def test_the_sites_own_minimum_counts_too() -> None:
 def test_nothing_is_signed_if_nobody_dropped_out() -> None:
     world = ready()
     receipts = masked(world).reveal_request().receipts
-    with pytest.raises(SurvivorsError, match="everybody"):
+    with pytest.raises(SurvivorsError, match="the whole roster"):
         world.sites[ONE].agree(AgreementRequest(0, receipts).to_bytes())
 
 

@@ -1,4 +1,4 @@
-"""A site's lasting memory with simulated keys, for tests."""
+"""A site's ledger with simulated keys, for tests."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tightframe.securesum.journal import Entry
 
 
 def memory(folder: Path, site: str = "site-1") -> SiteLedger:
-    """Of one run, in a folder of its own."""
-    places = LedgerPaths(site, folder / "ledger.sqlite", folder / "secure_sum")
-    return SiteLedger(places, SiteEntry(), partial(simulated_identity, "a-run", site, production=False))
+    """Return the ledger of one run, in a folder of its own."""
+    paths = LedgerPaths(site, folder / "ledger.sqlite", folder / "secure_sum")
+    return SiteLedger(paths, SiteEntry(), partial(simulated_identity, "a-run", site, production=False))
 
 
-def write(lasting: SiteLedger, entries: Sequence[Entry]) -> None:
-    """Add one step's entries."""
-    with locked_ledger(lasting) as ledger:
+def write(site_ledger: SiteLedger, entries: Sequence[Entry]) -> None:
+    """Write the journal entries of one step."""
+    with locked_ledger(site_ledger) as ledger:
         remember(ledger, entries)
 
 
-def read(lasting: SiteLedger) -> list[Entry]:
-    """All entries."""
-    return read_journal(lasting.paths, check=None)
+def read(site_ledger: SiteLedger) -> list[Entry]:
+    """Return all journal entries."""
+    return read_journal(site_ledger.paths, check=None)

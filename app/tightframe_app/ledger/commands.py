@@ -176,8 +176,8 @@ def ledger_verify(
 
     path, out = ledger_of(file, state_dir, site, needed=True), console(WIDTH)
     root_of_kit = None if kit is None else kit.resolve().parent
-    lasting = path if state_dir is None else state_dir
-    places = LedgerPaths.of_site(lasting, path.parent.name, root_of_kit)
+    ledger_dir = path if state_dir is None else state_dir
+    places = LedgerPaths.of_site(ledger_dir, path.parent.name, root_of_kit)
     if state_dir is not None and not path.exists():
         check_not_lost(places, None)
     heads = [_known(text) for text in known or ()]
@@ -235,9 +235,9 @@ def ledger_begin(
     from tightframe_app.site.memory import memory_of
 
     out, memory = console(WIDTH), memory_of(config, site, kit)
-    lasting = memory.lasting()
+    site_ledger = memory.site_ledger()
     try:
-        lasting.open().close()
+        site_ledger.open().close()
     except TightframeError as error:
         if error.code not in LOST:
             raise
@@ -251,7 +251,7 @@ def ledger_begin(
     if not yes and not typer.confirm("Begin a new ledger at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    lasting.begin_anew(lost.code)
+    site_ledger.begin_anew(lost.code)
     out.print(f"a new ledger begins at {shown(str(memory.places.ledger))}; it records this decision")
 
 

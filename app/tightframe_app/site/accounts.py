@@ -20,7 +20,7 @@ AREA = "accounts"
 GUIDE = "docs/site-guide.md, Two accounts"
 
 
-def look(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
+def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
     """Check that the training account is separate from the engine's; list what other accounts can reach."""
     from tightframe.errors import TightframeError
     from tightframe.flare.accounts import permissions

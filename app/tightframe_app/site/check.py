@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def look(scope: Scope) -> Iterator[Finding]:
+def check_site(scope: Scope) -> Iterator[Finding]:
     """Yield the findings, area by area.
 
     Raises:
@@ -51,7 +51,7 @@ def look(scope: Scope) -> Iterator[Finding]:
         yield from _policy(policy, label, scope.production)
         yield from _data(entry, label, job, scope)
         if job is not None:
-            yield from site_job.look(job, label or name, entry, policy, scope)
+            yield from site_job.check_policy(job, label or name, entry, policy, scope)
             if name is not None and scope.production:
                 yield from site_job.signature(job, name, policy, scope)
         yield from machine.device(entry, label)
@@ -60,11 +60,11 @@ def look(scope: Scope) -> Iterator[Finding]:
     if single is not None:
         yield from machine.disk(single)
         if scope.production:
-            yield from accounts.look(single, scope)
-        ledger = site_ledger.look(single, name, scope)
+            yield from accounts.check_accounts(single, scope)
+        ledger = site_ledger.check_ledger(single, name, scope)
         yield from ledger.findings
         if job is not None and name is not None:
-            yield from site_job.look_back(job, name, single, ledger.entries, scope)
+            yield from site_job.check_history(job, name, single, ledger.entries, scope)
     if job is not None and (single is None or name is None):
         what = "cohort and privacy budget" if job.privacy is not None else "cohort"
         why = "name its site with --site" if single is not None else "this file is for several sites"

@@ -80,7 +80,7 @@ def check(
     site has one line, and its problems; --verbose shows the rest.
     """
     from tightframe_app.jobs import folders as job_folders
-    from tightframe_app.site.check import look
+    from tightframe_app.site.check import check_site
     from tightframe_app.site.findings import Scope
 
     scope = Scope(
@@ -99,7 +99,7 @@ def check(
     for _ in range(2):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    findings = list(look(scope))
+    findings = list(check_site(scope))
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
     own = len(problems) - refusals

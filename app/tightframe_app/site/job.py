@@ -38,7 +38,7 @@ NEWCOMER = (
 """Note for a site before its first job, equivalent to what the earlier sites are shown."""
 
 
-def look(
+def check_policy(
     job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, scope: Scope
 ) -> Iterator[Finding]:
     """Check a job against the site's policy, and yield the refusals that the lead would get."""
@@ -108,7 +108,7 @@ def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterat
     yield Finding(area, state, text, of_job=True)
 
 
-def look_back(
+def check_history(
     job: JobConfig, name: str, entry: SiteEntry, entries: Sequence[Entry] | None, scope: Scope
 ) -> Iterator[Finding]:
     """Check a job against the cohorts and the privacy budget that earlier jobs leave.
@@ -130,7 +130,7 @@ def look_back(
     try:
         setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
     except JobError:
-        return  # reported by ``look``
+        return  # reported by ``check_policy``
     area = area_of("job", name)
     with tempfile.TemporaryDirectory() as folder:
         context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=scope.production)

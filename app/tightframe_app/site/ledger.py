@@ -35,7 +35,7 @@ class LedgerFindings:
     entries: tuple[Entry, ...] | None = None
 
 
-def look(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFindings:
+def check_ledger(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFindings:
     """Check a site's ledger without writing anything."""
     from tightframe.privacy.ledger.ledger import ledger_expected
     from tightframe.rounds.site_ledger import LedgerPaths, describe_loss

@@ -57,7 +57,7 @@ class Memory:
         _, anchor = self._identity()
         return signature_check(trusted_roots(self.entry, anchor), name=self.site)
 
-    def lasting(self) -> SiteLedger:
+    def site_ledger(self) -> SiteLedger:
         """Return the ledger, opened for a person's decision, which is signed with the site's key.
 
         Raises:

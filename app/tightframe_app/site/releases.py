@@ -225,9 +225,9 @@ def _decide(memory: Memory, entries: Sequence[Entry], yes: bool) -> None:
     """
     from tightframe.rounds.sums.vault import locked_ledger, remember
 
-    lasting = memory.lasting()
+    site_ledger = memory.site_ledger()
     if not yes and not typer.confirm("Accept it at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
-    with locked_ledger(lasting) as ledger:  # no job writes meanwhile
+    with locked_ledger(site_ledger) as ledger:  # no job writes meanwhile
         remember(ledger, entries)

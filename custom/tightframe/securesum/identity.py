@@ -221,7 +221,7 @@ def verify_certificate(
     what, root_what = f"the certificate of {name}", "the project's root certificate"
     root = Certificate.read(anchor.root, root_what)
     if not root.is_ca:
-        raise IdentityError(root_what, expected="a CA certificate", found="a certificate that may not issue")
+        raise IdentityError(root_what, expected="a CA certificate", found="one that may not issue others")
     root.check_dates(at, root_what, None)
     root_key = accepted_key(root.public_key, f"the key of {root_what}")
 

@@ -181,7 +181,7 @@ class Sum:
         """
         survivors = self._closed()
         if self.full:
-            raise StateError("the survivors", expected="fewer than the roster", found="everybody")
+            raise StateError("the survivors", expected="fewer than the roster", found="the whole roster")
         return AgreementRequest(self.slot, tuple(self._receipts[name] for name in survivors))
 
     def add_agreement(self, site: str, raw: bytes) -> None:

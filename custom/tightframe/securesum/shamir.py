@@ -140,11 +140,11 @@ def recover_many(indices: Sequence[int], shares: Bytes) -> Bytes:
     _check_array(shares, "shares", dimensions=3)
     if not MIN_THRESHOLD <= len(indices) == len(shares):
         raise ValueError(
-            f"Expected one share of each of at least {MIN_THRESHOLD} places, "
-            f"but got {len(indices)} places and {len(shares)} shares."
+            f"Expected one share of each of at least {MIN_THRESHOLD} holders, "
+            f"but got {len(indices)} indices and {len(shares)} shares."
         )
     if len(set(indices)) < len(indices) or not all(0 <= index < MAX_HOLDERS for index in indices):
-        raise ValueError(f"Expected different places from 0 to {MAX_HOLDERS - 1}, but got {list(indices)}.")
+        raise ValueError(f"Expected distinct indices from 0 to {MAX_HOLDERS - 1}, but got {list(indices)}.")
     weights = _weights_at_zero(np.array(indices) + 1)
     return _product(weights.reshape(1, -1), shares.reshape(len(indices), -1)).reshape(shares.shape[1:])
 

@@ -162,7 +162,7 @@ def agree(
         raise SurvivorsError(
             f"the survivors to sign in slot {request.slot}",
             expected="fewer than the roster",
-            found="everybody, which needs no signature",
+            found="the whole roster, which needs no signature",
         )
     signed = survivors_signed(state.session, request.slot, held.receipt.sum_id, survivors)
     reply = Agreement(epoch.name, request.slot, ed25519_sign(state.signing, signed))

@@ -30,7 +30,7 @@ from tightframe.securesum.identity import public_key_hash
 from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
 from tightframe_app.site import engine, machine
-from tightframe_app.site.check import look
+from tightframe_app.site.check import check_site
 from tightframe_app.site.findings import Finding, Scope
 
 NOW = datetime.now(UTC)
@@ -96,7 +96,7 @@ def _change(config: Path, **changes: Any) -> None:
 
 
 def _found(config: Path, **how: Any) -> list[Finding]:
-    return list(look(Scope(config, **{"production": True} | how)))
+    return list(check_site(Scope(config, **{"production": True} | how)))
 
 
 def _problems(config: Path, **how: Any) -> list[str]:

@@ -47,7 +47,7 @@ def journal(config: Path) -> Memory:
 
 
 def write(memory: Memory, entries: Sequence[Entry]) -> None:
-    with locked_ledger(memory.lasting()) as ledger:
+    with locked_ledger(memory.site_ledger()) as ledger:
         remember(ledger, entries)
 
 

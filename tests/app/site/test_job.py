@@ -126,7 +126,7 @@ def _state(hospital: Path) -> dict[str, str]:
 
 def _write(hospital: Path, *entries: Entry) -> None:
     """Add to what the site remembers."""
-    with locked_ledger(memory_of(hospital, "hospital-a", None).lasting()) as ledger:
+    with locked_ledger(memory_of(hospital, "hospital-a", None).site_ledger()) as ledger:
         remember(ledger, entries)
 
 

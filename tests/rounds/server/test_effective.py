@@ -12,7 +12,8 @@ from tightframe.rounds.setup import prepare
 def test_options_that_the_job_leaves_out_have_the_values_of_the_guides() -> None:
     of = job(method="fedmr", method_options={"mu_inter": 0.5}, dataset="digits", dataset_options={"silos": 4})
     found = record.values(prepare(of))
-    assert found["method_options"]["mu_inter"] == 0.5 and found["method_options"]["intra_form"] == "paper"
+    options = found["method_options"]
+    assert options["mu_inter"] == 0.5 and options["intra_form"] == "correlation"
     assert found["dataset_options"]["silos"] == 4 and found["dataset_options"]["partition_seed"] == 0
     assert found["model_options"] == {"widths": [8, 8, 8], "dropout": 0.0}
     said = of.model_dump(mode="json")

@@ -52,13 +52,13 @@ def test_torn_lines(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_journal_that_cannot_be_read_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
-    lasting = memory(tmp_path)
-    write(lasting, [_slot("j", 0)])
-    with lasting.open() as ledger:
+    site_ledger = memory(tmp_path)
+    write(site_ledger, [_slot("j", 0)])
+    with site_ledger.open() as ledger:
         ledger.remember(Remembered(({"entry": "of a later version"},)))
     with pytest.raises(MessageError), Vault(tmp_path, memory(tmp_path), on_disk=False).locked():
         pass
-    with sqlite3.connect(lasting.paths.ledger) as database:
+    with sqlite3.connect(site_ledger.paths.ledger) as database:
         database.execute("UPDATE entries SET content = '{}' WHERE sequence = 1")
     database.close()
     with (
