@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.processes import printed
 
 from tightframe import data
 from tightframe.data.base import SiloData
@@ -31,7 +32,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 @pytest.mark.whole
-def test_enrolment_needs_no_torch(root: Path) -> None:
+def test_enrolment_needs_no_torch() -> None:
     """Opening, counting and checking happen in processes that must start fast."""
     code = (
         "import sys\n"
@@ -44,10 +45,7 @@ def test_enrolment_needs_no_torch(root: Path) -> None:
         "silo.records('test')[0]\n"
         "print('torch' in sys.modules)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[33, 6, 24] False", "True"]
+    assert printed(code) == ["[33, 6, 24] False", "True"]
 
 
 def test_every_listed_data_set_is_there_under_its_name_and_only_what_is_named_is_imported(root: Path) -> None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
-from PIL import Image
+from tests.support.made_isic import write_centre
 
 from tightframe import __version__
 from tightframe.config.job import parse_job
-from tightframe.data.isic.folder import IMAGES
 from tightframe.errors import RunError
 from tightframe.flare import doors, executor
 from tightframe.flare.executor import SiloExecutor
@@ -213,15 +210,7 @@ def test_what_a_failing_silo_says_is_in_no_part_of_its_answer(
 def hospital(tmp_path: Path) -> Path:
     """A production site with records and a state folder, but without a startup kit."""
     records = tmp_path / "records"
-    (records / IMAGES).mkdir(parents=True)
-    with (records / "train_test_split").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["image", "target", "center", "fold", "fold2"])
-        for index in range(30):
-            name, fold = f"ISIC_{index:03d}", "train" if index < 24 else "test"
-            writer.writerow([name, index % 3, 3, fold, f"{fold}_3"])
-            noise = np.random.default_rng(index).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(records / IMAGES / f"{name}.jpg")
+    write_centre(records, 40, 50)
     local = tmp_path / "local"
     local.mkdir()
     data = {"fed_isic2019": {"root": str(records), "center": 3}}

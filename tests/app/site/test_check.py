@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import pwd
@@ -15,17 +14,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.security.security import FLAuthorizer
-from PIL import Image
 from tests.support import ROOT
 from tests.support.ledgers import SiteKeys, open_ledger
+from tests.support.made_isic import write_centre
 from tests.support.securesum.certificates import issue, make_root
 from typer.testing import CliRunner
 
-from tightframe.data.isic.folder import IMAGES
 from tightframe.securesum.identity import public_key_hash
 from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
@@ -41,16 +38,7 @@ TEMPLATES = ROOT / "provisioning"
 
 
 def _records(folder: Path) -> dict[str, Any]:
-    """Thirty made images of centre 3."""
-    (folder / IMAGES).mkdir(parents=True)
-    with (folder / "train_test_split").open("w", newline="") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["image", "target", "center", "fold", "fold2"])
-        for index in range(30):
-            name, fold = f"ISIC_{index:03d}", "train" if index < 24 else "test"
-            writer.writerow([name, index % 3, 3, fold, f"{fold}_3"])
-            noise = np.random.default_rng(index).integers(0, 256, (20, 30, 3), dtype=np.uint8)
-            Image.fromarray(noise).save(folder / IMAGES / f"{name}.jpg")
+    write_centre(folder, 20, 30)
     return {"root": str(folder), "center": 3}
 
 

@@ -17,6 +17,7 @@ import torch
 from cryptography.hazmat.primitives.serialization import Encoding
 from opacus.accountants import RDPAccountant
 from tests.support.audit import gaussian_epsilon
+from tests.support.jobs import SMALL
 from tests.support.securesum.certificates import issue, make_root
 
 from tightframe import __version__, federation
@@ -50,12 +51,9 @@ DECLARED = Declaration(
     weight=1.0, synthetic=True, profile="research", min_class_count=1, any_static_cohort=False, untold=()
 )
 JOB: dict[str, Any] = {
+    **SMALL,
     "job_name": "private",
     "method": "fedmr",
-    "dataset": "fed_isic2019",
-    "dataset_options": {"image_size": 16},
-    "model": "small_cnn",
-    "model_options": {"widths": [8, 8, 8]},
     "sites": SITES,
     "min_sites": 3,
     "rounds": 2,

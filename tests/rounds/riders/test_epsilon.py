@@ -11,6 +11,7 @@ import pytest
 import torch
 from opacus.accountants import RDPAccountant
 from tests.support.audit import gaussian_epsilon
+from tests.support.jobs import SMALL
 
 from tightframe import federation
 from tightframe.config.job import parse_job
@@ -30,12 +31,9 @@ from tightframe.rounds.sums.plain import PlainServer
 SITES = ["site-1", "site-2", "site-3", "site-4"]
 POLICIES = {"site-1": "exact", "site-2": "nothing", "site-4": "exact"}
 JOB: dict[str, Any] = {
+    **SMALL,
     "job_name": "told",
     "method": "fedavg",
-    "dataset": "fed_isic2019",
-    "dataset_options": {"image_size": 16},
-    "model": "small_cnn",
-    "model_options": {"widths": [8, 8, 8]},
     "sites": SITES,
     "min_sites": 3,
     "rounds": 2,
