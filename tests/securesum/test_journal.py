@@ -9,7 +9,8 @@ import pytest
 from tests.support.securesum.protocol import make_params
 
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
-from tightframe.securesum.journal import (
+from tightframe.securesum.messages import GROUPS, SumId
+from tightframe.securesum.site.journal import (
     Advertised,
     Agreed,
     CohortAccepted,
@@ -23,7 +24,6 @@ from tightframe.securesum.journal import (
     StaticOpened,
     entry_from_value,
 )
-from tightframe.securesum.messages import GROUPS, SumId
 
 HASH = bytes(range(32))
 SUM = SumId(3, "train-0", 1)

@@ -20,7 +20,7 @@ from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.tool.kit import kit_config
 
-from tightframe.flare.monitor import GROUP
+from tightframe.flare.monitoring.consoles import GROUP
 from tightframe.results.files import OUTCOME
 from tightframe.results.outcome import Outcome
 from tightframe_app.screens import shown
