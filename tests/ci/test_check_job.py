@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.results.building import evaluated, row
+from tests.support.results.building import evaluated, row
 from tests.support.watched_jobs import OUTCOME
 
 from tightframe.results.exchanges import write_rows

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.flare.test_telemetry import record, seen, simulated, told
-from tests.results.building import evaluated, row
 from tests.support import ROOT
 from tests.support.flare.boards import listening
+from tests.support.results.building import evaluated, row
 
 from tightframe.config.site import ServerEntry, StatsD
 

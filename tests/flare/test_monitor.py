@@ -18,8 +18,8 @@ from nvflare.private.fed.server.server_commands import AppCommandProcessor, Serv
 from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.tool.job.job_cli import _build_monitor_key_aliases, _extract_monitor_metrics
 from nvflare.widgets.info_collector import InfoCollector
-from tests.results.building import row, spent
-from tests.results.building import status as begun
+from tests.support.results.building import row, spent
+from tests.support.results.building import status as begun
 
 from tightframe.flare.controller import FederationController
 from tightframe.flare.monitoring import consoles as monitor

@@ -21,10 +21,10 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic
 from nvflare.fuel.data_event.data_bus import DataBus
 from tests.flare.test_guard import RESEARCH, SECRET, HandMade
 from tests.flare.test_monitor import Engine
-from tests.results.building import evaluated, row, spent
-from tests.results.building import status as begun
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 from tests.support.flare.client import Site
+from tests.support.results.building import evaluated, row, spent
+from tests.support.results.building import status as begun
 
 from tightframe import federation
 from tightframe.config.site import ServerEntry, StatsD

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.results.anything import models
-from tests.results.building import evaluated, row
+from tests.support.results.anything import models
+from tests.support.results.building import evaluated, row
 
 from tightframe import federation
 from tightframe.files import write_atomically

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from tests.results.building import evaluated, row, spent
-from tests.results.building import status as begun
+from tests.support.results.building import evaluated, row, spent
+from tests.support.results.building import status as begun
 
 from tightframe.results.exchanges import Row
 from tightframe.results.measures import COUNTED, EVALUATED, NOISY, OF_ROUND, OF_RUN, OF_SUM, of_rounds, of_run

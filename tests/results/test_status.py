@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.results.building import evaluated, row, spent
-from tests.results.building import status as begun
+from tests.support.results.building import evaluated, row, spent
+from tests.support.results.building import status as begun
 
 from tightframe import federation
 from tightframe.data.image_sets import open_silos

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.results.building import evaluated, row, spent
-from tests.results.building import status as begun
+from tests.support.results.building import evaluated, row, spent
+from tests.support.results.building import status as begun
 
 from tightframe.results.status import Status
 from tightframe_app.watch.status import read_status

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.results.building import row
-from tests.results.building import status as begun
+from tests.support.results.building import row
+from tests.support.results.building import status as begun
 from tests.support.watched_jobs import JOB, OUTCOME, RUN, SPENT, status, trained_so_far
 
 from tightframe.errors import REASONS

@@ -30,7 +30,8 @@ _LOST = st.builds(
 
 def models(of: type[Model]) -> st.SearchStrategy[Model]:
     """Any values of a model, some of the optional ones left out."""
-    required, optional = {}, {}
+    required: dict[str, Any] = {}
+    optional: dict[str, Any] = {}
     for name, field in of.model_fields.items():
         if name != "format":
             place = required if field.is_required() else optional
