@@ -35,7 +35,7 @@ from tightframe_app.watch.status import (
 )
 
 KITS = "kits"
-"""Where ``nvflare package`` of the guides puts startup kits, below the current folder."""
+"""Folder of startup kits that the guides' ``nvflare package`` makes below the current one."""
 RESULTS = "workspace"
 """Folder of a downloaded job in which its results lie."""
 _REFUSED = (api_spec.AuthenticationError, api_spec.AuthorizationError)

@@ -62,12 +62,12 @@ class Row(ResultFile):
 
     @property
     def asked(self) -> bool:
-        """Whether silos were asked at all: the start is a model and no exchange."""
+        """Check whether silos were asked at all: the start is a model and no exchange."""
         return bool(self.silos or self.dropped)
 
     @property
     def makes_model(self) -> bool:
-        """Whether a model to be evaluated comes out of it: of a round's phases the last one."""
+        """Check whether it makes a model to be evaluated, as the last phase of a round does."""
         return self.kind in ("start", "train") and self.phase == self.phases - 1
 
     @property

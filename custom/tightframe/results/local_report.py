@@ -82,7 +82,7 @@ class SentTerms(Values):
 
 
 class Disclosure(Values):
-    """What left a silo in a job beside its declaration, to whom, and under which policy.
+    """Terms that left a silo in a job, the silos of their sums, and the policy that allowed it.
 
     Attributes:
         masked: whether its terms were masked, so that the server could open totals only.

@@ -35,7 +35,7 @@ SENT = "sent_terms.json"
 
 @dataclass(frozen=True)
 class Missing:
-    """Which silos are missing at the end of a run, as the server told this one: it cannot check that.
+    """Silos missing at the end of a run, as the server told this one, which cannot check it.
 
     Attributes:
         lost: silo -> since when.
@@ -101,7 +101,7 @@ def close(
 
 
 def missing_at(silo: LocalSilo) -> Missing:
-    """Who is missing at the end, and whether the final model can be measured without them."""
+    """Return the silos missing at the end, and whether the final model can be measured without them."""
     job = silo.setup.job
     shut = job.summation == "secure" and job.privacy is None and silo.context.policy.static_cohort != "any"
     return Missing(silo.lost, len(silo.cohort), shut)
@@ -145,7 +145,7 @@ def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
 
 
 def begun(context: SiloContext) -> bool:
-    """Whether there is a report; a silo that missed the closing has none."""
+    """Check whether there is a report; a silo that missed the closing has none."""
     return (context.run_dir / LOCAL).is_file()
 
 
