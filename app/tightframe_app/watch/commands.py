@@ -94,7 +94,7 @@ class View:
 
     @property
     def ending(self) -> bool:
-        """Check whether the run is over while the engine still has the job: its process reports nothing any more."""
+        """Check whether the run is over while the engine still has the job, whose process reports no more."""
         if self.seen is None or self.last is None or self.seen.engine != LIVE:
             return False
         over = self.last.state in ENDED or self.last.kind in ("closing", "personal")

@@ -257,7 +257,7 @@ class RunRecord:
         return noisy_evaluation.summarise(counted, config, names, silos=len(row.silos), honest=honest)
 
     def _untold(self, site: str, fold: str) -> bool:
-        """Check whether a silo leaves a fold out of exact evaluations, by its own declaration or the others'."""
+        """Check whether a silo leaves a fold out of exact evaluations, by its own declaration or others'."""
         left_out = site in self.declared and fold in self.declared[site].untold
         return left_out or fold in self._told_by_few()
 
