@@ -195,11 +195,11 @@ def in_words(test: FoldMetrics) -> str:
 
 
 def noise_words(test: FoldMetrics) -> str:
-    """Say how much noise there is, and what stands in brackets."""
-    level = "" if test.level is None else f", at {test.level:.0%}"
+    """Say how much noise there is, and what the brackets mean."""
+    interval = "an interval" if test.level is None else f"the {test.level:.0%} interval"
     return (
         f"noise of {shown(test.noise_deviation, 1)} records (standard deviation) in each confusion cell; in "
-        f"brackets where the exact value lies, as far as the noise goes{level}"
+        f"brackets {interval} of the exact value, for the noise alone"
     )
 
 
