@@ -47,7 +47,7 @@ class Gate:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the bound is met; None if the case was not measured."""
+        """True if the bound is met; None if the case was not measured."""
         if self.value is None:
             return None
         return self.value >= self.limit if self.at_least else self.value <= self.limit

@@ -28,7 +28,6 @@ from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum import rules
 from tightframe.securesum.encoding import decode, encode, fraction_bits
 from tightframe.securesum.identity import Verifier
-from tightframe.securesum.journal import History
 from tightframe.securesum.masks import Accumulator
 from tightframe.securesum.messages import (
     Advertisements,
@@ -42,7 +41,8 @@ from tightframe.securesum.messages import (
 from tightframe.securesum.rules import Expected, SiteRules
 from tightframe.securesum.server import Enrolment, Session, Sum
 from tightframe.securesum.site import Confirmed, Step, advertise, agree, confirm, mask, reveal
-from tightframe.securesum.site_setup import establish
+from tightframe.securesum.site.journal import History
+from tightframe.securesum.site.setup import establish
 
 SLOTS = 16
 AES_BLOCK = 256 * 1024

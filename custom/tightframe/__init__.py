@@ -47,7 +47,7 @@ _HOMES = {
     "run": "tightframe.federation",
     "run_job": "tightframe.federation",
 }
-"""Where each public name is defined."""
+"""Module that defines each public name."""
 
 
 def __getattr__(name: str) -> object:

@@ -164,7 +164,7 @@ def test_a_line_without_an_end(verify: Verify, monkeypatch: pytest.MonkeyPatch) 
     """It is read up to the limit only, and refused for its length."""
     run = short_run()
     limit = max(len(line) for line in run.lines)
-    for module in ("transcript", "transcript_lines"):
+    for module in ("transcript", "transcript.lines"):
         monkeypatch.setattr(f"tightframe.securesum.{module}.MAX_LINE", limit)
     assert verify(run).exit_code == 0
     done = verify(run, lines=[run.lines[0], b"x" * 10 * limit])

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 from tightframe.errors import TightframeError
 from tightframe.rounds.site_ledger import LedgerPaths
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.securesum.journal import StaticMasked
+from tightframe.securesum.site.journal import StaticMasked
 from tightframe_app.cli import app
 
 SITE = "hospital-1"

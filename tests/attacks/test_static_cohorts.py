@@ -12,7 +12,7 @@ from tests.support.attacks.malicious_server import Federation, Records, hearts, 
 
 from tightframe.errors import SecureSumError
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.securesum.journal import StaticMasked, StaticOpened
+from tightframe.securesum.site.journal import StaticMasked, StaticOpened
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,8 @@ def test_a_raw_tensor_is_stopped_and_the_run_goes_on(export: Callable[..., Path]
     assert "TF-730: the guard stopped a federated event (tightframe.leak)" in log
     for site in ("site-1", "site-2", "site-3"):
         assert "TF-730" not in (workspace / site / "log.txt").read_text()
+        assert (workspace / site / "simulate_job" / "report.html").is_file()
+    assert (server / "report.html").is_file(), "server and silos make their pages by themselves"
     for path in (workspace / "server").rglob("*"):
         assert not path.is_file() or b"4711.4711" not in path.read_bytes(), path
     assert "tightframe.leak" not in (workspace / "server" / "log.txt").read_text()

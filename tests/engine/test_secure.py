@@ -18,7 +18,7 @@ from tests.support.engine.simulation import Run, assert_equal, export_job, run_a
 
 from tightframe.rounds.sums.vault import restore
 from tightframe.securesum.messages import GROUPS, KINDS, SALT_BYTES
-from tightframe.securesum.site_state import (
+from tightframe.securesum.site.state import (
     Advertised,
     Confirmed,
     Established,

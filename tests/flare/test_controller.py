@@ -13,8 +13,8 @@ from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
-from tightframe.flare import monitor
 from tightframe.flare.controller import WARM, FederationController, roster_mismatches, stopped_run
+from tightframe.flare.monitoring import consoles as monitor
 from tightframe_app.jobs.folders import CHECKPOINT_FILE
 
 

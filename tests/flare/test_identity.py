@@ -111,7 +111,7 @@ def test_a_chain_in_the_certificate_file_begins_with_the_sites_own(startup: Path
     (startup / "client.crt").write_bytes(pem(SITE) + pem(ROOT))
     assert load(startup)[0].certificate == SITE.certificate
     (startup / "client.crt").write_bytes(pem(ROOT) + pem(SITE))
-    assert "the certificate's, but found another key" in refused(lambda: load(startup))
+    assert "the certificate's, but found a different key" in refused(lambda: load(startup))
 
 
 @pytest.mark.parametrize("file", ["fed_client.json", "client.crt", "client.key", "rootCA.pem"])
@@ -179,7 +179,7 @@ def test_several_roots_are_refused(startup: Path) -> None:
 def test_a_key_that_is_not_the_certificates_is_refused(startup: Path) -> None:
     (startup / "client.key").write_bytes(key_pem(issue(ROOT, "site-1")))
     message = refused(lambda: load(startup))
-    assert "the certificate's, but found another key" in message and str(startup) in message
+    assert "the certificate's, but found a different key" in message and str(startup) in message
 
 
 def test_an_encrypted_key_and_a_file_that_is_no_key_are_refused(startup: Path) -> None:

@@ -21,8 +21,8 @@ from nvflare.widgets.info_collector import InfoCollector
 from tests.support.results.building import row, spent
 from tests.support.results.building import status as begun
 
-from tightframe.flare import monitor
 from tightframe.flare.controller import FederationController
+from tightframe.flare.monitoring import consoles as monitor
 from tightframe.results.status import Status
 
 JOB_ID = "the-job"

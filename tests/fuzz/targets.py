@@ -611,7 +611,7 @@ class TranscriptTarget(Target):
 
     def _changed(self, random: Random) -> bytes:
         """One line changed, and those after it chained to it again."""
-        from tightframe.securesum.transcript_lines import line_hash
+        from tightframe.securesum.transcript.lines import line_hash
 
         values = [json.loads(line) for line in self.lines.splitlines()]
         place = random.randrange(len(values))

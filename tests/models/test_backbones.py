@@ -12,10 +12,11 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from tightframe.models import (
+from tightframe.models import feature_width
+from tightframe.models import layers as shared
+from tightframe.models.backbones import (
     conv2cifar,
     efficientnet,
-    feature_width,
     fedilc_cnn,
     mlp,
     resnet18,
@@ -23,7 +24,6 @@ from tightframe.models import (
     vgg11,
     wrn_28_10,
 )
-from tightframe.models import layers as shared
 from tightframe.models.base import BackboneSpec
 
 COLOR_MNIST = {"widths": [390, 390], "single_logit": True}

@@ -10,8 +10,8 @@ import torch
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
+from tightframe.models.backbones.mlp import MLP
 from tightframe.models.heads import SingleLogit
-from tightframe.models.mlp import MLP
 
 
 def _build(shape: tuple[int, ...], classes: int = 2, **options: Any) -> Any:

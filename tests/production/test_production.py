@@ -60,7 +60,7 @@ from tightframe.config.job import parse_job
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Role, Sender, shown
 from tightframe.flare.identity import person_identity
-from tightframe.flare.monitor import COMMAND, GROUP
+from tightframe.flare.monitoring.consoles import COMMAND, GROUP
 from tightframe_app.jobs import folders
 
 HERE = "-c kits/consortium/prod_00/hospital-1/local/tightframe.json --site hospital-1"

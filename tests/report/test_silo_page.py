@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tests.support.pages import SVG, Page, said, values
 
 from tightframe.report.writing import write
@@ -73,6 +74,48 @@ def test_records_and_hashes(run: Path) -> None:
             not any(row)
             or f"{names[i]} taken for {names[row.index(max(row))]}: {max(row)} of {sum(row)}" in tips
         )
+
+
+def test_what_left_the_silo(run: Path) -> None:
+    """Three rounds, the closing and the personal models: counted against model, classes and transcript."""
+    disclosed = values(run / "site-1" / "local_report.json")["disclosed"]
+    page = Page.of(run / "site-1")
+    (table,) = page.tables("What left this silo")
+    assert [(row["sums"], row["terms"]) for row in table] == [
+        ("training rounds", "3"),
+        ("closing, on the last model", "1"),
+        ("personal models", "1"),
+    ]
+    train, closing, _ = disclosed["sent"]
+    model = load_file(run / "server" / "model.safetensors")
+    assert train["numbers"]["update"] == sum(item.numel() for item in model.values())
+    classes = len(values(run / "site-1" / "local_report.json")["records"]["train"])
+    assert train["numbers"]["classes"] == classes
+    assert f"changes of the model ({train['numbers']['update']:,})" in table[0]["what (numbers in a term)"]
+    assert set(closing["numbers"]) == {"evaluation"}
+    # Every number has four or eight bytes.
+    for item in disclosed["sent"]:
+        most = item["times"] * sum(item["numbers"].values())
+        assert 4 * most * (item["kind"] != "train") <= item["bytes"] <= 8 * most
+    assert "Each term was masked" in page.text and "No noise was added" in page.text
+    assert disclosed["silos"] == ["site-1", "site-2", "site-3", "site-4"]
+    assert page.facts("What left this silo") == {"under the policy": disclosed["policy"]}
+    assert disclosed["policy"].startswith("research (")
+
+
+def test_what_left_in_a_plain_job_under_privacy_and_of_an_older_version(copied: Copied) -> None:
+    folder = copied("site-1")
+    report = values(folder / "local_report.json")
+    privacy = {"epsilon": 5.0, "delta": 1e-5, "promised": 6.0}
+    report |= {"privacy": privacy, "disclosed": report["disclosed"] | {"masked": False}}
+    (folder / "local_report.json").write_text(json.dumps(report))
+    write(folder)
+    text = Page.of(folder).text
+    assert "the server saw this silo's own numbers" in text and "Noise was added" in text
+    del report["disclosed"]
+    (folder / "local_report.json").write_text(json.dumps(report))
+    write(folder)
+    assert "Not recorded: the version that wrote this report did not count it." in Page.of(folder).text
 
 
 def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> None:

@@ -39,8 +39,8 @@ def lines(path: Path) -> list[Any]:
 
 
 def as_written(values: Any) -> Any:
-    """What was written before there was the key, and the number of phases."""
-    return {key: value for key, value in values.items() if key not in ("format", "phases")}
+    """What was written before there were these keys."""
+    return {key: value for key, value in values.items() if key not in ("format", "phases", "disclosed")}
 
 
 @pytest.mark.parametrize("of", WHOLE)
@@ -113,7 +113,7 @@ def test_the_files_of_a_run_are_its_values(run: tuple[federation.Result, Path]) 
 
 
 def test_a_run_writes_the_keys_that_it_always_has(run: tuple[federation.Result, Path]) -> None:
-    """Readers outside know the keys of the files; only their form's number, and phases, are new."""
+    """Readers outside know the keys of the files; only their form's number, phases and disclosed are new."""
     _, folder = run
     for name, place in (
         ("outcome.json", "server"),

@@ -21,7 +21,7 @@ from tests.support.securesum.hostile import (
 )
 from tests.support.securesum.protocol import MIXED, World, add_integers
 
-from tightframe.securesum import journal, rules
+from tightframe.securesum import rules
 from tightframe.securesum.errors import (
     ProtocolError,
     StateError,
@@ -42,7 +42,8 @@ from tightframe.securesum.messages import (
     survivors_signed,
 )
 from tightframe.securesum.primitives import ed25519_sign
-from tightframe.securesum.site_state import Revealed, slot_share
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import Revealed, slot_share
 
 ONE = names(1)[0]
 

@@ -37,7 +37,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import Secret, derive
 from tightframe.securesum.server import Enrolment
-from tightframe.securesum.site_state import slot_share
+from tightframe.securesum.site.state import slot_share
 
 RUN, REFUSED = load("run"), load("refused")
 PIECE = 8

@@ -9,7 +9,6 @@ import pytest
 from tests.support.securesum.hostile import closed, names, ready, refused, refused_by
 from tests.support.securesum.protocol import DATASET, JOB, MIXED, World
 
-from tightframe.securesum import journal
 from tightframe.securesum.errors import (
     ReleaseProfileError,
     ReplayError,
@@ -18,6 +17,7 @@ from tightframe.securesum.errors import (
     SurvivorsError,
 )
 from tightframe.securesum.messages import FieldSpec, Reveal, RevealRequest, SumId, TermRequest
+from tightframe.securesum.site import journal
 
 ONE, TWO, THREE, FOUR = names(4)
 

@@ -41,7 +41,7 @@ from tightframe.securesum.messages import (
     survivors_signed,
 )
 from tightframe.securesum.primitives import ed25519_sign
-from tightframe.securesum.site_state import slot_share
+from tightframe.securesum.site.state import slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
 

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.securesum.replay import Player, load, order, play
 
-from tightframe.securesum import journal
 from tightframe.securesum.errors import MessageError, ProtocolError, StateError
 from tightframe.securesum.messages import (
     Advertisement,
@@ -29,7 +28,8 @@ from tightframe.securesum.messages import (
     Setup,
     TermRequest,
 )
-from tightframe.securesum.site_state import Advertised, Confirmed, Established
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import Advertised, Confirmed, Established
 
 RUN = load("run")
 READERS: dict[str, Callable[[bytes], Any]] = {

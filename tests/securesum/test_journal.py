@@ -9,7 +9,8 @@ import pytest
 from tests.support.securesum.protocol import make_params
 
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
-from tightframe.securesum.journal import (
+from tightframe.securesum.messages import GROUPS, SumId
+from tightframe.securesum.site.journal import (
     Advertised,
     Agreed,
     CohortAccepted,
@@ -23,7 +24,6 @@ from tightframe.securesum.journal import (
     StaticOpened,
     entry_from_value,
 )
-from tightframe.securesum.messages import GROUPS, SumId
 
 HASH = bytes(range(32))
 SUM = SumId(3, "train-0", 1)
@@ -134,7 +134,7 @@ def test_never_both_kinds_of_share_for_one_site_and_group() -> None:
     history.check_kinds("job", 0, 1, ("a", "b", "c"), "update")
     history.check_kinds("job", 0, 1, ("a", "b", "c", "d"), "static")
     history.check_kinds("job", 0, 2, ("a", "b", "c", "d"), "update")
-    with pytest.raises(SurvivorsError, match=r"given before for \['c', 'd'\]"):
+    with pytest.raises(SurvivorsError, match=r"revealed before for \['c', 'd'\]"):
         history.check_kinds("job", 0, 1, ("a", "b", "d"), "update")
 
 

@@ -26,7 +26,7 @@ from tests.support.securesum.protocol import MIXED, World, add_integers
 
 from tightframe.phases import Field, Schema
 from tightframe.rounds.riders import class_rules
-from tightframe.securesum import encoding, journal, rules
+from tightframe.securesum import encoding, rules
 from tightframe.securesum.errors import ReplayError, StaticCohortError
 from tightframe.securesum.masks import keystream, pair_key, self_key
 from tightframe.securesum.messages import (
@@ -41,7 +41,8 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import Secret, ed25519_sign, x25519
 from tightframe.securesum.rules import SiteRules
-from tightframe.securesum.site_state import slot_share
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
 
@@ -187,7 +188,7 @@ def test_a_second_try_of_a_sum_with_shares_given_is_refused() -> None:
     world.run(0, sum_id=SumId(5, "train-0", 0))
     with pytest.raises(ReplayError) as caught:
         world.run(1, sum_id=SumId(5, "train-0", 1), drop_term=[FOUR])
-    assert "answered before" in str(caught.value)
+    assert "with revealed shares" in str(caught.value)
 
 
 # Collusion ---------------------------------------------------------------------------------------

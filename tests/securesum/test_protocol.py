@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.securesum.protocol import JOB, MIXED, World, names
 
-from tightframe.securesum import rules, server_setup, site_setup
+from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError, RecoveryError, StateError, SurvivorsError
-from tightframe.securesum.journal import Agreed, Revealed, SlotUsed, StaticOpened
 from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 from tightframe.securesum.rules import SiteRules, minimum_survivors
+from tightframe.securesum.server import setup as server_setup
+from tightframe.securesum.site import setup as site_setup
+from tightframe.securesum.site.journal import Agreed, Revealed, SlotUsed, StaticOpened
 
 FIELDS = st.builds(
     FieldSpec,

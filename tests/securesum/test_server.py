@@ -36,7 +36,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import KEY_BYTES, Random, ed25519_sign
 from tightframe.securesum.server import Enrolment, Session, Sum
-from tightframe.securesum.site_state import slot_share
+from tightframe.securesum.site.state import slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
 
@@ -434,7 +434,7 @@ def test_a_dealer_whose_shares_lie_on_no_one_polynomial_is_named(monkeypatch: py
     for name, site in world.sites.items():
         with monkeypatch.context() as patch:
             if name == FOUR:
-                patch.setattr("tightframe.securesum.site_setup.split_many", crooked)
+                patch.setattr("tightframe.securesum.site.setup.split_many", crooked)
             world.session.add(name, site.confirm(shown.to_bytes()))
     total = start(world)
     world.contribute(total, names(4))

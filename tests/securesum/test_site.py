@@ -24,7 +24,6 @@ from tests.support.securesum.protocol import (
     verifier,
 )
 
-from tightframe.securesum import journal
 from tightframe.securesum.checks import LOW_ORDER, box_bound, box_key, commitment
 from tightframe.securesum.errors import (
     IdentityError,
@@ -57,8 +56,8 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, seal, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
-from tightframe.securesum.site import reveal
-from tightframe.securesum.site_state import (
+from tightframe.securesum.site import journal, reveal
+from tightframe.securesum.site.state import (
     Abandoned,
     Advertised,
     Agreed,

@@ -31,11 +31,12 @@ from tests.support.securesum.transcripts import (
     whole_run,
 )
 
-from tightframe.securesum import checks, identity, transcript, transcript_lines
+from tightframe.securesum import checks, identity, transcript
 from tightframe.securesum.errors import IdentityError, MessageError, ParametersError, SignatureError
 from tightframe.securesum.identity import public_key_hash
 from tightframe.securesum.messages import GROUPS, SumId
 from tightframe.securesum.transcript import SERVER, Chain, SumRecord, TranscriptError, verify
+from tightframe.securesum.transcript import lines as transcript_lines
 
 Path = tuple[str | int, ...]
 

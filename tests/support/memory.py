@@ -10,7 +10,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.rounds.sums.vault import locked_ledger, read_journal, remember
-from tightframe.securesum.journal import Entry
+from tightframe.securesum.site.journal import Entry
 
 
 def memory(folder: Path, site: str = "site-1") -> SiteLedger:

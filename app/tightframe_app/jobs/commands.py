@@ -34,7 +34,7 @@ def list_jobs() -> None:
     Console(highlight=False, markup=False, emoji=False).print(table)
 
 
-# What a job is made with, as options of the command line.
+# Arguments and options of `jobs export`.
 _Name = Annotated[
     str | None, typer.Argument(help="A job from `tightframe jobs list`; or give --method and --data.")
 ]

@@ -56,8 +56,8 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
         lines = "\n".join(f"  - {', '.join(sites)}: {problem}" for problem, sites in problems.items())
         raise SiteConfigError(f"{used} names records that cannot be opened:\n{lines}")
     twins = [site for site, entry in entries.items() if entry.rehearses]
-    said = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
-    return f"site configuration: {used}{said}"
+    generated = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
+    return f"site configuration: {used}{generated}"
 
 
 def unconfigured(job: JobConfig) -> str:
@@ -215,9 +215,9 @@ def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> 
     site = setup.job.roster[0]
     try:
         if (results / CHECKPOINT).is_file():
-            found, kept = resume.read(results / CHECKPOINT)
+            stored, kept = resume.read(results / CHECKPOINT)
             record.rows, record.absent, record.best = list(kept.rows), dict(kept.absent), kept.best
-            record.weights, record.rounds_done = dict(kept.weights), int(found.described["after_round"])
+            record.weights, record.rounds_done = dict(kept.weights), int(stored.described["after_round"])
         entry = site_entry(local, site, production=False, alone=len(setup.job.roster) == 1)
         record.synthetic = open_data(setup.job, site, entry).synthetic
     except TightframeError as error:

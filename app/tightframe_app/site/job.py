@@ -148,7 +148,7 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     from tightframe.rounds.site_ledger import LedgerPaths
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import read_journal
-    from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
+    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
     state_dir, job = context.site.state_dir, context.job
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.rows import Check
     from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger
     from tightframe.securesum.identity import Anchor, Signer
-    from tightframe.securesum.journal import Entry
+    from tightframe.securesum.site.journal import Entry
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tightframe_app.screens import lines
 from tightframe_app.site.memory import Memory, memory_of
 
 if TYPE_CHECKING:
-    from tightframe.securesum.journal import Entry, Profile
+    from tightframe.securesum.site.journal import Entry, Profile
 
 cohort = typer.Typer(
     help="Silos for which this site's counts may be opened (class counts, class sums, evaluation).",
@@ -61,7 +61,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 @cohort.command("show")
 def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
     """Show the silos for which this site's counts may be opened, for each data set."""
-    from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
+    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
     memory = memory_of(config, site, kit)
     entries = memory.read()
@@ -88,8 +88,8 @@ def cohort_accept(
     yes: Yes = False,
 ) -> None:
     """Allow this site's counts to be opened for another cohort from now on; shows what that reveals."""
-    from tightframe.securesum.journal import CohortAccepted
     from tightframe.securesum.rules import MAX_SITES, MIN_SITES
+    from tightframe.securesum.site.journal import CohortAccepted
 
     roster = tuple(sorted({part.strip() for part in silos.split(",") if part.strip()}))
     if site not in roster or not MIN_SITES <= len(roster) <= MAX_SITES:
@@ -115,7 +115,7 @@ def cohort_accept(
 @release.command("show")
 def release_show(config: Config, site: Site, kit: Kit = None) -> None:
     """Show how sums over this site's records may be formed, for each data set."""
-    from tightframe.securesum.journal import ProfileAccepted, ProfileUsed
+    from tightframe.securesum.site.journal import ProfileAccepted, ProfileUsed
 
     entries = memory_of(config, site, kit).read()
     shown = set()
@@ -150,7 +150,7 @@ def release_accept(
     from tightframe.rounds.setup import prepare
     from tightframe.rounds.sums.release import REVEALED, release_profile
     from tightframe.securesum.errors import ProtocolError
-    from tightframe.securesum.journal import CohortAccepted, Entry, History, ProfileAccepted
+    from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted
     from tightframe_app.jobs import folders as job_folders
 
     setup = prepare(parse_job(job_folders.read_job(job)))
@@ -190,7 +190,7 @@ def release_accept(
 
 def _cohorts(entries: Sequence[Entry], dataset: str) -> list[tuple[str, ...]]:
     """Return the cohorts for which counts of a data set may be opened, the latest last."""
-    from tightframe.securesum.journal import CohortAccepted, StaticMasked, StaticOpened
+    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
     known: list[tuple[str, ...]] = []
     for entry in entries:

@@ -52,14 +52,14 @@ KINDS = {
     "closing": "the last model is evaluated",
     "personal": "personal models are evaluated",
 }
-"""What a sum is for."""
+"""Purpose of a sum, by its kind."""
 ENDED = ("trained", "stopped")
 ENDING = "the run's process has ended; the engine waits until every client has reported the end of the job"
 OVER_EARLY = "over; what follows is what was seen last"
 QUIET = 30.0
 """Seconds after which a line is said again where nothing has changed, so that a log shows that it lives."""
 FETCHES = 3
-"""How often the outcome is asked for where the connection is lost just then."""
+"""Number of times that the outcome is asked for if the connection is lost just then."""
 
 
 class Watched(Protocol):
@@ -94,7 +94,7 @@ class View:
 
     @property
     def ending(self) -> bool:
-        """Whether the run is over, while the engine still has the job: its process tells nothing any more."""
+        """Check whether the run is over while the engine still has the job, whose process reports no more."""
         if self.seen is None or self.last is None or self.seen.engine != LIVE:
             return False
         over = self.last.state in ENDED or self.last.kind in ("closing", "personal")

@@ -20,7 +20,7 @@ from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.tool.kit import kit_config
 
-from tightframe.flare.monitor import GROUP
+from tightframe.flare.monitoring.consoles import GROUP
 from tightframe.results.files import OUTCOME
 from tightframe.results.outcome import Outcome
 from tightframe_app.screens import shown
@@ -35,7 +35,7 @@ from tightframe_app.watch.status import (
 )
 
 KITS = "kits"
-"""Where ``nvflare package`` of the guides puts startup kits, below the current folder."""
+"""Folder of startup kits that the guides' ``nvflare package`` makes below the current one."""
 RESULTS = "workspace"
 """Folder of a downloaded job in which its results lie."""
 _REFUSED = (api_spec.AuthenticationError, api_spec.AuthorizationError)

@@ -15,7 +15,7 @@ from tightframe.results.words import metric, one_answer, plural
 
 COMPLETED = "FINISHED:COMPLETED"
 OVER = "FINISHED"
-"""How the engine's words for a job that is over begin."""
+"""Prefix of the engine's statuses of a job that is over."""
 WAITING: Mapping[str, str] = {
     "SUBMITTED": "waiting to be sent to its sites",
     "APPROVED": "waiting to be sent to its sites",
@@ -41,7 +41,7 @@ OF_A_RUN: Mapping[str, str] = {
     "TF-507": "a checkpoint is torn",
     "TF-510": "statistics could not be opened",
 }
-"""What the codes mean that a run stops with and a silo does not say."""
+"""Meaning of the codes that a run stops with and no silo sends."""
 TRAINED, NOT_TRAINED, NOT_KNOWN = 0, 1, 3
 """Exit codes; 2 is that of errors and wrong arguments."""
 
@@ -94,7 +94,7 @@ class Seen:
 
     @property
     def over(self) -> bool:
-        """Whether nothing changes any more."""
+        """Check whether the status is final."""
         return self.engine.startswith(OVER)
 
 

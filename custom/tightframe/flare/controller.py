@@ -13,7 +13,8 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
-from tightframe.flare import doors, monitor, workspace
+from tightframe.flare import doors, workspace
+from tightframe.flare.monitoring import consoles as monitor
 from tightframe.flare.transport import FlareTransport
 
 WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
@@ -69,7 +70,7 @@ class FederationController(Controller):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Validate the job and the server's own file; end the run on an error, before any task is sent."""
         from tightframe.config.site import server_entry
-        from tightframe.flare.telemetry import Telemetry
+        from tightframe.flare.monitoring.boards import Telemetry
         from tightframe.rounds.setup import prepare, set_threads
 
         if not fl_ctx.get_prop(FLContextKey.SECURE_MODE, True):

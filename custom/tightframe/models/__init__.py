@@ -6,17 +6,17 @@ a ``BackboneSpec``; it is imported only if a job names it.
 
 from __future__ import annotations
 
+from tightframe.models.backbones.conv2cifar import CONV2CIFAR
+from tightframe.models.backbones.efficientnet import EFFICIENTNET_B0
+from tightframe.models.backbones.fedilc_cnn import FEDILC_CNN
+from tightframe.models.backbones.mlp import MLP
+from tightframe.models.backbones.resnet18 import RESNET18
+from tightframe.models.backbones.resnet20 import RESNET20
+from tightframe.models.backbones.small_cnn import SMALL_CNN
+from tightframe.models.backbones.vgg11 import VGG11
+from tightframe.models.backbones.wrn_28_10 import WRN_28_10
 from tightframe.models.base import BackboneSpec
-from tightframe.models.conv2cifar import CONV2CIFAR
-from tightframe.models.efficientnet import EFFICIENTNET_B0
-from tightframe.models.fedilc_cnn import FEDILC_CNN
 from tightframe.models.heads import Classifier, feature_width
-from tightframe.models.mlp import MLP
-from tightframe.models.resnet18 import RESNET18
-from tightframe.models.resnet20 import RESNET20
-from tightframe.models.small_cnn import SMALL_CNN
-from tightframe.models.vgg11 import VGG11
-from tightframe.models.wrn_28_10 import WRN_28_10
 from tightframe.registry import find
 
 ENTRY_POINTS = "tightframe.backbones"

@@ -28,7 +28,7 @@ from tightframe.results.outcome import Outcome
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.messages import Params
 from tightframe.securesum.rules import minimum_survivors
-from tightframe.securesum.transcript_lines import MAX_LINE, SERVER, line_hash, parse, read_body
+from tightframe.securesum.transcript.lines import MAX_LINE, SERVER, line_hash, parse, read_body
 
 _NAMED = 5
 

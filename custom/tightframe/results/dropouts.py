@@ -27,7 +27,7 @@ WHERE: Mapping[str, str] = {
     "closing": "the last evaluation",
     "personal": "the evaluation of personal models",
 }
-"""What a silo is missing from, by the kind of exchange; a training round has a number instead."""
+"""Exchange that a silo is missing from, by its kind; a training round has a number instead."""
 
 
 class Lost(Values):

@@ -62,12 +62,12 @@ class Row(ResultFile):
 
     @property
     def asked(self) -> bool:
-        """Whether silos were asked at all: the start is a model and no exchange."""
+        """Check whether silos were asked at all: the start is a model and no exchange."""
         return bool(self.silos or self.dropped)
 
     @property
     def makes_model(self) -> bool:
-        """Whether a model to be evaluated comes out of it: of a round's phases the last one."""
+        """Check whether it makes a model to be evaluated, as the last phase of a round does."""
         return self.kind in ("start", "train") and self.phase == self.phases - 1
 
     @property
@@ -195,11 +195,11 @@ def in_words(test: FoldMetrics) -> str:
 
 
 def noise_words(test: FoldMetrics) -> str:
-    """Say how much noise there is, and what stands in brackets."""
-    level = "" if test.level is None else f", at {test.level:.0%}"
+    """Say how much noise there is, and what the brackets mean."""
+    interval = "an interval" if test.level is None else f"the {test.level:.0%} interval"
     return (
         f"noise of {shown(test.noise_deviation, 1)} records (standard deviation) in each confusion cell; in "
-        f"brackets where the exact value lies, as far as the noise goes{level}"
+        f"brackets {interval} of the exact value, for the noise alone"
     )
 
 

@@ -65,6 +65,40 @@ class SiloPrivacy(Values):
     promised: float
 
 
+class SentTerms(Values):
+    """Terms that a silo made for the sums of one kind of exchange.
+
+    Attributes:
+        kind: of the exchange, ``train`` for instance.
+        times: number of terms, repeated ones included.
+        numbers: numbers in each term, by what they are: a field's name up to its slash.
+        bytes: of all these terms together, as they were encoded.
+    """
+
+    kind: str
+    times: int = Field(ge=1)
+    numbers: dict[str, int]
+    bytes: int = Field(ge=0)
+
+
+class Disclosure(Values):
+    """Terms that left a silo in a job, the silos of their sums, and the policy that allowed it.
+
+    Attributes:
+        masked: whether its terms were masked, so that the server could open totals only.
+        silos: in whose sums they are.
+        policy: the site's, in one line.
+        weights: rule of the public weight that the silo declared.
+        sent: its terms.
+    """
+
+    masked: bool
+    silos: tuple[str, ...]
+    policy: str
+    weights: str
+    sent: tuple[SentTerms, ...] = ()
+
+
 class SiloReport(ResultFile):
     """``local_report.json``.
 
@@ -80,6 +114,7 @@ class SiloReport(ResultFile):
         local_only: metrics of the model trained on the silo's own records alone.
         personal: results of the personal model.
         privacy: what the job has cost the silo's records.
+        disclosed: what left the silo; None in files of before it was recorded.
     """
 
     NAME = LOCAL
@@ -97,3 +132,4 @@ class SiloReport(ResultFile):
     local_only: Baseline | None = None
     personal: SiloPersonal | None = None
     privacy: SiloPrivacy | None = None
+    disclosed: Disclosure | None = None

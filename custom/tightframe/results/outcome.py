@@ -119,7 +119,7 @@ class Outcome(ResultFile):
 
     @property
     def ended(self) -> str:
-        """How the run ended, in a few words: ``trained``, ``trained, not measured``, ``not trained``."""
+        """End of the run in a few words: ``trained``, ``trained, not measured``, ``not trained``."""
         if not self.trained:
             return "not trained"
         return self.status or ("trained" if self.reason is None else NOT_MEASURED)
@@ -139,7 +139,7 @@ def ending(*, trained: bool, measured: bool, evaluates: bool) -> str:
 
 
 def is_measured(final: Row | None) -> bool:
-    """Whether test records of the silos say how good the final model is."""
+    """Check whether the final model was measured on test records of the silos."""
     test = None if final is None else final.test
     return test is not None and bool(test.noisy or test.records)
 

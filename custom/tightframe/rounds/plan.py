@@ -96,6 +96,11 @@ class Exchange:
         return self.kind == CLOSING
 
     @property
+    def reported(self) -> bool:
+        """Check whether a silo has its own report once this is over, if it took part in the closing."""
+        return self.kind in (CLOSING, PERSONAL)
+
+    @property
     def starts(self) -> bool:
         """Check whether it is the first of round 1, whose broadcast has the run's initial model."""
         return self.training and self.round == 1 and self.index == 0

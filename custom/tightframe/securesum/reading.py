@@ -94,9 +94,9 @@ def unpack(raw: bytes, what: str, read: Check) -> Any:
         value = msgpack.unpackb(
             raw, raw=False, strict_map_key=True, use_list=True, object_pairs_hook=_each_key_once
         )
-    except Exception:  # msgpack raises many kinds; each means that this is no message
+    except Exception:  # msgpack raises many kinds of error; each means that this is not a message
         raise MessageError(
-            what, expected="one msgpack map", found=f"{len(raw)} bytes that are none"
+            what, expected="one msgpack map", found=f"{len(raw)} bytes that are not one"
         ) from None
     return read(value, what)
 

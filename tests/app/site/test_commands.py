@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.errors import StaticCohortError
-from tightframe.securesum.journal import CohortAccepted, Entry, History, StaticOpened
+from tightframe.securesum.site.journal import CohortAccepted, Entry, History, StaticOpened
 from tightframe_app.cli import app
 from tightframe_app.site.memory import Memory, memory_of
 

@@ -32,7 +32,7 @@ from tightframe.rounds.silo.enrolment_check import UNKNOWN
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.sums.release import release_profile
 from tightframe.rounds.sums.vault import locked_ledger, remember
-from tightframe.securesum.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
+from tightframe.securesum.site.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
 from tightframe_app.site.findings import Finding

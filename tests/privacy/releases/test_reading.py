@@ -49,7 +49,7 @@ def test_without_noise_the_means_and_counts_are_read() -> None:
     assert reading.means.dtype == reading.counts.dtype == torch.float64
 
 
-def test_classes_under_the_floor_keep_the_old_value() -> None:
+def test_classes_under_the_floor_are_not_usable() -> None:
     features, labels = _silo()
     config = ClassSumsConfig(noise_multiplier=2.0, count_floor=26.0)
     reading = _read(class_sums(features, labels, CLASSES, config), config)

@@ -14,8 +14,8 @@ from tightframe.privacy.ledger import store
 from tightframe.privacy.ledger.entries import LedgerError, Remembered, TamperError
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum.errors import MessageError, ReplayError, StateError, StaticCohortError
-from tightframe.securesum.journal import SlotUsed, StaticOpened
 from tightframe.securesum.messages import SumId
+from tightframe.securesum.site.journal import SlotUsed, StaticOpened
 
 
 def _slot(job: str, slot: int) -> SlotUsed:

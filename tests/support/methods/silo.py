@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tightframe.learning import loop
+from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, SiloView, Tensors, stream_seed
 
 
@@ -54,7 +55,7 @@ class FakeSilo:
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)
             yield inputs, self.labels[chosen]
 
-    def fit(self, model: torch.nn.Module, stages: Sequence[loop.Stage]) -> loop.FitReport:
+    def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local
         return loop.fit(
             model,

@@ -18,7 +18,7 @@ import psutil
 from tests.support.production.federation import SERVER, Federation
 from typer.testing import CliRunner
 
-from tightframe.flare.monitor import COMMAND
+from tightframe.flare.monitoring.consoles import COMMAND
 from tightframe_app import cli
 from tightframe_app.watch.commands import KINDS
 

@@ -22,7 +22,7 @@ from tightframe.securesum.messages import (
     TermRequest,
 )
 from tightframe.securesum.primitives import ed25519_sign
-from tightframe.securesum.site_state import slot_share
+from tightframe.securesum.site.state import slot_share
 
 
 def _terms(maker: Maker) -> None:

@@ -16,7 +16,7 @@ from tightframe.securesum.messages import Advertisement, Group
 from tightframe.securesum.primitives import Secret, ed25519_sign, x25519
 from tightframe.securesum.server import Enrolment, Sum
 from tightframe.securesum.shamir import recover
-from tightframe.securesum.site_state import slot_secret
+from tightframe.securesum.site.state import slot_secret
 
 
 def ready(sites: int = 4, **options: Any) -> World:

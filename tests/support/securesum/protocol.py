@@ -25,7 +25,6 @@ from tests.support.securesum import certificates
 from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier
-from tightframe.securesum.journal import Entry, History, Profile, entry_from_value
 from tightframe.securesum.messages import (
     GROUPS,
     Advertisements,
@@ -51,6 +50,7 @@ from tightframe.securesum.site import (
     mask,
     reveal,
 )
+from tightframe.securesum.site.journal import Entry, History, Profile, entry_from_value
 
 JOB, VERSION, CONFIG = "job-1", "1.2.3", hashlib.sha256(b"configuration").digest()
 BROADCAST = hashlib.sha256(b"broadcast").digest()

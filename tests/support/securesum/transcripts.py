@@ -30,7 +30,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, x25519_public
 from tightframe.securesum.transcript import SERVER, SIMULATED, Chain, SumRecord
-from tightframe.securesum.transcript_lines import line_hash
+from tightframe.securesum.transcript.lines import line_hash
 
 NAMES = ("site-1", "site-2", "site-3", "site-4")
 SCHEMAS = {

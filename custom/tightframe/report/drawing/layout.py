@@ -5,7 +5,7 @@ from __future__ import annotations
 from tightframe.report.drawing.markup import Markup, Part, join, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""What a browser may do with the page: show it. Nothing in it can run or fetch anything."""
+"""Content security policy of the page: a browser may show it, but nothing in it can run or fetch anything."""
 
 STYLE = """
 :root{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--shade:#0003;--rule:#d5dae0;--panel:#f5f7f9;

@@ -18,7 +18,7 @@ from tightframe.results.words import plural
 _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
 """Codes of answers that were not given or not taken on purpose; others are failures."""
 _ASSUMED = {"malicious": "malicious (any deviation)", "semi_honest": "semi-honest (curious only)"}
-"""What the sums hold against, whatever the server really is."""
+"""Server that the sums are protected against, whatever the real one is."""
 _WHAT_TO_DO = tag("p", "docs/errors.md says of each code what to do.")
 _SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed", "idle": "not asked"}
 

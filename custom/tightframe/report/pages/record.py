@@ -24,7 +24,7 @@ UNSET = {
     "privacy.noise_multiplier": "as each silo solves it",
     "resume": "none: it began anew",
 }
-"""What it means that a job leaves out one of the values that have no default."""
+"""Meaning of a value without default that a job leaves out."""
 
 
 def privacy(found: ServerResults) -> Markup:

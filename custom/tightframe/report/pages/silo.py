@@ -52,7 +52,7 @@ def page(found: SiloResults) -> str:
         if test.confusion is not None:
             model = _final_model(report)
             parts.append(results.confusion(list(test.recall), test.confusion, "this silo's own", model))
-    parts += [_privacy(report), _records(report), _hashes(report)]
+    parts += [_disclosed(report), _privacy(report), _records(report), _hashes(report)]
     title = f"{report.silo}: its own report"
     return layout.page(title, "Tightframe report of a silo, private to it", *parts)
 
@@ -200,6 +200,72 @@ def _own_row(own: SiloPersonal) -> list[Part]:
         "-",
         "-",
     ]
+
+
+_SUMS = {
+    "statistics": "statistics, before round 1",
+    "before": "before round 1",
+    "train": "training rounds",
+    "after": "after the last round",
+    "closing": "closing, on the last model",
+    "personal": "personal models",
+}
+_TERMS = {
+    "classes": "flags of the classes that it holds",
+    "evaluation": "counts of right and wrong answers, by class",
+    "gradient": "gradients of the model",
+    "moments": "means and variances of features, by class",
+    "own": "results of its own models",
+    "personal": "accuracies of its personal model, in steps of 1/32",
+    "privacy": "its range of spent epsilon",
+    "prototype": "sums of features, by class",
+    "prototypes": "sums of features, by class",
+    "statistics": "counts of records, moments of inputs",
+    "training": "training losses",
+    "update": "changes of the model",
+}
+"""Meaning of fields by the first part of their names; the rest are a method's own, told by their name."""
+
+
+def _disclosed(report: SiloReport) -> Markup:
+    """Say what left the silo, to whom, and under which policy."""
+    title = "What left this silo"
+    given = report.disclosed
+    if given is None:
+        return section(title, tag("p", "Not recorded: the version that wrote this report did not count it."))
+    how = (
+        "Each term was masked: the server could open only totals over several silos."
+        if given.masked
+        else "Each term was sent as it is: the server saw this silo's own numbers."
+    )
+    exact = (
+        "No noise was added: without differential privacy a server that chooses the model can make totals "
+        "tell of single records."
+        if report.privacy is None
+        else "Noise was added before, as the privacy budget below says."
+    )
+    rows: list[list[Part]] = [
+        [
+            _SUMS.get(item.kind, item.kind),
+            str(item.times),
+            "; ".join(f"{_TERMS.get(name, name)} ({number:,})" for name, number in item.numbers.items()),
+            f"{item.bytes / 1e6:,.2f}",
+        ]
+        for item in given.sent
+    ]
+    return section(
+        title,
+        tag(
+            "p",
+            f"Terms of sums over {plural(len(given.silos), 'silo')} ({', '.join(given.silos)}), sent to the "
+            f"federation's server. {how} {exact} The server gets the totals, all silos "
+            "what it makes of them. At enrolment the silo also declared its public weight "
+            f"(rule: {given.weights}) and its rules. "
+            "Records never leave.",
+        ),
+        table(["sums", "terms", "what (numbers in a term)", "MB"], rows),
+        facts([("under the policy", given.policy)]),
+    )
 
 
 def _privacy(report: SiloReport) -> Markup:

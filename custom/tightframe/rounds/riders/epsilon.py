@@ -1,4 +1,4 @@
-"""What the lead learns of the epsilon that a job has cost each silo's records, round by round.
+"""Spent epsilon as a rider: the lead learns in which range it lies at each silo, round by round.
 
 With the last phase of a round every silo adds a one to the range that its own epsilon lies in; the sum is a
 histogram over silos. Where its policy lets the number out, a silo also writes it into its own place of a
@@ -125,7 +125,7 @@ def thousandths(epsilon: float) -> int:
 
 
 def split(totals: Totals) -> tuple[Totals, dict[str, NDArray[np.float64]]]:
-    """What a round tells of epsilon, and what its method gets."""
+    """Read the round's report of epsilon, and leave the method its own totals."""
     own = {name: value for name, value in totals.items() if name in (BINS, SHOWN)}
     return own, {name: value for name, value in totals.items() if name not in own}
 

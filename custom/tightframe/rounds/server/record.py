@@ -1,4 +1,4 @@
-"""What a server notes during a run, and the files that it leaves: metrics, model card, outcome, report."""
+"""The server's record of a run, and the files that it leaves: metrics, model card, outcome, report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tightframe.rounds.sums.plain import Enrolled
 
 
 class RunRecord:
-    """What a run leaves behind, kept on disk and up to date while it runs.
+    """Record of a run, kept on disk and up to date while it runs.
 
     Args:
         folder: where the files go.
@@ -80,7 +80,7 @@ class RunRecord:
 
     @property
     def status(self) -> Status:
-        """Where the run stands."""
+        """Status of the run."""
         return self._status
 
     @status.setter
@@ -102,7 +102,7 @@ class RunRecord:
 
     @property
     def _asked(self) -> Any:
-        """What the job asks of the data set."""
+        """Options of the data set in the job."""
         return self._dataset.options.model_validate(self.job.dataset_options)
 
     def enrolled(self, enrolled: Enrolled) -> None:
@@ -141,7 +141,7 @@ class RunRecord:
         self.status = self.status.without(self.lost, self.notes(), self._unmeasured())
 
     def notes(self) -> list[str]:
-        """Who is missing, and what cannot be measured for it, in sentences."""
+        """Describe lost silos, and what cannot be measured without them."""
         closing = next((row for row in reversed(self.rows) if row.kind == "closing"), None)
         evaluated = [row for row in self.rows if row.evaluation is not None]
         final = self._final()
@@ -171,7 +171,7 @@ class RunRecord:
         self.status = self.status.enrolled((), self.absent)
 
     def lowered(self) -> str | None:
-        """Which silos weigh less than they declare, in words; None if all weigh what they declare."""
+        """Name the silos that weigh less than they declare; None if all weigh what they declare."""
         lowered = {site: self.declared[site].weight for site, weight in self.weights.items()}
         lowered = {site: value for site, value in lowered.items() if value != self.weights[site]}
         if not lowered:
@@ -185,7 +185,7 @@ class RunRecord:
         return {site: rules for site, rules in sorted(self.refused_rules.items()) if site in self.absent}
 
     def rules(self) -> list[str]:
-        """Which privacy rules held, and which were off; one line each."""
+        """List the privacy rules that held and those that were off, one line each."""
         lines = []
         if self.job.class_rules == "off":
             lines.append("CLASS RULES OFF, as the job asks: a class sum may be one silo's")
@@ -257,7 +257,7 @@ class RunRecord:
         return noisy_evaluation.summarise(counted, config, names, silos=len(row.silos), honest=honest)
 
     def _untold(self, site: str, fold: str) -> bool:
-        """Whether a silo leaves a fold out of exact evaluations, as it has said or as the others do."""
+        """Check whether a silo leaves a fold out of exact evaluations, by its own declaration or others'."""
         left_out = site in self.declared and fold in self.declared[site].untold
         return left_out or fold in self._told_by_few()
 

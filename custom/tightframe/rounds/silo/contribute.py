@@ -95,7 +95,9 @@ class Contributor:
         if contribution.proposed_state is not None:
             self._store.propose(sum_id, contribution.proposed_state)
         specs = codec.specs(phase.schema, parties=len(weights))
-        return Encoded(sum_id, specs, _term(silo, phase.schema, contribution.tensors, weights))
+        encoded = Encoded(sum_id, specs, _term(silo, phase.schema, contribution.tensors, weights))
+        report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
+        return encoded
 
     def _silo(
         self,

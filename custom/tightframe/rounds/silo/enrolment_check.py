@@ -12,7 +12,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.rounds.sums.secure_silo import SecureSite
-from tightframe.securesum import journal
+from tightframe.securesum.site import journal
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry

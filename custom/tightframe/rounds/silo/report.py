@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tightframe.phases import Tensors
+from tightframe.files import write_json
+from tightframe.phases import Schema, Tensors
 from tightframe.results.dropouts import Lost, rule
 from tightframe.results.files import LOCAL, MODEL
 from tightframe.results.local_report import (
     Baseline,
+    Disclosure,
+    SentTerms,
     SiloModel,
     SiloPersonal,
     SiloPrivacy,
@@ -22,11 +27,15 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.sums.plain import Encoded
+
+SENT = "sent_terms.json"
+"""File of the terms that this silo has made so far, in its state folder."""
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Which silos are missing at the end of a run, as the server told this one: it cannot check that.
+    """Silos missing at the end of a run, as the server told this one, which cannot check it.
 
     Attributes:
         lost: silo -> since when.
@@ -79,20 +88,64 @@ def close(
         lost=dict(missing.lost),
         notes=tuple(missing.notes()),
         privacy=None if setup.privacy is None else _spent(context, setup.privacy),
+        disclosed=Disclosure(
+            masked=context.job.summation == "secure",
+            silos=tuple(silo.cohort),
+            policy=context.policy.describe(),
+            weights=context.job.weights,
+            sent=_sent(context),
+        ),
     )
     _keep(context, report)
     context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)
 
 
 def missing_at(silo: LocalSilo) -> Missing:
-    """Who is missing at the end, and whether the final model can be measured without them."""
+    """Return the silos missing at the end, and whether the final model can be measured without them."""
     job = silo.setup.job
     shut = job.summation == "secure" and job.privacy is None and silo.context.policy.static_cohort != "any"
     return Missing(silo.lost, len(silo.cohort), shut)
 
 
+def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end: bool) -> None:
+    """Record that this silo made a term of a sum, for what its report says of what left it.
+
+    Args:
+        context: of the silo.
+        schema: of the sum.
+        encoded: the term.
+        at_end: whether it belongs to the closing or comes after it, so that the report has begun.
+    """
+    numbers: Counter[str] = Counter()
+    for item in schema.fields:
+        numbers[item.name.split("/")[0]] += item.size
+    kind = encoded.sum_id.phase.rpartition("-")[0]
+    by_kind = {item.kind: item for item in _sent(context)}
+    earlier = by_kind.get(kind)
+    by_kind[kind] = SentTerms(
+        kind=kind,
+        times=1 if earlier is None else earlier.times + 1,
+        # A run's first sum may have fewer fields than the later ones.
+        numbers=dict(numbers | Counter({} if earlier is None else earlier.numbers)),
+        bytes=sum(map(len, encoded.term.values())) + (0 if earlier is None else earlier.bytes),
+    )
+    write_json(context.state_folder / SENT, [item.as_json() for item in by_kind.values()], mode=0o600)
+    if at_end and begun(context):
+        report = SiloReport.read(context.run_dir)
+        if report.disclosed is not None:
+            disclosed = report.disclosed.model_copy(update={"sent": _sent(context)})
+            _keep(context, report.model_copy(update={"disclosed": disclosed}))
+
+
+def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
+    path = context.state_folder / SENT
+    if not path.is_file():
+        return ()
+    return tuple(SentTerms.model_validate(item) for item in json.loads(path.read_text(encoding="utf-8")))
+
+
 def begun(context: SiloContext) -> bool:
-    """Whether there is a report; a silo that missed the closing has none."""
+    """Check whether there is a report; a silo that missed the closing has none."""
     return (context.run_dir / LOCAL).is_file()
 
 

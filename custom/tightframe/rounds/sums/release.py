@@ -18,7 +18,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.learning.model_update import UPDATE
 from tightframe.phases import Phase
 from tightframe.rounds.setup import JobSetup
-from tightframe.securesum.journal import Profile
+from tightframe.securesum.site.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 """Options of data sets that change the form of records, or which are generated, but not which ones count."""

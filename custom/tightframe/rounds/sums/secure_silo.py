@@ -15,10 +15,11 @@ from tightframe.rounds.sums.declaration import Declaration, applied_weights, fol
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
-from tightframe.securesum import journal, messages, rules, site
+from tightframe.securesum import messages, rules, site
 from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
 from tightframe.securesum.identity import Verifier
-from tightframe.securesum.site_state import Advertised, Agreed, Confirmed, Established, Masked
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Established, Masked
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup

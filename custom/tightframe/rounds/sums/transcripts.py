@@ -18,7 +18,7 @@ from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest
-from tightframe.securesum.site_state import Agreed, Established, Masked
+from tightframe.securesum.site.state import Agreed, Established, Masked
 
 if TYPE_CHECKING:
     from tightframe.securesum import server  # not loaded at silos, where every task may be a process

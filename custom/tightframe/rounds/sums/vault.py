@@ -23,10 +23,10 @@ from tightframe.privacy.ledger.entries import Entry, Remembered
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
 from tightframe.rounds.site_ledger import LedgerPaths, SiteLedger, read_contents
-from tightframe.securesum import journal
 from tightframe.securesum.errors import StateError
 from tightframe.securesum.primitives import Value
-from tightframe.securesum.site_state import Advertised, Confirmed, Established
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import Advertised, Confirmed, Established
 
 State: TypeAlias = Advertised | Confirmed | Established
 

@@ -9,7 +9,7 @@ a schema, which groups were opened, their totals, who was blamed, why a sum fail
 which receipts are listed for a sum that failed before it had a survivor set, and that no sum was
 left out. ``docs/transcript.md`` explains the consequences.
 
-``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript_lines``).
+``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript.lines``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tightframe.securesum.messages import (
     session_id,
     survivors_signed,
 )
-from tightframe.securesum.transcript_lines import (
+from tightframe.securesum.transcript.lines import (
     FIRST,
     MAX_LINE,
     SERVER,

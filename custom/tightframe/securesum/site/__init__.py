@@ -3,7 +3,7 @@
 Every handler takes a state and a message and returns a ``Step``: the next state, the reply and the
 journal entries. The caller makes the entries durable, stores the state, then sends the reply. It
 answers a repeated message with the stored reply, because most handlers refuse to run twice. The
-first half, ``advertise`` and ``confirm``, is in ``site_setup``; the states are in ``site_state``.
+first half, ``advertise`` and ``confirm``, is in ``site.setup``; the states are in ``site.state``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tightframe.securesum import journal
 from tightframe.securesum.checks import group_layout, masked_hash, pair_mask, verify, verify_receipt
 from tightframe.securesum.errors import (
     InconsistencyError,
@@ -36,7 +35,8 @@ from tightframe.securesum.messages import (
     survivors_signed,
 )
 from tightframe.securesum.primitives import HASH_BYTES, ed25519_sign
-from tightframe.securesum.site_setup import (
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.setup import (
     Step,
     advertise,
     confirm,
@@ -44,7 +44,7 @@ from tightframe.securesum.site_setup import (
     require_state,
     setup_digest,
 )
-from tightframe.securesum.site_state import (
+from tightframe.securesum.site.state import (
     Abandoned,
     Advertised,
     Confirmed,
@@ -56,8 +56,8 @@ from tightframe.securesum.site_state import (
     slot_secret,
     slot_share,
 )
-from tightframe.securesum.site_state import Agreed as AgreedSlot
-from tightframe.securesum.site_state import Masked as MaskedSlot
+from tightframe.securesum.site.state import Agreed as AgreedSlot
+from tightframe.securesum.site.state import Masked as MaskedSlot
 
 __all__ = [
     "Advertised",

@@ -9,7 +9,6 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.securesum import journal
 from tightframe.securesum.checks import (
     Keys,
     box_bound,
@@ -61,7 +60,8 @@ from tightframe.securesum.primitives import (
 )
 from tightframe.securesum.rules import Expected, SiteRules, check
 from tightframe.securesum.shamir import split_many
-from tightframe.securesum.site_state import SLOT_SHARES, Advertised, Confirmed, Epoch, Established, Fresh
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import SLOT_SHARES, Advertised, Confirmed, Epoch, Established, Fresh
 
 State = TypeVar("State", Advertised, Confirmed, Established)
 Reply = TypeVar("Reply")

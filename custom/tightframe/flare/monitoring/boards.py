@@ -124,7 +124,7 @@ def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
 
 def _receiver(fl_ctx: FLContext) -> Any:
     """Return the engine's receiver, started, without the federated events that it would take from silos."""
-    engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", asked="server.tensorboard")
+    engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", key="server.tensorboard")
     receiver = engine.TBAnalyticsReceiver(tb_folder=EVENTS, events=[ANALYTIC_EVENT_TYPE])
     receiver.handle_event(EventType.START_RUN, fl_ctx)
     if receiver.root_log_dir is None:  # the engine only logs the reason
@@ -139,7 +139,7 @@ def _reporter(where: StatsD) -> Any:
     """Return the engine's reporter, which listens on the engine's bus from now on."""
     # The client library would add the server's container id to every value, which older exporters refuse.
     os.environ.setdefault("DD_ORIGIN_DETECTION_ENABLED", "false")
-    engine = _installed("nvflare.fuel_opt.statsd.statsd_reporter", "datadog", asked="server.statsd")
+    engine = _installed("nvflare.fuel_opt.statsd.statsd_reporter", "datadog", key="server.statsd")
     try:
         socket.getaddrinfo(where.host, where.port, type=socket.SOCK_DGRAM)
     except OSError as error:  # the reporter would drop every datagram silently
@@ -151,17 +151,17 @@ def _reporter(where: StatsD) -> Any:
     return engine.StatsDReporter(site="server", host=where.host, port=where.port)
 
 
-def _installed(module: str, package: str, *, asked: str) -> Any:
+def _installed(module: str, package: str, *, key: str) -> Any:
     """Import a module of the engine that needs a package which the engine does not install.
 
     Raises:
-        SiteConfigError: TF-211 if the package, which the configuration key ``asked`` needs, is missing.
+        SiteConfigError: TF-211 if the package, which the setting ``key`` needs, is missing.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise SiteConfigError(
-            f"Expected the package {package} to be installed, because {asked} needs it, but got: {error}. "
+            f"Expected the package {package} to be installed, because {key} needs it, but got: {error}. "
             "Install tightframe with its extra `monitoring` at the server, or remove the key from "
             "local/tightframe.json.",
             code="TF-211",

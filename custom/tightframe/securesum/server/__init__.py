@@ -1,6 +1,6 @@
 """The server's half of the secure sum: it adds masked terms and removes the masks from their total.
 
-Setup (``Enrolment``, ``Session``) is in ``server_setup``. A ``Sum`` holds one accumulator for each
+Setup (``Enrolment``, ``Session``) is in ``server.setup``. A ``Sum`` holds one accumulator for each
 group, whatever the number of sites; an upload is added when it arrives, and not kept.
 """
 
@@ -50,7 +50,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import KEY_BYTES, Secret, x25519_public
 from tightframe.securesum.rules import minimum_survivors
-from tightframe.securesum.server_setup import Enrolment, Session, check_name, check_sender
+from tightframe.securesum.server.setup import Enrolment, Session, check_name, check_sender
 from tightframe.securesum.shamir import recover_many
 
 __all__ = ["Enrolment", "Opened", "Session", "Sum"]

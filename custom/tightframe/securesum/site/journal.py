@@ -31,9 +31,9 @@ before the sum, sorted by name. The caller chooses the settings."""
 
 
 class JournalEntry(reading.Record):
-    """A fact as plain values: its kind, then its fields, bytes as hexadecimal digits.
+    """An entry as plain values: its kind, then its fields, bytes as hexadecimal digits.
 
-    This class is no dataclass, and its subclasses set ``KIND`` and ``KEYS`` without annotating them, as
+    This class is not a dataclass, and its subclasses set ``KIND`` and ``KEYS`` without annotating them, as
     those of ``reading.Message`` do.
     """
 
@@ -244,7 +244,7 @@ class History:
         self._slots: dict[tuple[str, int], int] = {}
         self._sums: set[tuple[str, SumId]] = set()
         self._used: dict[Slot, SumId] = {}
-        self._answered: set[tuple[str, int, str]] = set()  # job, round, phase for which shares were given
+        self._answered: set[tuple[str, int, str]] = set()  # (job, round, phase) of sums with revealed shares
         self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
         self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
@@ -318,7 +318,9 @@ class History:
             raise ReplayError(f"the sum in slot {slot}", expected="a new one", found=f"{sum_id}, used before")
         if (job, sum_id.round, sum_id.phase) in self._answered:
             raise ReplayError(
-                f"the try {sum_id}", expected="of a sum without shares given", found="one answered before"
+                f"the try {sum_id}",
+                expected="of a sum without revealed shares",
+                found="one with revealed shares",
             )
 
     def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
@@ -331,7 +333,7 @@ class History:
             if before != tuple(survivors):
                 raise SurvivorsError(
                     f"the survivors of slot {slot}",
-                    expected=f"those answered for before, {list(before)}",
+                    expected=f"the set that this site answered before, {list(before)}",
                     found=str(list(survivors)),
                 )
 
@@ -350,7 +352,7 @@ class History:
                 raise SurvivorsError(
                     f"the {group} shares of slot {slot}",
                     expected="of one kind for each site",
-                    found=f"the other kind given before for {both}",
+                    found=f"the other kind revealed before for {both}",
                 )
 
     def check_static(self, dataset: str, roster: Sequence[str]) -> None:

@@ -1,0 +1,1 @@
+"""Backbones by paper: each file ends in a ``BackboneSpec``, which ``tightframe.models`` lists."""
