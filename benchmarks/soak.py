@@ -44,9 +44,9 @@ from soak_verdict import Fault, Finding
 
 from tightframe.flare.simulator import ALLOW_LIST
 from tightframe.flare.workspace import RESULTS
-from tightframe.results.exchanges import read_rows
 from tightframe.results.files import OUTCOME
 from tightframe.results.outcome import Outcome
+from tightframe.results.rows import read_rows
 
 HERE = Path(__file__).resolve().parent
 SITES = tuple(f"site-{number}" for number in range(1, 7))

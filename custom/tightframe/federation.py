@@ -24,8 +24,8 @@ from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
 from tightframe.phases import Method
 from tightframe.report import writing
-from tightframe.results.exchanges import Row
 from tightframe.results.files import CHECKPOINT
+from tightframe.results.rows import Row
 from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, prepare, set_threads

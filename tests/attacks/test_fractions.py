@@ -11,7 +11,7 @@ import torch
 
 from tightframe import methods
 from tightframe.rounds import codec
-from tightframe.rounds.riders import personal
+from tightframe.rounds.phases import personal
 from tightframe.rounds.setup import prepare
 from tightframe.securesum import encoding
 

@@ -10,8 +10,8 @@ import pytest
 from tests.support.results.building import evaluated, row
 from tests.support.watched_jobs import OUTCOME
 
-from tightframe.results.exchanges import write_rows
 from tightframe.results.outcome import Outcome
+from tightframe.results.rows import write_rows
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ from tightframe.flare.controller import FederationController
 from tightframe.flare.monitoring import boards as telemetry
 from tightframe.flare.monitoring.boards import Telemetry
 from tightframe.flare.wire import MESSAGE
-from tightframe.results.exchanges import Row
 from tightframe.results.files import EVENTS
+from tightframe.results.rows import Row
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.silo.session import SiloSession
 

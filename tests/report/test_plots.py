@@ -11,7 +11,7 @@ from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.frame import ticks
 from tightframe.report.drawing.markup import Markup, tag
 from tightframe.report.drawing.plots import Series
-from tightframe.results.exchanges import Row, names
+from tightframe.results.rows import Row, names
 
 
 def tree(markup: Markup) -> ElementTree.Element:

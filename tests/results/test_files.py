@@ -16,11 +16,11 @@ from tests.support.results.building import evaluated, row
 from tightframe import federation
 from tightframe.files import write_atomically
 from tightframe.report.writing import write
-from tightframe.results.exchanges import Row, read_rows, write_rows
 from tightframe.results.files import MAX_BYTES, ResultFile, ResultsError
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
 from tightframe.results.outcome import Ended, Outcome
+from tightframe.results.rows import Row, read_rows, write_rows
 from tightframe.results.status import Status
 from tightframe.rounds.server import resume
 

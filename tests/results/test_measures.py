@@ -7,8 +7,8 @@ import math
 from tests.support.results.building import evaluated, row, spent
 from tests.support.results.building import status as begun
 
-from tightframe.results.exchanges import Row
 from tightframe.results.measures import COUNTED, EVALUATED, NOISY, OF_ROUND, OF_RUN, OF_SUM, of_rounds, of_run
+from tightframe.results.rows import Row
 
 ROWS = [
     row(0, "start", [], {}, 0.0, 0, 0, evaluation=evaluated(accuracy=0.25, recall={"x": 0.5, "y": None})),

@@ -26,10 +26,10 @@ from tightframe.phases import (
     Totals,
     advance,
 )
+from tightframe.results.rows import read_rows
 from tightframe.rounds import codec
 from tightframe.rounds.plan import KINDS, RunPlan
 from tightframe.rounds.riders import class_rules, epsilon, evaluation
-from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import prepare
 
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
@@ -127,20 +127,19 @@ def counting(phase: Phase) -> Phase:
 
 @pytest.mark.whole
 def test_a_rider_needs_its_own_file_and_the_plan_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    noted: list[Any] = []
-    ruled, add = RunPlan._ruled, RunRecord.add
+    ruled = RunPlan._ruled
     monkeypatch.setattr(RunPlan, "_ruled", lambda self, phase: counting(ruled(self, phase)))
-
-    def adding(self: RunRecord, row: Any, notes: Any, received: Any) -> Any:
-        noted.append(notes.get("augmented"))
-        return add(self, row, notes, received)
-
-    monkeypatch.setattr(RunRecord, "add", adding)
+    caplog.set_level("INFO")
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
     result = federation.run("fedmr", FOUR, 2, dataset=SMALL["dataset"], folder=tmp_path, **shared)
-    assert noted == [12.0, 12.0, None], "four silos say three each in a round, and nothing at the closing"
+    rows = read_rows(tmp_path / "server")
+    assert [row.counts for row in rows if row.kind == "train"] == [{"augmented": 12.0}] * 2, (
+        "four silos, 3 each"
+    )
+    assert "counts" not in rows[-1].as_json() and rows[-1].kind == "closing"
+    assert " | augmented 12 | " in caplog.text
     assert result.outcome.rows[-2].evaluation
 
 

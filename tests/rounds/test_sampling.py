@@ -11,7 +11,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.site import open_data
 from tightframe.errors import JobError
-from tightframe.results.exchanges import Row
+from tightframe.results.rows import Row
 
 SILOS = [f"site-{number}" for number in range(1, 7)]
 SMALL: dict[str, Any] = {

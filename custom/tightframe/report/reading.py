@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tightframe.results.exchanges import Row, read_rows
 from tightframe.results.files import (
     CARD,
     LOCAL,
@@ -25,6 +24,7 @@ from tightframe.results.files import (
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
 from tightframe.results.outcome import Outcome
+from tightframe.results.rows import Row, read_rows
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.messages import Params
 from tightframe.securesum.rules import minimum_survivors

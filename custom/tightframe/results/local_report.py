@@ -76,13 +76,13 @@ class SentTerms(Values):
     """
 
     kind: str
-    times: int = Field(ge=1)
+    times: int
     numbers: dict[str, int]
-    bytes: int = Field(ge=0)
+    bytes: int
 
 
 class Disclosure(Values):
-    """Terms that left a silo in a job, the silos of their sums, and the policy that allowed it.
+    """Terms that left a silo in a job and those that it continues, the silos of their sums, and the policy that allowed it.
 
     Attributes:
         masked: whether its terms were masked, so that the server could open totals only.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tightframe.errors import LATE
 from tightframe.results.evaluation import FoldMetrics
-from tightframe.results.exchanges import Row, last_spent
+from tightframe.results.rows import Row, last_spent
 from tightframe.results.status import Status
 
 PREFIX = "tightframe"

@@ -11,7 +11,6 @@ from pydantic import Field
 from tightframe.errors import REASONS
 from tightframe.results.dropouts import NOT_MEASURED, Lost
 from tightframe.results.evaluation import Evaluation, FoldMetrics
-from tightframe.results.exchanges import Row, final_row, noise_words
 from tightframe.results.files import (
     BEST,
     CARD,
@@ -26,6 +25,7 @@ from tightframe.results.files import (
     ResultFile,
     Values,
 )
+from tightframe.results.rows import Row, final_row, noise_words
 from tightframe.results.spent import Spent
 from tightframe.results.words import metric, one_answer, plural, shown, with_interval
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 from tightframe.errors import LATE
 from tightframe.results.dropouts import Lost
 from tightframe.results.evaluation import OneAnswer
-from tightframe.results.exchanges import Row
 from tightframe.results.files import ResultFile
+from tightframe.results.rows import Row
 from tightframe.results.spent import Spent
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]

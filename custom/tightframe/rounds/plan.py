@@ -16,15 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal
 from tightframe.errors import RunError
 from tightframe.learning.model_update import BROADCAST
 from tightframe.phases import Phase, Schema, Tensors
-from tightframe.rounds.riders import (
-    class_rules,
-    closing,
-    epsilon,
-    evaluation,
-    noisy_class_sums,
-    noisy_evaluation,
-    personal,
-)
+from tightframe.rounds.phases import closing, personal
+from tightframe.rounds.riders import class_rules, epsilon, evaluation, noisy_class_sums, noisy_evaluation
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup

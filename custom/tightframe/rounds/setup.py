@@ -41,9 +41,9 @@ from tightframe.phases import (
 )
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec, privacy_plan
+from tightframe.rounds.phases import statistics
 from tightframe.rounds.plan import RunPlan
 from tightframe.rounds.privacy_plan import PrivacyPlan
-from tightframe.rounds.riders import statistics
 
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""

@@ -20,8 +20,8 @@ from tightframe.errors import JobError, RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
-from tightframe.results.exchanges import Row
 from tightframe.results.files import CHECKPOINT
+from tightframe.results.rows import Row
 from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.server import resume

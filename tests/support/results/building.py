@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tightframe.results.evaluation import Evaluation
-from tightframe.results.exchanges import Row
+from tightframe.results.rows import Row
 from tightframe.results.spent import Spent
 from tightframe.results.status import Status
 from tightframe.rounds.riders import epsilon

@@ -11,8 +11,8 @@ from tightframe.report.drawing.matrix import ABSENT, FAILED, Cell
 from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import kept
 from tightframe.report.reading import ServerResults, Transcript
-from tightframe.results.exchanges import Row, names
 from tightframe.results.outcome import Outcome
+from tightframe.results.rows import Row, names
 from tightframe.results.words import plural
 
 _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")

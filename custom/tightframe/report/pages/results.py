@@ -8,8 +8,8 @@ from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
 from tightframe.report.drawing.plots import Series
 from tightframe.results.evaluation import Evaluation, FoldMetrics
-from tightframe.results.exchanges import Row
 from tightframe.results.outcome import TOO_FEW
+from tightframe.results.rows import Row
 from tightframe.results.words import metric, shown, with_interval
 
 MISSING = tag("span", "missing", class_="missing")

@@ -1,1 +1,1 @@
-"""Riders, which travel with a phase; one file each: ``Phase -> Phase``, schema and both halves together."""
+"""Riders: ``attach`` of each is a function ``Phase -> Phase``, with its fields and both halves beside it."""

@@ -18,10 +18,10 @@ from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
 from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, ServerState, advance
-from tightframe.results.exchanges import Row
 from tightframe.results.files import MODEL, WritePage
 from tightframe.results.model_card import InitialModel
 from tightframe.results.outcome import Ended
+from tightframe.results.rows import Row
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message

@@ -10,7 +10,7 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Totals, stream_seed
-from tightframe.results.exchanges import Row
+from tightframe.results.rows import Row
 from tightframe.rounds import checkpoint, codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.plan import TRAIN, Exchange

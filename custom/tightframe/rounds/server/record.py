@@ -16,14 +16,15 @@ from tightframe import __version__, models
 from tightframe.phases import Tensors, Totals
 from tightframe.results import dropouts
 from tightframe.results.evaluation import Evaluation
-from tightframe.results.exchanges import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, Personal, ending, is_measured
+from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.status import Status
 from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.phases import personal
 from tightframe.rounds.privacy_plan import honest_silos
-from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation, personal
+from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
@@ -229,7 +230,8 @@ class RunRecord:
             The row as it is on record.
         """
         before: Row | None = None
-        row = row.model_copy(update={"privacy": notes.get(epsilon.NOTE)})
+        counts = {name: note for name, note in notes.items() if isinstance(note, (int, float))}
+        row = row.model_copy(update={"privacy": notes.get(epsilon.NOTE), "counts": counts})
         self.personal = notes.get(personal.NOTE, self.personal)
         if (counted := notes.get(evaluation.NOTE)) is not None:
             if not any(item.kind in ("start", "train") for item in self.rows):

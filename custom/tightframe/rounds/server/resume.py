@@ -21,9 +21,9 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import JobError, RunError
 from tightframe.phases import ServerState
-from tightframe.results.exchanges import Row, write_rows
 from tightframe.results.files import BEST
 from tightframe.results.model_card import InitialModel
+from tightframe.results.rows import Row, write_rows
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import Checkpoint
 from tightframe.rounds.riders import class_rules, epsilon

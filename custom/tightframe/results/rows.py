@@ -41,6 +41,7 @@ class Row(ResultFile):
         evaluation: of the model that the exchange made, so that the *next* exchange counts it.
         evaluated_by: the silos that counted it, which need not be those that trained it.
         static_opened: whether counts and class sums were opened; they stay masked after a drop-out.
+        counts: numbers that riders without a key of their own have noted, by rider; absent if there are none.
     """
 
     NAME = METRICS
@@ -59,6 +60,7 @@ class Row(ResultFile):
     evaluation: Evaluation | None = None
     evaluated_by: list[str] = []
     static_opened: bool = True
+    counts: dict[str, float] = {}
 
     @property
     def asked(self) -> bool:
@@ -94,6 +96,8 @@ class Row(ResultFile):
         headline = {name: test.get(name) for name in _HEADLINE}
         noise = {"noisy": bool(test.get("noisy")), "noise_deviation": test.get("noise_deviation")}
         place = {name: values.pop(name) for name in ("format", "round", "kind", "phase", "phases")}
+        if not self.counts:
+            del values["counts"]
         return {**place, **headline, **noise, **values}
 
 
@@ -165,6 +169,7 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         parts.append(f"test of the {which}: {in_words(before.test)}")
     if row.privacy is not None:
         parts.append(str(row.privacy))
+    parts += [f"{name} {value:g}" for name, value in row.counts.items()]
     dropped = ""
     if row.dropped:
         dropped = "; without " + ", ".join(f"{name} ({code})" for name, code in sorted(row.dropped.items()))

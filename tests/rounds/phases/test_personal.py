@@ -12,7 +12,7 @@ import torch
 from sklearn import metrics as oracle
 
 from tightframe.rounds import codec
-from tightframe.rounds.riders import personal
+from tightframe.rounds.phases import personal
 from tightframe.rounds.sums.plain import PlainServer
 
 CLASSES = 3

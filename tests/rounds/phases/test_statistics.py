@@ -25,8 +25,8 @@ from tightframe.errors import RunError
 from tightframe.methods import fedavg
 from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Fold, Setting, Statistic
 from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.phases import statistics
 from tightframe.rounds.plan import STATISTICS
-from tightframe.rounds.riders import statistics
 from tightframe.rounds.server.coordinator import Result
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession

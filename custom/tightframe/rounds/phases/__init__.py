@@ -1,0 +1,1 @@
+"""Phases of a run that belong to no method: statistics before it, its closing, personal models after it."""
