@@ -220,7 +220,7 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     folder = job_folder(weights="uniform", privacy={"epsilon": 3.0})
     code, said = _check(hospital, folder)
     assert code == 1 and "TF-201: Expected `dataset_id`" in said and "1 problem: correct it before" in said
-    assert "tell the lead" not in said
+    assert "inform the lead" not in said
     _change(hospital, dataset_id="skin")
     assert _check(hospital, folder)[0] == 0
     ledger = ledger_path(hospital.parents[1] / "state", "hospital-a")

@@ -26,6 +26,7 @@ from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation
+from tightframe.rounds.silo.state import damaged
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.plain import Encoded
 
@@ -115,6 +116,9 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
         schema: of the sum.
         encoded: the term.
         at_end: whether it belongs to the closing or comes after it, so that the report has begun.
+
+    Raises:
+        RunError: TF-522 if the record of the earlier terms is damaged.
     """
     numbers: Counter[str] = Counter()
     for item in schema.fields:
@@ -138,10 +142,18 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
 
 
 def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
+    """Return the terms that this silo has made so far.
+
+    Raises:
+        RunError: TF-522 if their file is damaged.
+    """
     path = context.state_folder / SENT
     if not path.is_file():
         return ()
-    return tuple(SentTerms.model_validate(item) for item in json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return tuple(SentTerms.model_validate(item) for item in json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise damaged(path, error) from None
 
 
 def begun(context: SiloContext) -> bool:
