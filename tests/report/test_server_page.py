@@ -207,7 +207,7 @@ def test_configuration_time_and_traffic(run: Path, page: Page) -> None:
     assert found["model_options.widths"] == "8, 8, 8" and found["privacy"] == "none"
     assert {key.partition(".")[0] for key in found} == set(job)
     # What the job of the run leaves out, as the method's page and the model's table have it.
-    assert "intra_form" not in job["method_options"] and found["method_options.intra_form"] == "paper"
+    assert "intra_form" not in job["method_options"] and found["method_options.intra_form"] == "correlation"
     assert found["method_options.lite_m"] == "not set" and found["model_options.dropout"] == "0.0"
     assert found["prototype_sites"] == found["sites_per_round"] == "all"
     rows = [row for row in lines(run / "server" / "metrics.jsonl") if row["bytes_up"]]
