@@ -82,7 +82,7 @@ class SentTerms(Values):
 
 
 class Disclosure(Values):
-    """Terms that left a silo in a job and those that it continues, the silos of their sums, and the policy that allowed it.
+    """Terms that left a silo in a job and in those that it continues, for whose sums, by which policy.
 
     Attributes:
         masked: whether its terms were masked, so that the server could open totals only.
