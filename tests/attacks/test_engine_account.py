@@ -184,7 +184,10 @@ def started(service: TrainingService) -> list[psutil.Process]:
 def gone(process: psutil.Process, seconds: float = 10) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:  # it ended between the two questions
             return True
         time.sleep(0.05)
     return False
