@@ -30,6 +30,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.lighter.utils import sign_folders
 from tests.support.attacks.malicious_server import HEART
+from tests.support.processes import gone
 from tests.support.securesum.certificates import issue, make_root
 
 from tightframe.config import job_manifest
@@ -181,18 +182,6 @@ def started(service: TrainingService) -> list[psutil.Process]:
     return [psutil.Process(one.pid) for one in service._running]
 
 
-def gone(process: psutil.Process, seconds: float = 10) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        try:
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:  # it ended between the two questions
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def untouched(kit: Path) -> bool:
     return {path.name for path in kit.iterdir()} == {"startup", "local"}
 
@@ -235,7 +224,7 @@ def test_a_signed_job_starts_by_the_kits_own_values_and_nothing_of_the_request(
     )
     # The connection's end is the job's.
     connection.close()
-    assert gone(process)
+    assert gone(process, 10)
 
 
 def _without(name: str) -> Callable[[Any], Any]:
@@ -440,7 +429,7 @@ def test_a_job_is_started_once_and_its_results_are_never_written_over(
     answer = asked(connect(), good)
     assert answer["refused"] == "TF-743" and "has not run here" in answer["reason"]
     connection.close()
-    assert gone(started(service)[0]) if started(service) else True
+    assert gone(started(service)[0], 10) if started(service) else True
     assert asked(connect(), good)["refused"] == "TF-743"
     assert (kit / JOB / "model.safetensors").read_bytes() == b"model"
 
@@ -457,10 +446,10 @@ def test_a_connection_ends_its_own_job_only(connect: Any, good: Any, service: Se
     assert asked(second, {**good, "job": NEXT, "meta": {"job_id": NEXT}}) == {"started": True}
     (other,) = [process for process in started(service) if process != one]
     second.sendall(KILL)
-    assert gone(other) and json.loads(receive(second, 10))["ended"] == -signal.SIGKILL
+    assert gone(other, 10) and json.loads(receive(second, 10))["ended"] == -signal.SIGKILL
     assert one.is_running() and one.status() != psutil.STATUS_ZOMBIE
     first.close()
-    assert gone(one)
+    assert gone(one, 10)
 
 
 def test_a_job_that_ignores_being_asked_is_killed_and_so_are_its_children(
@@ -481,7 +470,7 @@ def test_a_job_that_ignores_being_asked_is_killed_and_so_are_its_children(
         assert time.monotonic() < until
         time.sleep(0.05)
     connection.close()
-    assert gone(process, 20) and gone(children[0])
+    assert gone(process, 20) and gone(children[0], 10)
 
 
 def test_silent_and_slow_callers_do_not_keep_others_out_for_long(

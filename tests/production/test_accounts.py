@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 from nvflare.fuel.flare_api.flare_api import new_secure_session
+from tests.support.processes import gone
 from tests.support.production.federation import ACCOUNTS, LEAD, SERVER, SITES
 from tests.support.production.private import every_file
 from tests.support.production.two_accounts import SERVICE, SITE, TwoAccounts, running
@@ -194,7 +195,7 @@ def test_an_aborted_job_ends_in_the_other_account(federation: TwoAccounts, done:
     with _lead(federation) as session:
         job, process = _running(federation, session)
         session.abort_job(job)
-        assert _gone(process), federation.said(SERVICE)[-2000:]
+        assert gone(process, 40), federation.said(SERVICE)[-2000:]
         assert str(_ended(session, job)["status"]).startswith("FINISHED:ABORTED")
 
 
@@ -215,7 +216,7 @@ def test_site_stop_ends_the_client_and_its_job_in_the_other_account(
         told = federation.run(*as_engine, "tightframe", "site", "stop", "--kit", str(kit), "--yes")
         assert f"job {job} (process {process.pid} of {federation.training})" in told
         assert "stopped: no process of this kit is left" in told
-        assert _gone(process, 1) and processes_of(kit) == []
+        assert gone(process, 1) and processes_of(kit) == []
         session.abort_job(job)
     # The service waits for the client's next start; its own kit's `site stop` ends it.
     (service,) = processes_of(federation.training_kit)
@@ -241,15 +242,6 @@ def _running(federation: TwoAccounts, session: Any) -> tuple[str, psutil.Process
     # Until it has joined, so that it is a job that is ended and not a start.
     federation.wait_log(job)
     return job, process
-
-
-def _gone(process: psutil.Process, seconds: float = 40) -> bool:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def _lead(federation: TwoAccounts) -> Any:

@@ -24,6 +24,7 @@ from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
+from tests.support.processes import gone
 from tests.support.production import raw
 from tests.support.production.doors import bad_values, by, cases, contents, empty, engine_of
 from tests.support.production.federation import (
@@ -326,10 +327,7 @@ def test_the_engine_registers_what_is_documented_and_nothing_else(federation: Fe
             silo.send_signal(signal.SIGCONT)
         session.abort_job(job)
         assert _ended(session, job)["status"] == "FINISHED:ABORTED"
-    until = time.monotonic() + 60
-    while half.is_running() and half.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, "the lead's abort did not reach the hospital"
-        time.sleep(0.5)
+    assert gone(half, 60), "the lead's abort did not reach the hospital"
 
 
 def test_a_site_of_another_root_is_refused(federation: Federation) -> None:
