@@ -133,12 +133,10 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
         numbers=dict(numbers | Counter({} if earlier is None else earlier.numbers)),
         bytes=sum(map(len, encoded.term.values())) + (0 if earlier is None else earlier.bytes),
     )
-    write_json(context.state_folder / SENT, [item.as_json() for item in by_kind.values()], mode=0o600)
+    sent = tuple(by_kind.values())
+    write_json(context.state_folder / SENT, [item.as_json() for item in sent], mode=0o600)
     if at_end and begun(context):
-        report = SiloReport.read(context.run_dir)
-        if report.disclosed is not None:
-            disclosed = report.disclosed.model_copy(update={"sent": _sent(context)})
-            _keep(context, report.model_copy(update={"disclosed": disclosed}))
+        add(context, sent=sent)
 
 
 def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
@@ -162,11 +160,18 @@ def begun(context: SiloContext) -> bool:
 
 
 def add(
-    context: SiloContext, *, local_only: Baseline | None = None, personal: SiloPersonal | None = None
+    context: SiloContext,
+    *,
+    local_only: Baseline | None = None,
+    personal: SiloPersonal | None = None,
+    sent: tuple[SentTerms, ...] | None = None,
 ) -> None:
-    """Put another model's results into the report that ``close`` began."""
-    added = {"local_only": local_only, "personal": personal}
+    """Put another model's results, or all terms sent so far, into the report that ``close`` began."""
     report = SiloReport.read(context.run_dir)
+    disclosed = report.disclosed
+    if disclosed is not None and sent is not None:
+        disclosed = disclosed.model_copy(update={"sent": sent})
+    added = {"local_only": local_only, "personal": personal, "disclosed": disclosed}
     _keep(context, report.model_copy(update={key: item for key, item in added.items() if item is not None}))
 
 
