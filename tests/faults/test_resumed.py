@@ -18,10 +18,10 @@ from tests.support.faults.federation import (
     Done,
     Six,
     assert_whole,
-    gone,
     over,
     wait,
 )
+from tests.support.processes import ended
 from tests.support.production.federation import FAULTS, LEAD, SERVER
 
 from tightframe.privacy.ledger.chain import read_ledger
@@ -69,7 +69,7 @@ def chain(six: Six) -> Chain:
     processes[0].kill()
     crashed = Done(job, "", job.run)
     six.restart(SERVER)
-    wait(lambda: all(gone(one) for one in processes), "job processes outlive the server's")
+    wait(lambda: all(ended(one) for one in processes), "job processes outlive the server's")
     crashed.status = job.status()
 
     job = six.go_on(crashed.results, "third", slice(1, 2))

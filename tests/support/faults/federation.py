@@ -210,14 +210,6 @@ def over(job: Job) -> Done:
     return Done(job, job.ended(), job.download())
 
 
-def gone(process: psutil.Process) -> bool:
-    """Whether a process has ended, also where nobody has asked for its exit code."""
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def wait(there: Callable[[], bool], what: str, log: Callable[[], str] = str) -> None:
     """Wait until something is there, looking often enough to be in time for the next step."""
     until = time.monotonic() + PATIENCE
