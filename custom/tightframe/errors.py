@@ -137,6 +137,7 @@ class RunError(TightframeError):
 
     TF-506 synthetic and real records, TF-507 a torn checkpoint, TF-508 no baseline, TF-509 refused.
     TF-104 the workspace replaced by another simulation, TF-105 interrupted.
+    TF-518 the server's state of the run is another than the silo's own.
     TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
     """
 
@@ -175,6 +176,7 @@ REASONS: Mapping[str, str] = {
     "TF-509": "refused to enrol",
     "TF-511": "was not in the sum of the round's earlier phase",
     "TF-512": "could not write to its disk",
+    "TF-518": "the server's state of the run is another than its own",
     "TF-521": "not the run that the job goes on with",
     "TF-522": "its own state of the rounds before is lost",
     "TF-601": "the server's parameters are not accepted",

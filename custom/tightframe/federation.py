@@ -28,6 +28,7 @@ from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
 from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
+from tightframe.rounds.server.resume import file_sha256
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
 from tightframe.rounds.sums.plain import Accept, Failed
@@ -150,13 +151,15 @@ def run_job(
         entries: site configurations by silo; a silo with neither gets the synthetic twin.
         folder: results of the server, and of each silo in a folder of its name; by default a temporary
             one that is removed with the outcome.
-        initial_model: safetensors file of a pretrained start.
+        initial_model: safetensors file of a pretrained start; a job that does not name its SHA-256 gets it.
         on_round: called with each finished exchange.
         stopped: ``folder`` of the run that the job goes on with, if it does (``rounds.server.resume``).
 
     Raises:
         JobError, RunError: see ``run``.
     """
+    if initial_model is not None and job.initial_model_sha256 is None:
+        job = job.model_copy(update={"initial_model_sha256": file_sha256(Path(initial_model))})
     return _run(prepare(job), data, entries, folder, initial_model, on_round, stopped)
 
 

@@ -178,6 +178,8 @@ class JobConfig(StrictModel):
         privacy: differential privacy; None runs without it, and reports say so.
         personalise: let each silo make a personal model after the run, by the method's own rule. It stays at
             the silo; only the mean quality of these models is summed.
+        initial_model_sha256: of the safetensors file of a pretrained start, which the server has and each
+            silo checks; None starts from the seed.
         resume: the stopped job that this one resumes; None starts a new one.
     """
 
@@ -211,14 +213,16 @@ class JobConfig(StrictModel):
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
     personalise: bool = False
     privacy: Privacy | None = None
+    initial_model_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     resume: Resume | None = None
 
     @model_serializer(mode="wrap")
-    def _without_empty_site_models(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out an empty ``site_models``, so that files and hashes of jobs without it do not change."""
+    def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
         values = plain(self)
-        if not self.site_models:
-            values.pop("site_models", None)
+        for name in ("site_models", "initial_model_sha256"):
+            if not values.get(name):
+                values.pop(name, None)
         return values
 
     def model_at(self, site: str) -> SiteModel:

@@ -56,22 +56,43 @@ def load_initial(model: nn.Module, path: str | Path) -> InitialWeights:
     """
     try:
         content = Path(path).read_bytes()
+    except OSError as error:
+        raise _unreadable(f"at {path}", error) from error
+    return load_weights(model, content, f"at {path}")
+
+
+def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights:
+    """Load the content of a safetensors file into ``model``, as ``load_initial`` does.
+
+    Args:
+        model: changed in place.
+        content: of the file.
+        where: the weights come from, for messages.
+
+    Raises:
+        SiteConfigError, JobError: see ``load_initial``.
+    """
+    try:
         tensors = load(content)
-    except (OSError, SafetensorError) as error:
-        raise SiteConfigError(
-            f"Expected initial weights in safetensors format at {path}, but reading them failed: {error}. "
-            "Write them with safetensors.torch.save_file."
-        ) from error
+    except SafetensorError as error:
+        raise _unreadable(where, error) from error
     state = model.state_dict()
     fresh = _fresh_head(state, tensors)
     problems = _problems({name: item for name, item in state.items() if name not in fresh}, tensors, fresh)
     if problems:
-        raise JobError([f"initial weights {Path(path).name}: {problem}" for problem in problems])
+        raise JobError([f"initial weights {where}: {problem}" for problem in problems])
     loaded = tuple(sorted(set(state) - fresh))
     with torch.no_grad():
         for name in loaded:
             state[name].copy_(tensors[name])
     return InitialWeights(hashlib.sha256(content).hexdigest(), loaded, tuple(sorted(fresh)))
+
+
+def _unreadable(where: str, error: Exception) -> SiteConfigError:
+    return SiteConfigError(
+        f"Expected initial weights in safetensors format {where}, but reading them failed: {error}. "
+        "Write them with safetensors.torch.save_file."
+    )
 
 
 def _fresh_head(state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> frozenset[str]:

@@ -22,10 +22,14 @@ from tightframe.securesum.identity import Anchor, Signer
 
 STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
+FOLLOWED, VERIFIED = "followed.safetensors", "verified"
+"""Files of the run's state as this silo computed it, and of the hashes of states that it verified."""
 DECLARATION = "declaration.json"
 SALT = "salt"
 Message = dict[str, Any]
 """Content of a message: plain values and bytes."""
+NEEDS_STATE = "needs_state"
+"""Key of a silo's answer if it cannot compute the run's state: the server sends it, and asks again."""
 
 
 @dataclass

@@ -160,29 +160,22 @@ class RunPlan:
         }.get(kind)
         return tuple(make(number)) if make is not None and first <= number <= last else ()
 
-    def find(self, kind: str, number: int, index: int, *, evaluate: bool) -> Exchange:
+    def find(self, kind: str, number: int, index: int) -> Exchange:
         """Look up the exchange that a server requests.
 
         Args:
             kind: part of the run.
             number: of the round.
             index: of the phase in that kind and round.
-            evaluate: whether the server requests an evaluation with it.
 
         Raises:
-            RunError: TF-505 if the job plans no such exchange, or no evaluation with it.
+            RunError: TF-505 if the job plans no such exchange.
         """
         planned = self.at(kind, number)
         if not 0 <= index < len(planned):
             raise RunError(
                 f"Expected an exchange that this job plans, but the server requests {kind!r}, round "
                 f"{number}, phase {index}: {self._planned(kind)}.",
-                code="TF-505",
-            )
-        if evaluate and planned[index].evaluating is None:
-            raise RunError(
-                "Expected an evaluation with a round's first phase or the closing only, and with `privacy` "
-                f"as planned only, but the server requests one in {kind!r}, round {number}, phase {index}.",
                 code="TF-505",
             )
         return planned[index]

@@ -498,6 +498,25 @@ class TermRequest(reading.Message):
 
 
 @dataclass(frozen=True)
+class Total(reading.Message):
+    """S -> i: the last total that was opened."""
+
+    slot: int
+    sum_id: SumId
+    survivors: tuple[str, ...]
+    groups: Mapping[Group, bytes] = field(repr=False)
+
+    KEYS = MappingProxyType(
+        {
+            "slot": _SLOT,
+            "sum_id": read_sum_id,
+            "survivors": reading.sequence(_NAME, 1, MAX_SITES),
+            "groups": reading.mapping(reading.blob(0, MAX_TERM), 0, len(GROUPS)),
+        }
+    )
+
+
+@dataclass(frozen=True)
 class Receipt(reading.Record):
     """A site's signed statement of the inputs of its masked term.
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from tightframe import __version__
 from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
-from tightframe.models.pretrained import load_initial
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.results.files import MODEL, WritePage
 from tightframe.results.model_card import InitialModel
@@ -25,9 +24,10 @@ from tightframe.results.rows import Row
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
+from tightframe.rounds.following import start_state
 from tightframe.rounds.plan import AFTER, CLOSING, PERSONAL, Exchange
 from tightframe.rounds.server import exchanges, resume
-from tightframe.rounds.server.exchanges import Exchanges
+from tightframe.rounds.server.exchanges import Exchanges, SharedState
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.declaration import WEIGHTS
@@ -87,6 +87,7 @@ class Coordinator:
         self._stopped = stopped
         self._on_round = on_round
         self._transcript: ServerRecord | None = None
+        self._unverified: Callable[[], None] | None = None  # writes the checkpoint of the last round
         self._sums = self._choose_sums(identity)
         self._exchanges = Exchanges(setup.job, self._sums, self.record, self.log)
 
@@ -138,40 +139,53 @@ class Coordinator:
         job = self.setup.job
         self._announce()
         previous = resume.continued(job, self._stopped)
-        state = self._begin(transport) if previous is None else self._resume(transport, *previous)
+        shared = self._begin(transport) if previous is None else self._resume(transport, *previous)
         for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
             for exchange in self.setup.plan.round(number):
-                state, among = self._exchange(transport, state, exchange, among)
+                shared, among = self._exchange(transport, shared, exchange, among)
             self.record.rounds_done = number
-            resume.save(
-                self.record,
-                state,
-                number,
-                job_id=self._job_id,
-                static_cohort=self._sums.static_cohort,
-                opened=self._exchanges.opened,
-            )
-        state = self._after(transport, state)
-        sha256 = None
+            self._keep_checkpoint(shared.state, number)
+        shared = self._after(transport, shared)
+        state, sha256 = shared.state, None
         if self.setup.method.own_model is None:
             sha256 = checkpoint.save_tensors(self.folder / MODEL, state.model)
         self.record.write_card(sha256)
         self.record.trained = True
-        self._close(transport, state)
-        self._personal(transport, state)
+        shared = self._close(transport, shared)
+        shared = self._personal(transport, shared)
+        self._seal(transport, shared)
         self.record.write_card(sha256)
         return state
 
-    def _after(self, transport: Transport, state: ServerState) -> ServerState:
+    def _keep_checkpoint(self, state: ServerState, number: int) -> None:
+        """Write a round's checkpoint; with verified totals only once silos have verified its last total.
+
+        A silo resumes from no state but one whose totals it has verified, so until then the checkpoint of the
+        round before is the one to resume from.
+        """
+        write = resume.checkpoint_of(
+            self.record,
+            state,
+            number,
+            job_id=self._job_id,
+            static_cohort=self._sums.static_cohort,
+            opened=self._exchanges.opened,
+        )
+        if self._sums.verified:
+            self._unverified = write
+        else:
+            write()
+
+    def _after(self, transport: Transport, shared: SharedState) -> SharedState:
         """Run a method's exchanges after the last round; if one fails, the model stays as it is."""
         for exchange in self.setup.plan.at(AFTER, self.setup.job.rounds):
             try:
-                state, _ = self._exchange(transport, state, exchange)
+                shared, _ = self._exchange(transport, shared, exchange)
             except TooFewError as error:
                 self.log.warning("%s: %s", UNCHANGED, error)
                 break
-        return state
+        return shared
 
     def _announce(self) -> None:
         job, method = self.setup.job, self.setup.method
@@ -188,17 +202,24 @@ class Coordinator:
             job.seed,
         )
 
-    def _begin(self, transport: Transport) -> ServerState:
+    def _begin(self, transport: Transport) -> SharedState:
         """Enrol the silos, and return the state before round 1, after all exchanges that come first."""
-        state = self._initial_state()
+        weights = None if self._initial_model is None else Path(self._initial_model).read_bytes()
+        state, loaded = start_state(self.setup, weights)
+        if loaded is not None:
+            self.record.initial_model = InitialModel(sha256=loaded.sha256, fresh=list(loaded.fresh))
+            self.log.info(
+                "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
+            )
         self._enroll(transport)
+        shared = SharedState(state, start=weights)
         for exchange in self.setup.plan.beginning():
-            state, _ = self._exchange(transport, state, exchange)
-        return state
+            shared, _ = self._exchange(transport, shared, exchange)
+        return shared
 
     def _resume(
         self, transport: Transport, stored: checkpoint.Checkpoint, saved: resume.SavedRun
-    ) -> ServerState:
+    ) -> SharedState:
         """Enrol the silos, and return the state of the checkpoint that the job resumes from."""
         resume.restore(self.record, stored, saved, self.log)
         self._exchanges.opened = [*saved.opened]
@@ -208,26 +229,7 @@ class Coordinator:
             self.log.warning(
                 "public weights changed since the stopped run, so records did too, at %s", ", ".join(changed)
             )
-        return stored.state
-
-    def _initial_state(self) -> ServerState:
-        state = self.setup.initial_state()
-        if self._initial_model is not None:
-            if self.setup.method.own_model is not None:
-                raise RunError(
-                    f"Expected no pretrained start with {self.setup.method.name}, which has no global model: "
-                    "remove `initial_model` from the server's site configuration.",
-                    code="TF-505",
-                )
-            model = self.setup.setting.build_model()
-            model.load_state_dict(dict(state.model))
-            loaded = load_initial(model, Path(self._initial_model))
-            self.record.initial_model = InitialModel(sha256=loaded.sha256, fresh=list(loaded.fresh))
-            self.log.info(
-                "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
-            )
-            state = state.evolve(model={name: value.clone() for name, value in model.state_dict().items()})
-        return state
+        return SharedState(stored.state)
 
     def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
         """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""
@@ -265,15 +267,15 @@ class Coordinator:
     def _exchange(
         self,
         transport: Transport,
-        state: ServerState,
+        shared: SharedState,
         exchange: Exchange,
         among: Sequence[str] | None = None,
-    ) -> tuple[ServerState, list[str]]:
-        """Run one exchange: broadcast, collect, open, update.
+    ) -> tuple[SharedState, list[str]]:
+        """Run one exchange: ask, collect, open, update.
 
         Args:
             transport: to the silos.
-            state: of the server.
+            shared: the state of the run.
             exchange: of the plan.
             among: silos in the sum of the round's phase before; only they can answer a later phase.
 
@@ -284,27 +286,28 @@ class Coordinator:
             TooFewError: if fewer silos than the job's minimum answer.
             RunError: TF-510 if statistics before the first round could not be opened.
         """
+        state = shared.state
         broadcast = dict(exchange.phase.broadcast(state))
-        evaluate = exchange.evaluates(broadcast)
-        phase = exchange.carrying(evaluate)
+        phase = exchange.carrying(exchange.evaluates(broadcast))
         if exchange.counts_only:
-            collect = self._exchanges.collect_counts
-            row, totals = collect(transport, exchange, broadcast, evaluate=evaluate)
+            row, totals = self._exchanges.collect_counts(transport, exchange, phase, shared)
             if not row.static_opened:
                 self._handle_unopened(exchange, row)
         else:
-            collect_round = self._exchanges.collect
-            row, totals = collect_round(transport, exchange, broadcast, evaluate=evaluate, among=among)
+            row, totals = self._exchanges.collect(transport, exchange, phase, shared, among=among)
         weights = {site: self.weights[site] for site in row.silos}
         cohort = Cohort(exchange.round, weights, max(self.weights.values()), enrolled=len(self.weights))
         reading = advance(phase, state, totals, cohort)
+        if totals and self._unverified is not None:  # this sum was opened, so silos have verified the last
+            self._unverified()
+            self._unverified = None
         for line in reading.warnings:
             self.log.warning("%s", line)
         row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})
         row = self.record.add(row, reading.notes, received_model(broadcast))
         if self._on_round is not None:
             self._on_round(row)
-        return reading.state, row.silos
+        return (shared.after(reading.state) if totals else shared), row.silos
 
     def _handle_unopened(self, exchange: Exchange, row: Row) -> None:
         """Handle a sum of counts outside the rounds that could not be opened.
@@ -322,28 +325,39 @@ class Coordinator:
         if exchange.after:
             self.log.warning("%s: %s", UNCHANGED, reason)
 
-    def _close(self, transport: Transport, state: ServerState) -> None:
+    def _close(self, transport: Transport, shared: SharedState) -> SharedState:
         """Let every silo evaluate the last model and store it."""
         for exchange in self.setup.plan.at(CLOSING, self.setup.job.rounds):
             try:
-                self._exchange(transport, state, exchange)
+                shared, _ = self._exchange(transport, shared, exchange)
             except TooFewError as error:
                 # The model is trained, and the silos that answered have it: the run has not failed.
                 self.log.warning("the final model was not measured: %s", error)
                 self.record.closing_failed = str(error)
+        return shared
 
-    def _personal(self, transport: Transport, state: ServerState) -> None:
+    def _personal(self, transport: Transport, shared: SharedState) -> SharedState:
         """Let every silo make its personal model, and sum their accuracies.
 
         The model is trained and recorded by now, so no error here can fail the run.
         """
         for exchange in self.setup.plan.at(PERSONAL, self.setup.job.rounds):
             try:
-                self._exchange(transport, state, exchange)
+                shared, _ = self._exchange(transport, shared, exchange)
             except TightframeError as error:
                 if error.code == REPLACED:
                     raise
                 self.log.warning("personal models: %s", error)
+        return shared
+
+    def _seal(self, transport: Transport, shared: SharedState) -> None:
+        """Let the silos verify the last total, which no other exchange rests on."""
+        try:
+            self._exchanges.seal(transport, shared)
+        except TightframeError as error:
+            if error.code == REPLACED:
+                raise
+            self.log.warning("the last total was not verified: %s", error)
 
     def _baseline(self, transport: Transport) -> None:
         """Let every silo train its local-only baseline, which stays at the silo.

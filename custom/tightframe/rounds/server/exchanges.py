@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
-
-import torch
+from dataclasses import dataclass
 
 from tightframe.config.job import JobConfig
-from tightframe.phases import Totals, stream_seed
+from tightframe.phases import Phase, ServerState, Totals, stream_seed
 from tightframe.results.rows import Row
-from tightframe.rounds import checkpoint, codec
-from tightframe.rounds.context import Message
+from tightframe.rounds import codec
+from tightframe.rounds.context import NEEDS_STATE, Message
+from tightframe.rounds.following import state_bytes, state_sha256
 from tightframe.rounds.plan import TRAIN, Exchange
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.common import minimum
@@ -27,6 +28,35 @@ from tightframe.rounds.sums.plain import (
     describe_codes,
 )
 from tightframe.securesum.messages import SumId
+
+
+@dataclass(frozen=True)
+class SharedState:
+    """The state of a run as requests name it: silos compute it from the last total, or ask for it.
+
+    Attributes:
+        state: that the next exchange rests on.
+        before: SHA-256 (hex) of the state before the last opened total; empty if there is none.
+        start: weights of a pretrained start, until a sum has been opened; None without one.
+    """
+
+    state: ServerState
+    before: str = ""
+    start: bytes | None = None
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The SHA-256 (hex) of the state."""
+        return state_sha256(self.state)
+
+    def after(self, state: ServerState) -> SharedState:
+        """Return the same after a total was opened."""
+        return SharedState(state, self.sha256)
+
+    def named(self) -> Message:
+        """Return what every request says of it."""
+        start = {} if self.start is None else {"start": self.start}
+        return {"state": self.sha256, "before": self.before, **start}
 
 
 class Exchanges:
@@ -52,19 +82,19 @@ class Exchanges:
         self,
         transport: Transport,
         exchange: Exchange,
-        broadcast: Mapping[str, torch.Tensor],
+        phase: Phase,
+        shared: SharedState,
         *,
-        evaluate: bool,
         among: Sequence[str] | None = None,
         attempt: int = 0,
     ) -> tuple[Row, Totals]:
-        """Send a broadcast, add the terms as they arrive, open the sum.
+        """Ask silos for their terms, add them as they arrive, open the sum.
 
         Args:
             transport: to the silos.
             exchange: of the plan.
-            broadcast: tensors by name.
-            evaluate: whether silos evaluate the model received.
+            phase: of the exchange, with its evaluation if it has one.
+            shared: the state of the run, which silos compute too.
             among: silos to ask; by default those drawn for the round.
             attempt: 1 if the sum is repeated.
 
@@ -75,15 +105,14 @@ class Exchanges:
             TooFewError: TF-501; nothing was opened.
         """
         started = time.monotonic()
-        schema = exchange.carrying(evaluate).schema
+        schema = phase.schema
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, attempt)
         common: Message = {
             "kind": exchange.kind,
             "round": exchange.round,
             "phase": exchange.index,
             "attempt": attempt,
-            "evaluate": evaluate,
-            "broadcast": checkpoint.tensor_bytes(broadcast),
+            **shared.named(),
         }
         drawn = self._drawn(exchange)
         requests = self._requests(exchange, common, drawn if among is None else among)
@@ -98,7 +127,8 @@ class Exchanges:
             self._record.answered(site)
 
         try:
-            collected: Collected = self._sums.collect(transport, sum_id, schema, requests, accepted)
+            following = _FollowingTransport(transport, shared)
+            collected: Collected = self._sums.collect(following, sum_id, schema, requests, accepted)
         except TooFewError as error:
             self._record.dropped(exchange.kind, exchange.round, error.cohort, {**left_out, **error.failed})
             raise
@@ -121,6 +151,14 @@ class Exchanges:
         )
         return row, totals
 
+    def seal(self, transport: Transport, shared: SharedState) -> None:
+        """Let the silos verify the last total, where they verify totals.
+
+        Raises:
+            RunError: if it was not verified.
+        """
+        self._sums.seal(_FollowingTransport(transport, shared), {"opened": {}, **shared.named()})
+
     def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
         """Return each silo's request: the common part, and the sums opened that it may not know of."""
         if exchange.closing:  # for the silos' own reports, which list the silos that dropped out
@@ -132,9 +170,8 @@ class Exchanges:
         self,
         transport: Transport,
         exchange: Exchange,
-        broadcast: Mapping[str, torch.Tensor],
-        *,
-        evaluate: bool,
+        phase: Phase,
+        shared: SharedState,
     ) -> tuple[Row, Totals]:
         """Collect a sum of counts only, which is opened for the whole roster only, in up to two attempts.
 
@@ -145,7 +182,7 @@ class Exchanges:
             TooFewError: TF-501; see ``collect``.
         """
         try:
-            row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate)
+            row, totals = self.collect(transport, exchange, phase, shared)
         except TooFewError as error:
             row = Row(
                 round=exchange.round,
@@ -159,7 +196,7 @@ class Exchanges:
                 raise
         if not row.static_opened and row.dropped and not self._long_gone(exchange, row):
             self._note_repeat(row)
-            row, totals = self.collect(transport, exchange, broadcast, evaluate=evaluate, attempt=1)
+            row, totals = self.collect(transport, exchange, phase, shared, attempt=1)
         return row, totals
 
     def _note_repeat(self, row: Row) -> None:
@@ -187,6 +224,29 @@ class Exchanges:
         seed = self._job.seed
         order = sorted(silos, key=lambda site: stream_seed(seed, "server", "draw", exchange.round, site))
         return sorted(order[:number])
+
+
+class _FollowingTransport:
+    """A transport that sends the state of the run to silos that cannot compute it, and asks them again."""
+
+    def __init__(self, transport: Transport, shared: SharedState) -> None:
+        self._transport = transport
+        self._shared = shared
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Carry a task as ``rounds.sums.plain.Transport`` says."""
+        again: dict[str, Message] = {}
+
+        def answered(site: str, answer: Message) -> None:
+            if answer.get(NEEDS_STATE) is True and site not in again:
+                again[site] = {**requests[site], "state_bytes": state_bytes(self._shared.state)}
+            else:
+                accept(site, answer)
+
+        failed = dict(self._transport.exchange(task, requests, answered))
+        if again:
+            failed |= self._transport.exchange(task, again, accept)
+        return failed
 
 
 class _RecordingTransport:

@@ -6,9 +6,10 @@ checkpoint beside its configuration; everything else is unchanged.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def _brought_up(row: Any) -> Any:
     return values
 
 
-def save(
+def checkpoint_of(
     record: RunRecord,
     state: ServerState,
     number: int,
@@ -103,8 +104,8 @@ def save(
     job_id: str,
     static_cohort: tuple[str, ...] | None,
     opened: list[tuple[str, list[str]]],
-) -> None:
-    """Checkpoint a run after a round, with everything that resuming it needs.
+) -> Callable[[], None]:
+    """Return what writes the checkpoint of a run after a round, with everything that resuming it needs.
 
     Args:
         record: of the run.
@@ -113,6 +114,9 @@ def save(
         job_id: the engine's id of this job.
         static_cohort: the cohort for which counts were requested; None before.
         opened: every sum opened so far with its cohort.
+
+    Returns:
+        A function that writes the run as it is now, however far it has come by then.
     """
     job = record.job
     saved = SavedRun(
@@ -132,8 +136,14 @@ def save(
     )
     best = None if record.best is None else load_file(record.folder / BEST)
     run = saved.model_dump(mode="json", by_alias=True)
-    checkpoint.save_state(
-        record.folder, state, round_number=number, job_sha256=job.sha256(), run=run, best=best
+    return functools.partial(
+        checkpoint.save_state,
+        record.folder,
+        state,
+        round_number=number,
+        job_sha256=job.sha256(),
+        run=run,
+        best=best,
     )
 
 

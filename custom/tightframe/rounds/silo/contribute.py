@@ -5,19 +5,17 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from tightframe.errors import ContributionError, RunError, TrainingError
-from tightframe.learning.model_update import BROADCAST, UPDATE, broadcast_model, received_model
+from tightframe.learning.model_update import UPDATE, received_model
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
-from tightframe.phases import Group, Phase, Schema, ServerState, Tensors
+from tightframe.phases import Group, Schema, Tensors
 from tightframe.results import dropouts
 from tightframe.results.local_report import Baseline
 from tightframe.rounds import codec
@@ -28,9 +26,10 @@ from tightframe.rounds.riders import evaluation
 from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import report
+from tightframe.rounds.silo.followed import FollowedState
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.sums.plain import Encoded
-from tightframe.securesum.messages import SumId
+from tightframe.rounds.sums.plain import SEAL, Encoded
+from tightframe.securesum.messages import SumId, Total
 
 START = "start.safetensors"
 OVER_BOUND = "TF-402"
@@ -55,32 +54,36 @@ class Contributor:
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
         self._store = SiloStateStore(context.state_folder, context.name)
+        self._followed = FollowedState(context.state_folder, self._setup, context.name, context.log)
 
     def contribute(
         self,
         message: Message,
         weights: Mapping[str, float],
         *,
+        total: Total | None = None,
         honest: int = 1,
         fold_silos: Mapping[str, int] | None = None,
     ) -> Encoded:
-        """Answer one broadcast with a term of its sum.
+        """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
         Args:
             message: of the task ``contribute``.
             weights: public weights of all silos enrolled.
+            total: the last one opened; None before the first.
             honest: t - c, the least number of honest silos in a sum that can be opened; each adds 1/honest
                 of the noise's variance.
             fold_silos: number of silos that evaluate each fold, in a secure sum; None in a plain one, where
                 the server sees each term.
+
+        Raises:
+            NeedsStateError, RunError: as ``FollowedState.advance``.
         """
-        evaluate = message["evaluate"]
-        exchange = self._setup.plan.find(
-            message["kind"], message["round"], message["phase"], evaluate=evaluate
-        )
+        exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
-        phase = exchange.carrying(evaluate)
-        received = self._received(exchange.kind, phase, message["broadcast"])
+        state, follows = self._followed.advance(message, total, weights)
+        received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
+        phase = exchange.carrying(exchange.evaluates(received))
         self._store.settle(message["opened"])
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         if self._context.job.local_baseline_epochs and exchange.starts:
@@ -95,7 +98,8 @@ class Contributor:
         if contribution.proposed_state is not None:
             self._store.propose(sum_id, contribution.proposed_state)
         specs = codec.specs(phase.schema, parties=len(weights))
-        encoded = Encoded(sum_id, specs, _term(silo, phase.schema, contribution.tensors, weights))
+        term = _term(silo, phase.schema, contribution.tensors, weights)
+        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
 
@@ -129,53 +133,17 @@ class Contributor:
         view = (self._context, self._setup, self._device, 0)
         PrivateSilo(*view, cohort=(self._context.name,), honest=1).check_budget()
 
-    def _received(self, kind: str, phase: Phase, broadcast: bytes) -> dict[str, torch.Tensor]:
-        """Return the tensors of a broadcast, after checking that they are those of this phase.
+    def follow(self, message: Message, weights: Mapping[str, float], total: Total | None) -> Encoded:
+        """Compute the run's state without training, for an exchange that only checks the last total.
 
-        Raises:
-            RunError: TF-604, naming the tensors that are missing or of another shape or type.
+        Args:
+            message: of the task ``contribute``.
+            weights: public weights of all silos enrolled.
+            total: the last one opened.
         """
-        try:
-            received = safetensors.torch.load(broadcast)
-        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise RunError(
-                f"Expected the broadcast as safetensors, but got {type(error).__name__}: {error}.",
-                code="TF-604",
-            ) from None
-        expected = self._expected(phase)
-        # A phase whose broadcast needs a later state may still carry the model.
-        expected = {name: item for name, item in self._model.items() if name in received} | expected
-        problems = [
-            f"{name} {'missing' if name not in received else form(received[name])} for {form(item)}"
-            for name, item in expected.items()
-            if name not in received or form(received[name]) != form(item)
-        ]
-        if strange := sorted(
-            name for name in received if name.startswith(BROADCAST) and name not in self._model
-        ):
-            problems += [f"{strange[:3]} that are not in the model"]
-        if problems:
-            raise RunError(
-                f"Expected the broadcast tensors of a {kind!r} sum of this job, but got: "
-                f"{', '.join(problems[:5])}: the server runs another job or version.",
-                code="TF-604",
-            )
-        return received
-
-    def _expected(self, phase: Phase) -> dict[str, torch.Tensor]:
-        """Return the tensors that a broadcast must contain, with arbitrary values; it may contain more."""
-        try:
-            return dict(phase.broadcast(self._initial))
-        except KeyError:  # the broadcast needs values that only a later state has
-            return {}
-
-    @functools.cached_property
-    def _initial(self) -> ServerState:
-        return self._setup.initial_state()
-
-    @functools.cached_property
-    def _model(self) -> Tensors:
-        return broadcast_model(self._initial.model)
+        _, follows = self._followed.advance(message, total, weights)
+        sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
+        return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)
 
     def baseline(self) -> Message:
         """Train a local-only baseline: from the run's initial model, by plain cross-entropy.
@@ -206,15 +174,6 @@ class Contributor:
         alone = Baseline(validation=metrics.validation, test=metrics.test, epochs=epochs)
         report.add(self._context, local_only=alone)
         return {}
-
-
-def form(tensor: torch.Tensor) -> str:
-    """Describe a tensor's type and shape.
-
-    >>> form(torch.zeros(2, 3))
-    'float32 (2, 3)'
-    """
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _term(

@@ -14,6 +14,7 @@ from tightframe.errors import RunError
 
 Place = Annotated[int, Field(ge=0, lt=2**31)]
 SumName = Annotated[str, Field(pattern=r"^\d{1,10}/[a-z]+-\d{1,10}/\d{1,10}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Silo = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -31,12 +32,15 @@ class _Contribute(_Request):
     round: Place
     phase: Place
     attempt: Place
-    evaluate: bool
-    broadcast: bytes
+    state: Sha256
+    before: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+    start: bytes | None = None
+    state_bytes: bytes | None = None
     opened: dict[SumName, list[Silo]]
 
 
 class _PlainContribute(_Contribute):
+    total: bytes
     declared: Annotated[dict[Silo, bytes], Field(min_length=1, max_length=1000)]
 
 

@@ -15,11 +15,13 @@ from tightframe.config.site import check_record_options, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
 from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
-from tightframe.rounds.context import DECLARATION, Message, SiloContext
+from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import requests, state
+from tightframe.rounds.silo.state import NeedsStateError
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.sums.secure_silo import SecureSite
+from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.contribute import Contributor
@@ -134,19 +136,24 @@ class SiloSession:
         )
 
     def _contribute(self, message: Message) -> Message:
-        if self._secure is None:
-            weights = self._plain_weights(message.get("declared"))
-            return {"term": dict(self._training().contribute(message, weights).term)}
-        return {
-            SECURE: self._secure.contribute(
-                message.get(SECURE),
-                message["broadcast"],
-                lambda weights, honest, fold_silos: self._training().contribute(
-                    message, weights, honest=honest, fold_silos=fold_silos
-                ),
-                lambda: self._training().setup,
-            )
-        }
+        try:
+            if self._secure is None:
+                weights, last = self._plain_weights(message.get("declared")), message["total"]
+                total = Total.from_bytes(last) if last else None
+                return {"term": dict(self._training().contribute(message, weights, total=total).term)}
+            return {
+                SECURE: self._secure.contribute(
+                    message.get(SECURE),
+                    message["state"],
+                    lambda weights, honest, fold_silos, total: self._training().contribute(
+                        message, weights, total=total, honest=honest, fold_silos=fold_silos
+                    ),
+                    lambda: self._training().setup,
+                )
+            }
+        except NeedsStateError:
+            self.context.log.info("%s: asks the server for the state of the run", self.context.name)
+            return {NEEDS_STATE: True}
 
     def _plain_weights(self, raw: object) -> Mapping[str, float]:
         """Return the weights of a plain sum, from the declarations that the server forwards.

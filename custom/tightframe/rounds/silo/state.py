@@ -23,6 +23,10 @@ LOST = "lost"
 """File that marks a resumed run without the earlier state; empty until the server says who took part."""
 
 
+class NeedsStateError(Exception):
+    """This silo missed an exchange, or its processor rounds differently: the server must send the state."""
+
+
 def begin(context: SiloContext) -> None:
     """Create a run's state folder: empty, or with the state of the job that it continues.
 

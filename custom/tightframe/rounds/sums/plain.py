@@ -20,7 +20,7 @@ from tightframe.phases import RING_DTYPE, Group, Schema
 from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.securesum.encoding import add_into
-from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
+from tightframe.securesum.messages import GROUPS, FieldSpec, SumId, Total
 
 Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
@@ -28,6 +28,8 @@ Accept = Callable[[str, Message], None]
 Failed = Callable[[str, str, Sequence[str]], None]
 """Called for each silo without an accepted answer: its name, the code, the rules that it names, if any."""
 OUT_OF_BUDGET = "TF-701"
+SEAL = "seal"
+"""Kind of an exchange without a term, which only checks the last total."""
 
 
 class Transport(Protocol):
@@ -50,11 +52,15 @@ class Encoded:
         sum_id: of the sum that it is a term of.
         fields: of the sum's schema.
         term: bytes of each group.
+        basis: SHA-256 of the state of the run that it rests on.
+        follows: whether the silo has computed that state itself.
     """
 
     sum_id: SumId
     fields: tuple[FieldSpec, ...]
     term: Term = field(repr=False)
+    basis: bytes = b""
+    follows: bool = False
 
 
 @dataclass
@@ -193,6 +199,21 @@ class Sums(Protocol):
             TooFewError: TF-501; nothing was opened.
         """
 
+    def seal(self, transport: Transport, request: Message) -> None:
+        """Let the silos check the last total, where they check totals at all.
+
+        Args:
+            transport: to the silos.
+            request: the common part of a request: what a silo needs to compute the state of the run.
+
+        Raises:
+            RunError: if it was not verified.
+        """
+
+    @property
+    def verified(self) -> bool:
+        """Check whether the silos check each total before the next sum is opened."""
+
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""
 
@@ -251,6 +272,20 @@ def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.un
     return arrays
 
 
+def integer_totals(schema: Schema, groups: Mapping[Group, bytes]) -> IntegerTotals:
+    """Return the integer total of every field of the groups that were opened, each in its field's shape.
+
+    Raises:
+        ContributionError: TF-403 if a group does not have the schema's size.
+    """
+    shapes = {item.name: item.shape for item in schema.fields}
+    return {
+        name: total.reshape(shapes[name])
+        for group, data in groups.items()
+        for name, total in unpack(schema, group, data).items()
+    }
+
+
 class PlainServer:
     """One plain sum, with one accumulator whatever the number of silos.
 
@@ -297,6 +332,7 @@ class PlainSums:
         self._min_sites = job.min_sites
         self.static_cohort: tuple[str, ...] | None = None  # the server sees all terms anyway
         self._declared: dict[str, Declaration] = {}
+        self._last = b""  # the last total, which silos compute the next state from
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -349,12 +385,24 @@ class PlainSums:
             accepted(site)
 
         declared = {site: item.to_bytes() for site, item in self._declared.items()}
-        with_weights = {site: {**request, "declared": declared} for site, request in requests.items()}
-        failed = dict(transport.exchange("contribute", with_weights, accept))
+        to_all = {
+            site: {**request, "declared": declared, "total": self._last} for site, request in requests.items()
+        }
+        failed = dict(transport.exchange("contribute", to_all, accept))
         if len(cohort) < self._min_sites:
             raise TooFewError(sum_title(sum_id), self._min_sites, cohort, failed)
-        down = sum(len(request["broadcast"]) for request in requests.values())
-        return Collected(sorted(cohort), failed, total.open(), False, down, up)
+        down, totals = len(requests) * len(self._last), total.open()
+        groups: dict[Group, bytes] = {group: pack(schema, group, totals) for group in GROUPS}
+        self._last = Total(0, sum_id, tuple(sorted(cohort)), groups).to_bytes()
+        return Collected(sorted(cohort), failed, totals, False, down, up)
+
+    @property
+    def verified(self) -> bool:
+        """Nobody checks a plain sum: silos do not see each other's terms."""
+        return False
+
+    def seal(self, transport: Transport, request: Message) -> None:
+        """Do nothing, as nobody checks a plain sum."""
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""

@@ -1,0 +1,171 @@
+"""The state of a run, which each silo computes for itself: at the start from the job, then from totals.
+
+The update of each exchange is a pure function of (state, totals, cohort), so the server sends totals, and no
+model. Both sides name a state by its SHA-256: a term states which one it rests on.
+
+Between machines with other processors the last bits may differ (matrix products, exponentials). Then a silo
+takes over the server's state, if it is as close to its own as two machines can be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from tightframe.errors import RunError
+from tightframe.models.pretrained import InitialWeights, load_weights
+from tightframe.phases import Cohort, ServerState, Tensors, advance
+from tightframe.rounds import codec
+from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.sums.plain import integer_totals
+from tightframe.securesum.messages import Total
+
+if TYPE_CHECKING:
+    from tightframe.rounds.setup import JobSetup
+
+MODEL, EXTRA = "model/", "extra/"
+RELATIVE, ABSOLUTE = 1e-4, 1e-6
+"""Largest difference of two machines' results of one update: of a tensor's largest value, and in addition."""
+
+
+def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, InitialWeights | None]:
+    """Return the state before the first exchange: from the job's seed, and from the weights that it names.
+
+    Args:
+        setup: of the job.
+        weights: content of the safetensors file of a pretrained start; None if there is none.
+
+    Returns:
+        The state, and which tensors came from the file; None without a file.
+
+    Raises:
+        RunError: TF-505 if these are not the weights that the job names.
+        SiteConfigError, JobError: see ``load_weights``.
+    """
+    wanted = setup.job.initial_model_sha256
+    found = None if weights is None else hashlib.sha256(weights).hexdigest()
+    if found != wanted:
+        raise RunError(
+            f"Expected {_named(wanted)}, but got {_named(found)}: the job names the pretrained start of all "
+            "silos in `initial_model_sha256`, and the server's site configuration its file in "
+            "`initial_model`.",
+            code="TF-505",
+        )
+    state = setup.initial_state()
+    if weights is None:
+        return state, None
+    if setup.method.own_model is not None:
+        raise RunError(
+            f"Expected no pretrained start with {setup.method.name}, which has no global model: remove "
+            "`initial_model` from the server's site configuration, and `initial_model_sha256` from the job.",
+            code="TF-505",
+        )
+    model = setup.setting.build_model()
+    model.load_state_dict(dict(state.model))
+    loaded = load_weights(model, weights, "of the pretrained start")
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
+    return state.evolve(model=tensors), loaded
+
+
+def next_state(
+    setup: JobSetup, state: ServerState, total: Total, weights: Mapping[str, float]
+) -> ServerState:
+    """Return the state after an exchange.
+
+    Args:
+        setup: of the job.
+        state: before the exchange.
+        total: as opened.
+        weights: public weights of all enrolled silos.
+
+    Raises:
+        RunError: TF-505 if the job plans no such exchange, or a survivor is not enrolled.
+        ContributionError: TF-403 if the total does not have the size of the exchange's schema.
+    """
+    kind, _, index = total.sum_id.phase.rpartition("-")
+    number = total.sum_id.round
+    exchange = setup.plan.find(kind, number, int(index) if index.isdecimal() else -1)
+    if strangers := sorted(set(total.survivors) - set(weights)):
+        raise RunError(
+            f"Expected a total of enrolled silos, but it is of {strangers[:3]}, which are not.", code="TF-505"
+        )
+    phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(state)))
+    integers = integer_totals(phase.schema, total.groups)
+    totals = codec.decode(phase.schema, integers, parties=len(weights))
+    counted = {site: weights[site] for site in total.survivors}
+    cohort = Cohort(number, counted, max(weights.values()), enrolled=len(weights))
+    return advance(phase, state, totals, cohort).state
+
+
+def state_bytes(state: ServerState) -> bytes:
+    """Return a state as canonical safetensors bytes."""
+    return tensor_bytes(_flat(state))
+
+
+def state_sha256(state: ServerState) -> str:
+    """Return the SHA-256 (hex) of a state, by which both sides name it."""
+    return hashlib.sha256(state_bytes(state)).hexdigest()
+
+
+def read_state(data: bytes) -> ServerState:
+    """Read a state from its bytes.
+
+    Raises:
+        RunError: TF-604 if they are no state.
+    """
+    try:
+        flat = safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise RunError(
+            f"Expected the state of a run as safetensors, but got {type(error).__name__}.", code="TF-604"
+        ) from None
+    parts: dict[str, dict[str, torch.Tensor]] = {MODEL: {}, EXTRA: {}}
+    for name, value in flat.items():
+        part = next((prefix for prefix in parts if name.startswith(prefix)), None)
+        if part is None:
+            raise RunError(
+                "Expected the state of a run, but it has tensors that are neither of its model nor of the "
+                "method.",
+                code="TF-604",
+            )
+        parts[part][name.removeprefix(part)] = value
+    return ServerState(parts[MODEL], parts[EXTRA])
+
+
+def differences(own: ServerState, other: ServerState) -> list[str]:
+    """List the tensors in which two machines' results of one update differ by more than rounding explains."""
+    one, two = _flat(own), _flat(other)
+    problems = [f"{name} is missing" for name in sorted(set(one) ^ set(two))]
+    for name in sorted(set(one) & set(two)):
+        first, second = one[name].detach().cpu(), two[name].detach().cpu()
+        if first.shape != second.shape or first.dtype != second.dtype:
+            problems.append(f"{name} has another shape or type")
+        elif not _close(first, second):
+            problems.append(f"{name} has other values")
+    return problems
+
+
+def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if torch.equal(first, second):
+        return True
+    if not first.is_floating_point():
+        return False
+    one, two = first.double(), second.double()
+    if not bool(torch.isfinite(two).all()):
+        return False
+    largest = float(one.abs().max())
+    return float((one - two).abs().max()) <= RELATIVE * largest + ABSOLUTE
+
+
+def _flat(state: ServerState) -> Tensors:
+    flat = {MODEL + name: value for name, value in state.model.items()}
+    return flat | {EXTRA + name: value for name, value in state.extra.items()}
+
+
+def _named(sha256: str | None) -> str:
+    return "no pretrained start" if sha256 is None else f"a pretrained start with SHA-256 {sha256}"
