@@ -176,6 +176,7 @@ REASONS: Mapping[str, str] = {
     "TF-509": "refused to enrol",
     "TF-511": "was not in the sum of the round's earlier phase",
     "TF-512": "could not write to its disk",
+    "TF-513": "too few silos could contribute",
     "TF-518": "the server's state of the run is another than its own",
     "TF-521": "not the run that the job goes on with",
     "TF-522": "its own state of the rounds before is lost",

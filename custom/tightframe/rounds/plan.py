@@ -17,7 +17,14 @@ from tightframe.errors import RunError
 from tightframe.learning.model_update import BROADCAST
 from tightframe.phases import Phase, Schema, Tensors
 from tightframe.rounds.phases import closing, personal
-from tightframe.rounds.riders import class_rules, epsilon, evaluation, noisy_class_sums, noisy_evaluation
+from tightframe.rounds.riders import (
+    class_rules,
+    epsilon,
+    evaluation,
+    failures,
+    noisy_class_sums,
+    noisy_evaluation,
+)
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -194,7 +201,7 @@ class RunPlan:
         """Return exchanges before or after the rounds, under the class rules."""
         number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
         return [
-            Exchange(kind, number, self._ruled(phase), index=index, of=len(phases))
+            Exchange(kind, number, self._told(self._ruled(phase)), index=index, of=len(phases))
             for index, phase in enumerate(phases)
         ]
 
@@ -206,7 +213,7 @@ class RunPlan:
             phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
-        phases = [self._ruled(phase) for phase in phases]
+        phases = [self._told(self._ruled(phase)) for phase in phases]
         return [
             Exchange(
                 TRAIN,
@@ -225,6 +232,9 @@ class RunPlan:
         if self._job.class_rules == "off" or self._job.privacy is not None:
             return phase
         return class_rules.attach(phase, self._setup.dataset.num_classes)
+
+    def _told(self, phase: Phase) -> Phase:
+        return phase if self._job.privacy is not None else failures.attach(phase, self._job)
 
     def _evaluated(self, phase: Phase, number: int) -> Phase:
         return evaluation.attach(phase, self._evaluation, self._term(f"round {number} evaluation"))
@@ -246,10 +256,10 @@ class RunPlan:
     @functools.cached_property
     def _closing(self) -> Exchange:
         evaluated = self._evaluation if self._setup.evaluates else None
-        phase = closing.phase(evaluated, self._term("closing evaluation"))
+        phase = self._told(closing.phase(evaluated, self._term("closing evaluation")))
         return Exchange(CLOSING, self._job.rounds, phase, phase)
 
     @functools.cached_property
     def _personal(self) -> Exchange:
         last = self._setup.training_phases(self._job.rounds)[-1]
-        return Exchange(PERSONAL, self._job.rounds, personal.phase(self._setup, last))
+        return Exchange(PERSONAL, self._job.rounds, self._told(personal.phase(self._setup, last)))

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 import safetensors.torch
 import torch
 
-from tightframe.errors import ContributionError, RunError, TrainingError
+from tightframe.errors import ContributionError, RunError, TightframeError, TrainingError
 from tightframe.learning.model_update import UPDATE, received_model
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
-from tightframe.phases import Group, Schema, Tensors
+from tightframe.phases import Contribution, Group, Phase, Schema, Tensors
 from tightframe.results import dropouts
 from tightframe.results.local_report import Baseline
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.plan import Exchange
-from tightframe.rounds.riders import evaluation
+from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import report
@@ -88,20 +88,44 @@ class Contributor:
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         if self._context.job.local_baseline_epochs and exchange.starts:
             save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
-        batch_size = self._context.job.training.batch_size
-        with (
-            seeded(silo.stream("torch"), self._device),
-            # `fit` does so by itself; this is for a method's other passes over the records.
-            silo.memory_named("training.batch_size", batch_size),
-        ):
-            contribution = phase.contribute(silo, received, self._store.committed())
+        contribution, term = self._term(silo, phase, received, weights)
         if contribution.proposed_state is not None:
             self._store.propose(sum_id, contribution.proposed_state)
         specs = codec.specs(phase.schema, parties=len(weights))
-        term = _term(silo, phase.schema, contribution.tensors, weights)
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
+
+    def _term(
+        self, silo: LocalSilo, phase: Phase, received: Tensors, weights: Mapping[str, float]
+    ) -> tuple[Contribution, dict[Group, bytes]]:
+        """Return the contribution and its integers; after a failure one that changes nothing, and a flag.
+
+        Raises:
+            TightframeError: for what does not depend on records (``failures.hidden``).
+        """
+        batch_size = self._context.job.training.batch_size
+        try:
+            with (
+                seeded(silo.stream("torch"), self._device),
+                # `fit` does so by itself; this is for a method's other passes over the records.
+                silo.memory_named("training.batch_size", batch_size),
+            ):
+                made = phase.contribute(silo, received, self._store.committed())
+            return made, _encoded(silo, phase.schema, made.tensors, weights)
+        except Exception as error:
+            if not failures.hidden(error):
+                raise
+            unexpected = None if isinstance(error, TightframeError) else error
+            self._context.log.error(
+                "%s: nothing can be contributed to this sum: %s: %s",
+                silo.name,
+                failures.reason(error),
+                error,
+                exc_info=unexpected,
+            )
+        made = failures.neutral(phase.schema, received)
+        return made, _encoded(silo, phase.schema, made.tensors, weights)
 
     def _silo(
         self,
@@ -176,7 +200,7 @@ class Contributor:
         return {}
 
 
-def _term(
+def _encoded(
     silo: LocalSilo, schema: Schema, tensors: Tensors, weights: Mapping[str, float]
 ) -> dict[Group, bytes]:
     """Encode a silo's term; the error for an update over its bound says what to do about it."""

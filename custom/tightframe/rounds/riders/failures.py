@@ -1,0 +1,111 @@
+"""Failures inside the sum, as a rider: a silo that cannot contribute sends what changes nothing, and a flag.
+
+Whether training or reading fails can depend on a single record, so a server that saw which silo failed, and
+with which code, could ask about records. So a failed silo's answer has the form and the size of any other; only
+the number of failed silos is opened, and the reason stays in the silo's own log.
+
+With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tightframe.config.job import JobConfig
+from tightframe.errors import REASONS, TightframeError
+from tightframe.learning.model_update import BROADCAST, BUFFER
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Phase,
+    Reading,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.results.words import plural
+from tightframe.rounds.sums.plain import TooFewError
+
+FAILED = "failed"
+NOTE = "failed_silos"
+"""Name of the note: number of silos in the sum that could not contribute."""
+TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
+"""Codes that do not depend on records: stopped, disk full, a malformed request, the site's guard."""
+
+
+def attach(phase: Phase, job: JobConfig) -> Phase:
+    """Return a phase with the flag of failed silos."""
+    # Where there are only counts, nothing is opened after a drop-out, and so neither is the flag.
+    flag = Field(FAILED, (), ring=32, bound=1.0, static=not phase.schema.group("update"))
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        made = phase.contribute(silo, received, state)
+        return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
+
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        others = {name: value for name, value in totals.items() if name != FAILED}
+        failed = round(float(totals[FAILED])) if FAILED in totals else 0
+        if failed and cohort.size - failed < job.min_sites:
+            raise TooFailedError(cohort, failed, job.min_sites)
+        reading = phase.read(state, others, cohort)
+        if not failed:
+            return reading
+        return reading.noting(NOTE, failed).warning(
+            f"round {cohort.round}: {plural(failed, 'silo')} of {cohort.size} could not contribute, and "
+            "counted as silos that change nothing; which and why is in their own logs"
+        )
+
+    return replace(phase, schema=phase.schema + Schema((flag,)), contribute=contribute, read=read)
+
+
+class TooFailedError(TooFewError):
+    """Too few silos in a sum contributed anything."""
+
+    code = "TF-513"
+
+    def __init__(self, cohort: Cohort, failed: int, least: int) -> None:
+        self.cohort, self.failed = sorted(cohort.weights), {}
+        super(TooFewError, self).__init__(
+            f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that fewer than "
+            f"{least} did (`min_sites`). Which and why is in their own logs."
+        )
+
+
+def hidden(error: Exception) -> bool:
+    """Check whether an error must not be told to the server, because it can depend on records.
+
+    Errors of the privacy ledger (TF-7xx) depend on what was charged, and not on records.
+    """
+    if not isinstance(error, TightframeError):
+        return True
+    return error.code not in TOLD and not error.code.startswith("TF-7")
+
+
+def neutral(schema: Schema, received: Tensors) -> Contribution:
+    """Return a contribution that changes nothing: zeros, and the buffers as they were received.
+
+    Args:
+        schema: of the phase, with its riders.
+        received: the broadcast.
+    """
+    tensors = {}
+    for item in schema.fields:
+        buffer = received.get(BROADCAST + item.name.removeprefix(BUFFER))
+        if item.name.startswith(BUFFER) and buffer is not None:
+            tensors[item.name] = buffer.detach().to("cpu", torch.float64)
+        else:
+            tensors[item.name] = torch.zeros(item.shape, dtype=torch.float64)
+    if FAILED in tensors:
+        tensors[FAILED] = torch.ones((), dtype=torch.float64)
+    return Contribution(tensors, proposed_state=None)
+
+
+def reason(error: Exception) -> str:
+    """Return an error's code in words, for the silo's own log."""
+    code = error.code if isinstance(error, TightframeError) else "TF-503"
+    return f"{code} ({REASONS.get(code, 'see docs/errors.md')})"
