@@ -173,6 +173,8 @@ class JobConfig(StrictModel):
         prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
         site_timeout: seconds that a silo may work on one task after fetching it.
         fetch_timeout: seconds to wait for silos that have not fetched their task while no silo works.
+        answer_grid: seconds; a silo's term leaves it a whole number of these after its request came, so that
+            the time does not tell how long it trained. By default 1 in production, 0 in a simulation.
         threads: intra-op threads of torch in every process.
         local_baseline_epochs: epochs of the local-only baseline at each silo after the run; 0 skips it.
         privacy: differential privacy; None runs without it, and reports say so.
@@ -209,6 +211,7 @@ class JobConfig(StrictModel):
     prototype_sites: list[SiteName] | None = None
     site_timeout: int = Field(default=600, ge=1, le=7 * 24 * 3600)
     fetch_timeout: int = Field(default=120, ge=1, le=24 * 3600)
+    answer_grid: float | None = Field(default=None, ge=0, le=3600)
     threads: int = Field(default=1, ge=1, le=256)
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
     personalise: bool = False
@@ -220,8 +223,8 @@ class JobConfig(StrictModel):
     def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
         """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
         values = plain(self)
-        for name in ("site_models", "initial_model_sha256"):
-            if not values.get(name):
+        for name, default in (("site_models", {}), ("answer_grid", None), ("initial_model_sha256", None)):
+            if values.get(name) == default:
                 values.pop(name, None)
         return values
 

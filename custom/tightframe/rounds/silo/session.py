@@ -7,6 +7,8 @@ the silo's own log. Only tasks that train import torch.
 from __future__ import annotations
 
 import errno
+import math
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -56,6 +58,23 @@ class SiloSession:
         Raises:
             TightframeError: with a code; the server learns nothing but the code.
         """
+        arrived = time.monotonic()
+        try:
+            return self._answer(task, message)
+        finally:
+            if task == "contribute":
+                self._wait(arrived)
+
+    def _wait(self, arrived: float) -> None:
+        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came."""
+        grid = self.context.job.answer_grid
+        if grid is None:
+            grid = 1.0 if self.context.production else 0.0
+        leave = arrived + grid * math.ceil((time.monotonic() - arrived) / grid) if grid else arrived
+        while (left := leave - time.monotonic()) > 0 and not self.context.stopped():
+            time.sleep(min(left, 0.1))
+
+    def _answer(self, task: str, message: Message) -> Message:
         # Before every task, not only at enrolment, which a server might skip.
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)

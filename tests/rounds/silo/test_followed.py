@@ -1,0 +1,173 @@
+"""A silo's own copy of the run's state: computed, asked for, compared, and never taken over unseen."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.rounds.test_following import WEIGHTS, job, made_total
+
+from tightframe.errors import RunError
+from tightframe.phases import ServerState
+from tightframe.rounds.context import FOLLOWED
+from tightframe.rounds.following import next_state, start_state, state_bytes, state_sha256
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo.followed import FollowedState, note_verified
+from tightframe.rounds.silo.state import NeedsStateError
+from tightframe.securesum.messages import Total
+
+
+class Run:
+    """A run's states and totals, and requests that rest on them."""
+
+    def __init__(self, setup: JobSetup) -> None:
+        self.setup = setup
+        self.states = [start_state(setup, None)[0]]
+        self.totals: list[Total] = []
+        for number, exchange in enumerate(setup.plan):
+            self.totals.append(made_total(setup, exchange, self.states[-1], number))
+            self.states.append(next_state(setup, self.states[-1], self.totals[-1], WEIGHTS))
+
+    def request(self, step: int, **values: Any) -> tuple[dict[str, Any], Total | None]:
+        before = "" if step == 0 else state_sha256(self.states[step - 1])
+        message = {"state": state_sha256(self.states[step]), "before": before}
+        return message | values, None if step == 0 else self.totals[step - 1]
+
+    def sent(self, step: int) -> dict[str, Any]:
+        return {"state_bytes": state_bytes(self.states[step])}
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Run(job())
+
+
+def silo(folder: Path, run: Run) -> FollowedState:
+    return FollowedState(folder, run.setup, "a", logging.getLogger("test"))
+
+
+def same(one: ServerState, other: ServerState) -> bool:
+    return state_bytes(one) == state_bytes(other)
+
+
+def test_a_silo_computes_each_state_in_one_process_or_in_many(tmp_path: Path, run: Run) -> None:
+    lasting = silo(tmp_path / "one", run)
+    for step in range(len(run.states)):
+        for followed in (lasting, silo(tmp_path / "many", run)):
+            message, total = run.request(step)
+            state, follows = followed.advance(message, total, WEIGHTS)
+            assert follows and same(state, run.states[step])
+    assert (tmp_path / "one" / FOLLOWED).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_repeated_request_needs_no_total_again(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    for step in (0, 1, 1):
+        assert followed.advance(*run.request(step), WEIGHTS)[1]
+    message, _ = run.request(1)
+    assert followed.advance(message, None, WEIGHTS)[1]
+
+
+def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    message, total = run.request(2)
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, total, WEIGHTS)
+    state, follows = followed.advance(message | run.sent(2), total, WEIGHTS)
+    assert same(state, run.states[2]) and not follows
+    message, total = run.request(3)
+    state, follows = followed.advance(message, total, WEIGHTS)
+    assert follows and same(state, run.states[3])  # it computes again from here on
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_another_start_or_step_than_its_own_is_refused(tmp_path: Path, run: Run, step: int) -> None:
+    followed = silo(tmp_path, run)
+    for before in range(step):
+        followed.advance(*run.request(before), WEIGHTS)
+    crafted = run.states[step].evolve(
+        model={name: value * 1.01 for name, value in run.states[step].model.items()}
+    )
+    message, total = run.request(step)
+    message |= {"state": state_sha256(crafted)}
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, total, WEIGHTS)
+    with pytest.raises(RunError) as caught:
+        followed.advance(message | {"state_bytes": state_bytes(crafted)}, total, WEIGHTS)
+    assert caught.value.code == "TF-518"
+    state, follows = followed.advance(*run.request(step), WEIGHTS)
+    assert follows and same(state, run.states[step])  # the refusal changed nothing
+
+
+def test_a_state_that_differs_by_rounding_is_taken_over(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    rounded = run.states[1].evolve(
+        model={name: value * (1 + 1e-6) for name, value in run.states[1].model.items()}
+    )
+    message, total = run.request(1, state=state_sha256(rounded), state_bytes=state_bytes(rounded))
+    state, follows = followed.advance(message, total, WEIGHTS)
+    assert follows and same(state, rounded)
+
+
+def test_a_false_total_gives_another_state_than_the_servers(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    message, total = run.request(1)
+    assert total is not None
+    altered = bytearray(total.groups["update"])
+    altered[3] ^= 64
+    false = Total(0, total.sum_id, total.survivors, {**total.groups, "update": bytes(altered)})
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, false, WEIGHTS)
+    with pytest.raises(RunError, match="TF-518"):
+        followed.advance(message | run.sent(1), false, WEIGHTS)
+
+
+def test_what_is_sent_is_what_was_named_and_of_this_jobs_form(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    message, total = run.request(2)
+    with pytest.raises(RunError, match="TF-518"):
+        followed.advance(message | run.sent(1), total, WEIGHTS)
+    model = dict(run.states[2].model)
+    for other in (
+        {name: value for name, value in model.items() if name != "head.bias"},
+        {**model, "more": torch.zeros(1)},
+        {**model, "head.bias": torch.zeros(2)},
+        {**model, "head.bias": model["head.bias"].double()},
+    ):
+        state = run.states[2].evolve(model=other)
+        sent = {"state": state_sha256(state), "state_bytes": state_bytes(state)}
+        with pytest.raises(RunError, match="TF-604"):
+            followed.advance(message | sent, total, WEIGHTS)
+
+
+def test_a_damaged_file_is_asked_for_again(tmp_path: Path, run: Run) -> None:
+    for step in (0, 1):
+        silo(tmp_path, run).advance(*run.request(step), WEIGHTS)
+    path = tmp_path / FOLLOWED
+    path.write_bytes(path.read_bytes()[:-7])
+    message, total = run.request(2)
+    with pytest.raises(NeedsStateError):
+        silo(tmp_path, run).advance(message, total, WEIGHTS)
+    assert not silo(tmp_path, run).advance(message | run.sent(2), total, WEIGHTS)[1]
+
+
+def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: Run) -> None:
+    resume = {"lineage": "j", "previous": "j", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    later = job(resume=resume)
+    message = {"state": state_sha256(run.states[1]), "before": ""} | run.sent(1)
+
+    def resumed(folder: Path) -> bool:
+        followed = FollowedState(folder, later, "a", logging.getLogger("test"))
+        return followed.advance(message, None, WEIGHTS)[1]
+
+    assert not resumed(tmp_path / "fresh")
+    note_verified(tmp_path / "other", bytes.fromhex(state_sha256(run.states[2])))
+    assert not resumed(tmp_path / "other")
+    note_verified(tmp_path / "own", bytes.fromhex(state_sha256(run.states[1])))
+    assert resumed(tmp_path / "own")
