@@ -29,7 +29,7 @@ from tightframe.phases import (
 from tightframe.results.rows import read_rows
 from tightframe.rounds import codec
 from tightframe.rounds.plan import KINDS, RunPlan
-from tightframe.rounds.riders import class_rules, epsilon, evaluation
+from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures
 from tightframe.rounds.setup import prepare
 
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
@@ -64,11 +64,11 @@ def test_a_plan_lists_every_exchange_in_order(
     assert [item.kind for item in plan] == sorted((item.kind for item in plan), key=KINDS.index)
 
 
-def test_fields_stand_in_the_order_method_epsilon_classes_evaluation() -> None:
+def test_fields_stand_in_the_order_method_epsilon_classes_failures_evaluation() -> None:
     (exchange,) = setup_of().plan.round(1)
     names = [item.name for item in exchange.carrying(True).schema.fields]
     first = names.index(class_rules.HOLDERS)
-    assert names[first + 1].startswith("evaluation/")
+    assert names[first + 1] == failures.FAILED and names[first + 2].startswith("evaluation/")
     assert not any(name.startswith(("classes/", "evaluation/")) for name in names[:first])
     (exchange,) = setup_of(**PRIVATE, rounds=2).plan.round(2)
     names = [item.name for item in exchange.carrying(True).schema.fields]
@@ -78,30 +78,22 @@ def test_fields_stand_in_the_order_method_epsilon_classes_evaluation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "index", "evaluate"),
+    ("kind", "number", "index"),
     [
-        ("train", 0, 0, False),
-        ("train", 3, 0, False),
-        ("train", 1, 1, False),
-        ("train", 1, -1, False),
-        ("statistics", 0, 0, False),
-        ("personal", 2, 0, False),
-        ("closing", 1, 0, True),
-        ("closing", 2, 1, True),
-        ("sums", 1, 0, False),
+        ("train", 0, 0),
+        ("train", 3, 0),
+        ("train", 1, 1),
+        ("train", 1, -1),
+        ("statistics", 0, 0),
+        ("personal", 2, 0),
+        ("closing", 1, 0),
+        ("closing", 2, 1),
+        ("sums", 1, 0),
     ],
 )
-def test_what_is_not_planned_is_not_found(kind: str, number: int, index: int, evaluate: bool) -> None:
+def test_what_is_not_planned_is_not_found(kind: str, number: int, index: int) -> None:
     with pytest.raises(RunError) as caught:
-        setup_of().plan.find(kind, number, index, evaluate=evaluate)
-    assert caught.value.code == "TF-505"
-
-
-def test_an_evaluation_is_found_only_where_one_is_planned() -> None:
-    plan = setup_of("ccvr").plan
-    assert plan.find("train", 1, 0, evaluate=True).evaluating is not None
-    with pytest.raises(RunError) as caught:
-        plan.find("after", 2, 0, evaluate=True)
+        setup_of().plan.find(kind, number, index)
     assert caught.value.code == "TF-505"
 
 

@@ -18,11 +18,13 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData
 from tightframe.errors import LATE
-from tightframe.phases import Fold
+from tightframe.phases import Fold, ServerState
 from tightframe.report import writing
 from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.following import state_bytes, state_sha256
+from tightframe.rounds.plan import Exchange
 from tightframe.rounds.server.coordinator import Coordinator, Result
-from tightframe.rounds.setup import prepare
+from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.plain import Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
@@ -31,6 +33,30 @@ from tightframe.rounds.sums.transcripts import ServerIdentity
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
 JOB_ID = "a-run"
+
+
+def asked(setup: JobSetup, exchange: Exchange, state: ServerState | None = None, **values: Any) -> Message:
+    """Return a request for a silo's term in an exchange, with the state of the run that it rests on.
+
+    Args:
+        setup: of the job.
+        exchange: of its plan.
+        state: sent with the request; by default the one that the run starts with, which is not sent.
+        values: further keys, or other values.
+    """
+    message: Message = {
+        "kind": exchange.kind,
+        "round": exchange.round,
+        "phase": exchange.index,
+        "attempt": 0,
+        "opened": {},
+        "state": state_sha256(setup.initial_state() if state is None else state),
+        "before": "" if state is None else "0" * 64,
+        "total": b"",
+    }
+    if state is not None:
+        message["state_bytes"] = state_bytes(state)
+    return message | values
 
 
 @dataclass

@@ -486,6 +486,7 @@ class TermRequest(reading.Message):
     sum_id: SumId
     schema: str
     setup: bytes = b""
+    total: bytes = b""
 
     KEYS = MappingProxyType(
         {
@@ -493,6 +494,7 @@ class TermRequest(reading.Message):
             "sum_id": read_sum_id,
             "schema": reading.text(256),
             "setup": reading.blob(0, 2**30),
+            "total": reading.blob(0, MAX_TERM),
         }
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from nvflare.apis.fl_constant import ConfigVarName
+from tests.support.runs import asked
 from torch.utils.data import Subset
 
 from tightframe.config.job import parse_job
@@ -22,7 +23,7 @@ from tightframe.errors import JobError, JobFolderError
 from tightframe.learning.model_update import received_model
 from tightframe.methods import fedmr
 from tightframe.phases import Fold, ServerState, Tensors, Totals
-from tightframe.rounds import checkpoint, codec
+from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules, evaluation
 from tightframe.rounds.setup import JobSetup, prepare
@@ -251,16 +252,9 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
 
     (exchange,) = setup.plan.round(1)
     phase = exchange.carrying(True)
-    received = {**phase.broadcast(state), class_rules.OFFERED: torch.ones(8, dtype=torch.uint8)}
-    message = {
-        "kind": "train",
-        "round": 1,
-        "phase": 0,
-        "attempt": 0,
-        "evaluate": True,
-        "opened": {},
-        "broadcast": checkpoint.tensor_bytes(received),
-    }
+    state = class_rules.with_holders(state, np.full(8, 6.0))
+    received = phase.broadcast(state)
+    message = asked(setup, exchange, state)
     context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
     term = Contributor(context).contribute(message, dict.fromkeys(setup.job.roster, 4.0)).term
     schema = phase.schema

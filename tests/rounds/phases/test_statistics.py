@@ -149,10 +149,12 @@ def test_under_the_class_rules_a_first_sum_tells_the_holders_only(tmp_path: Path
     assert sorted({phase for phase, _ in terms}) == [0, 1]
     for index, site in enumerate(FOUR):
         flags = (COUNTS[index] >= 5).astype(float).tolist()
-        assert terms[0, site].tolist() == [0.0] * 8 + flags, "no count before it is known who holds what"
+        assert terms[0, site].tolist() == [0.0] * 8 + flags + [0.0], (
+            "no count before it is known who holds what"
+        )
         offered = np.array(POOLED_UNDER_THE_RULES) > 0
         counts = np.where(offered & (COUNTS[index] >= 5), COUNTS[index], 0)
-        assert terms[1, site].tolist() == counts.tolist() + flags
+        assert terms[1, site].tolist() == counts.tolist() + flags + [0.0], "and no failure"
 
 
 def test_methods_that_need_nothing_ask_for_nothing(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.runs import asked
 
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.errors import RunError, TrainingError
 from tightframe.methods import fedmr
-from tightframe.rounds import checkpoint, codec
+from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
@@ -217,18 +218,18 @@ def test_an_aborted_run_takes_no_further_batch() -> None:
 def test_local_training_ends_when_the_run_is_aborted(
     small: dict[str, Any], tmp_path: Path, workers: int
 ) -> None:
-    asked = []
+    questions = []
 
     def stopped() -> bool:
-        asked.append(True)
-        return len(asked) > 5
+        questions.append(True)
+        return len(questions) > 5
 
     job = parse_job(small | {"training": small["training"] | {"epochs": 1000, "batch_size": 8}})
     context = _context(job, tmp_path, stopped=stopped, loader_workers=workers)
     with pytest.raises(RunError) as caught:
         Contributor(context).contribute(_message(job, "site-2")[0], {"site-2": 1.0})
     assert caught.value.code == "TF-504"
-    assert len(asked) == 6, "asked once a batch, and never again after the word"
+    assert len(questions) == 6, "asked once a batch, and never again after the word"
 
 
 # ---------------------------------------------------------------- prototypes that stay at home
@@ -238,19 +239,8 @@ def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Any]:
     """A message of round 1 as the coordinator makes it, and the phase's schema."""
     setup = prepare(job)
     (exchange,) = setup.plan.round(1)
-    phase = exchange.phase
-    message = {
-        "kind": "train",
-        "round": 1,
-        "phase": 0,
-        "attempt": 0,
-        "evaluate": False,
-        "opened": {},
-        "broadcast": checkpoint.tensor_bytes(
-            {**phase.broadcast(setup.initial_state()), class_rules.OFFERED: torch.ones(8, dtype=torch.uint8)}
-        ),
-    }
-    return message, phase.schema
+    state = class_rules.with_holders(setup.initial_state(), np.full(8, 6.0))
+    return asked(setup, exchange, state), exchange.carrying(True).schema
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ CONTRIBUTE: dict[str, Any] = {
     "round": 1,
     "phase": 0,
     "attempt": 0,
-    "evaluate": True,
-    "broadcast": b"",
+    "state": "0" * 64,
+    "before": "",
+    "total": b"",
     "opened": {"0/statistics-0/0": ["site-1"]},
     "declared": {"site-1": b"{}", "site-2": b"{}"},
 }
@@ -23,6 +24,8 @@ CONTRIBUTE: dict[str, Any] = {
 
 def test_what_an_honest_server_sends_is_let_through() -> None:
     requests.check("contribute", CONTRIBUTE, "site-1", secure=False)
+    more = {"before": "1" * 64, "start": b"", "state_bytes": b""}
+    requests.check("contribute", CONTRIBUTE | more, "site-1", secure=False)
     requests.check("contribute", CONTRIBUTE | {"declared": None, "more": 1}, "site-1", secure=True)
     requests.check("enroll", {"job_sha256": "x", "version": "1", "secure": b"x"}, "site-1", secure=True)
 
@@ -44,8 +47,10 @@ def test_what_is_no_message_is_refused(value: Any) -> None:
         ("round", "1"),
         ("phase", 2**40),
         ("attempt", None),
-        ("evaluate", 1),
-        ("broadcast", "secret-text"),
+        ("state", "secret-text"),
+        ("state", ""),
+        ("before", "secret-text"),
+        ("total", "secret-text"),
         ("opened", []),
         ("opened", {"secret-text": []}),
         ("opened", {"0/train-0/0": "site-1"}),

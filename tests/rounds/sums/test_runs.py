@@ -257,7 +257,7 @@ def test_a_slot_is_never_used_for_something_else(tmp_path: Path) -> None:
     _, line = run(of, tmp_path)
     task, site, request, _ = next(item for item in line.seen if item[0] == "contribute")
     with pytest.raises(SecureSumError) as caught:
-        line.sessions[site].handle(task, {**request, "broadcast": request["broadcast"] + b" "})
+        line.sessions[site].handle(task, {**request, "state": "0" * 64})
     assert caught.value.code in ("TF-608", "TF-609")
 
 

@@ -1,8 +1,8 @@
 """Failures inside the sum, as a rider: a silo that cannot contribute sends what changes nothing, and a flag.
 
 Whether training or reading fails can depend on a single record, so a server that saw which silo failed, and
-with which code, could ask about records. So a failed silo's answer has the form and the size of any other; only
-the number of failed silos is opened, and the reason stays in the silo's own log.
+with which code, could ask about records. So a failed silo's answer has the form and the size of any other;
+only the number of failed silos is opened, and the reason stays in the silo's own log.
 
 With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo.
 """
@@ -41,7 +41,7 @@ TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
 def attach(phase: Phase, job: JobConfig) -> Phase:
     """Return a phase with the flag of failed silos."""
     # Where there are only counts, nothing is opened after a drop-out, and so neither is the flag.
-    flag = Field(FAILED, (), ring=32, bound=1.0, static=not phase.schema.group("update"))
+    flag = Field(FAILED, (), bound=1.0, static=not phase.schema.group("update"))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, received, state)
@@ -71,8 +71,8 @@ class TooFailedError(TooFewError):
     def __init__(self, cohort: Cohort, failed: int, least: int) -> None:
         self.cohort, self.failed = sorted(cohort.weights), {}
         super(TooFewError, self).__init__(
-            f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that fewer than "
-            f"{least} did (`min_sites`). Which and why is in their own logs."
+            f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that fewer "
+            f"than {least} did (`min_sites`). Which and why is in their own logs."
         )
 
 

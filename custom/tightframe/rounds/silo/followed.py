@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tightframe.errors import RunError, TightframeError
-from tightframe.files import append_durably, write_atomically
+from tightframe.files import write_atomically
 from tightframe.phases import ServerState
 from tightframe.rounds.context import FOLLOWED, VERIFIED, Message
 from tightframe.rounds.following import differences, next_state, read_state, start_state, state_bytes
@@ -135,16 +135,6 @@ class FollowedState:
     def _verified_before(self) -> frozenset[str]:
         """Return hashes of the states whose totals this silo has verified, in this job or those before it."""
         return frozenset(self._verified.read_text().split()) if self._verified.is_file() else frozenset()
-
-
-def note_verified(folder: Path, basis: bytes) -> None:
-    """Remember that the totals behind a state were verified, for a job that resumes this one.
-
-    Args:
-        folder: of the silo's state.
-        basis: SHA-256 of the state.
-    """
-    append_durably(folder / VERIFIED, f"{basis.hex()}\n".encode(), mode=0o600)
 
 
 def _sha256(state: ServerState) -> str:

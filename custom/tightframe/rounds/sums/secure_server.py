@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -55,6 +54,7 @@ class SecureSums:
         self._informed: set[str] = set()  # silos that have received this epoch's setup
         self._request: Message = {}
         self._weights: dict[str, float] = {}
+        self._last = b""
         self._any_cohort = False  # whether every silo opens counts for any cohort (research profile)
 
     @property
@@ -66,6 +66,13 @@ class SecureSums:
     def params(self) -> messages.Params:
         """Parameters of the current epoch."""
         return self._ready().params
+
+    @property
+    def verified(self) -> bool:
+        return True
+
+    def seal(self, transport: Transport, request: Message) -> None:
+        return None
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""
@@ -123,9 +130,9 @@ class SecureSums:
             if site not in requests:
                 continue
             setup = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
-            term = messages.TermRequest(total.slot, sum_id, total.schema, setup)
+            term = messages.TermRequest(total.slot, sum_id, total.schema, setup, self._last)
             to_all[site] = {**requests[site], SECURE: term.to_bytes()}
-            down += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
+            down += len(to_all[site][SECURE])
         if self.params.static_open and schema.group("static"):
             # Silos record the cohort when they mask, whether or not the sum is opened.
             self.static_cohort = self.params.roster
@@ -137,14 +144,14 @@ class SecureSums:
             raise
 
     def _sum(self, sum_id: messages.SumId, schema: Schema, requests: Mapping[str, Message]) -> server.Sum:
-        broadcast = next(iter(requests.values()))["broadcast"]
+        basis = bytes.fromhex(next(iter(requests.values()))["state"])
         slot, self._slot = self._slot, self._slot + 1
         return server.Sum(
             self._ready(),
             slot=slot,
             sum_id=sum_id,
             schema=schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster))),
-            broadcast=hashlib.sha256(broadcast).digest(),
+            broadcast=basis,
         )
 
     def _open(
@@ -198,6 +205,7 @@ class SecureSums:
         for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
+        self._last = messages.Total(total.slot, total.sum_id, tuple(cohort), opened.groups).to_bytes()
         shut = "static" not in opened.groups and bool(schema.group("static"))
         return Collected(cohort, failed, _totals(schema, opened), shut, *traffic)
 

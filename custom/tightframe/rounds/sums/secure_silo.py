@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.silo.state import note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
@@ -131,8 +132,8 @@ class SecureSite:
     def contribute(
         self,
         raw: Any,
-        broadcast: bytes,
-        train: Callable[[Mapping[str, float], int, Mapping[str, int]], Encoded],
+        basis: str,
+        train: Callable[[Mapping[str, float], int, Mapping[str, int], messages.Total | None], Encoded],
         setup: Callable[[], JobSetup],
     ) -> bytes:
         """Train, mask and sign this silo's term.
@@ -145,7 +146,7 @@ class SecureSite:
                 fold.
             setup: plans the job's sums.
         """
-        received = hashlib.sha256(broadcast).digest()
+        received = bytes.fromhex(basis)
 
         def make(key: bytes) -> bytes:
             request = messages.TermRequest.from_bytes(raw)
@@ -157,7 +158,8 @@ class SecureSite:
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
             honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
-            encoded = train(weights, honest, fold_silos(declared.values()))
+            last = messages.Total.from_bytes(request.total) if request.total else None
+            encoded = train(weights, honest, fold_silos(declared.values()), last)
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
@@ -204,6 +206,7 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
+            note_verified(self._context.state_folder, slot.receipt.broadcast)
             self._record.sum(state.epoch.params, slot, request, step.reply)
             return reply
 
