@@ -22,7 +22,7 @@ from tightframe.securesum.identity import Anchor, Signer
 
 STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
-FOLLOWED, VERIFIED = "followed.safetensors", "verified"
+FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the hashes of states that it verified."""
 DECLARATION = "declaration.json"
 SALT = "salt"

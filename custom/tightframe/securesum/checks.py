@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tightframe.securesum.errors import IdentityError, KeyAgreementError, RosterError, SignatureError
 from tightframe.securesum.identity import Verifier, public_key_hash
@@ -76,6 +76,37 @@ def pair_mask(
     """
     first, second = sorted((own, other))  # the roster is sorted
     return pair_key(x25519(private, public, owner=other), session, slot, group, first, second)
+
+
+def dropped_masks(
+    session: bytes,
+    slot: int,
+    group: Group,
+    peers: Mapping[str, Advertisement],
+    site: str,
+    secrets: Mapping[str, Secret],
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the keys of the streams to add and to subtract, so that no mask with a dropped site is left.
+
+    Args:
+        session: T.
+        slot: of the sum.
+        group: the group.
+        peers: all sites' advertisements.
+        site: a survivor.
+        secrets: dropped site -> its private key s of this slot and group.
+
+    Raises:
+        KeyAgreementError: TF-606, if the survivor's key is of low order.
+    """
+    plus: list[bytes] = []
+    minus: list[bytes] = []
+    public = peers[site].slot_key(slot, group)
+    for dropped, secret in sorted(secrets.items()):
+        key = pair_mask(secret, public, session, slot, group, own=dropped, other=site)
+        # The survivor added this stream if the dropped site comes after it, else it subtracted it.
+        (minus if site < dropped else plus).append(key)
+    return plus, minus
 
 
 def masked_hash(masked: bytes) -> bytes:

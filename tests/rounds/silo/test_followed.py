@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +57,34 @@ def same(one: ServerState, other: ServerState) -> bool:
 def test_a_silo_computes_each_state_in_one_process_or_in_many(tmp_path: Path, run: Run) -> None:
     lasting = silo(tmp_path / "one", run)
     for step in range(len(run.states)):
-        for followed in (lasting, silo(tmp_path / "many", run)):
+        for followed, folder in (
+            (lasting, tmp_path / "one"),
+            (silo(tmp_path / "many", run), tmp_path / "many"),
+        ):
             message, total = run.request(step)
             state, follows = followed.advance(message, total, WEIGHTS)
             assert follows and same(state, run.states[step])
+            note_verified(folder, bytes.fromhex(message["state"]))
     assert (tmp_path / "one" / FOLLOWED).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_repeated_request_needs_no_total_again(tmp_path: Path, run: Run) -> None:
+def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, run: Run) -> None:
+    """Whatever the server leaves out or brings again: no second total rests on an unverified one."""
     followed = silo(tmp_path, run)
-    for step in (0, 1, 1):
-        assert followed.advance(*run.request(step), WEIGHTS)[1]
-    message, _ = run.request(1)
-    assert followed.advance(message, None, WEIGHTS)[1]
+    assert followed.advance(*run.request(0), WEIGHTS)[1]  # the start rests on no total
+    message, total = run.request(1)
+    assert total is not None
+    for _ in range(2):  # asked again, because the exchange failed
+        assert followed.advance(message, total, WEIGHTS)[1]
+    other = replace(total, survivors=("a", "b"))
+    for told in (None, other):  # the same state, but this exchange does not verify what it rests on
+        for one in (followed, silo(tmp_path, run)):
+            assert not one.advance(message, told, WEIGHTS)[1]
+    state, follows = followed.advance(*run.request(2), WEIGHTS)
+    assert same(state, run.states[2]) and not follows
+    note_verified(tmp_path, bytes.fromhex(state_sha256(run.states[2])))
+    assert followed.advance(run.request(2)[0], None, WEIGHTS)[1]  # verified: as in the next epoch
+    assert followed.advance(*run.request(3), WEIGHTS)[1]
 
 
 def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, run: Run) -> None:
@@ -79,8 +95,9 @@ def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, ru
         followed.advance(message, total, WEIGHTS)
     state, follows = followed.advance(message | run.sent(2), total, WEIGHTS)
     assert same(state, run.states[2]) and not follows
-    message, total = run.request(3)
-    state, follows = followed.advance(message, total, WEIGHTS)
+    assert not followed.advance(message, total, WEIGHTS)[1]  # nor when asked again
+    note_verified(tmp_path, bytes.fromhex(message["state"]))  # by a sum whose shares it gave
+    state, follows = followed.advance(*run.request(3), WEIGHTS)
     assert follows and same(state, run.states[3])  # it computes again from here on
 
 
@@ -121,7 +138,7 @@ def test_a_false_total_gives_another_state_than_the_servers(tmp_path: Path, run:
     assert total is not None
     altered = bytearray(total.groups["update"])
     altered[3] ^= 64
-    false = Total(0, total.sum_id, total.survivors, {**total.groups, "update": bytes(altered)})
+    false = replace(total, groups={**total.groups, "update": bytes(altered)})
     with pytest.raises(NeedsStateError):
         followed.advance(message, false, WEIGHTS)
     with pytest.raises(RunError, match="TF-518"):

@@ -39,7 +39,8 @@ def _terms(maker: Maker) -> None:
         ("tampered_receipt", lambda p, i: replace(i, receipt=replace(i.receipt, slot=1)), "not signed"),
         ("receipt_of_another_round", receipt(sum_id=SumId(7, "train-0")), "signed, for another sum"),
         ("receipt_of_another_slot", receipt(slot=1), "signed, for another slot"),
-        ("other_model", receipt(broadcast=bytes(32)), "made from another broadcast"),
+        ("other_model", receipt(basis=bytes(32)), "made from another state"),
+        ("other_total", receipt(total=bytes(31) + b"1"), "resting on another total"),
         (
             "short_term",
             lambda p, i: replace(
@@ -98,8 +99,18 @@ def _reveal_requests(maker: Maker) -> None:
         ),
         (
             "model_inconsistency",
-            lambda p, r: [*r[:3], _receipt(p, r[3], broadcast=bytes(32))],
+            lambda p, r: [*r[:3], _receipt(p, r[3], basis=bytes(32))],
             "one site was shown another model",
+        ),
+        (
+            "total_inconsistency",
+            lambda p, r: [*r[:3], _receipt(p, r[3], total=bytes(31) + b"1")],
+            "one site was told another total",
+        ),
+        (
+            "seed_inconsistency",
+            lambda p, r: [*r[:3], _receipt(p, r[3], seed=bytes(32))],
+            "not the seeds that were signed",
         ),
         ("own_receipt_replaced", lambda p, r: [_receipt(p, r[0], update=bytes(32)), *r[1:]], "not as sent"),
         ("other_order_of_survivors", lambda p, r: r[::-1], "one form for a set"),

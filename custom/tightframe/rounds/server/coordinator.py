@@ -154,7 +154,7 @@ class Coordinator:
         self.record.trained = True
         shared = self._close(transport, shared)
         shared = self._personal(transport, shared)
-        self._seal(transport, shared)
+        self._exchanges.seal(transport, shared)
         self.record.write_card(sha256)
         return state
 
@@ -349,15 +349,6 @@ class Coordinator:
                     raise
                 self.log.warning("personal models: %s", error)
         return shared
-
-    def _seal(self, transport: Transport, shared: SharedState) -> None:
-        """Let the silos verify the last total, which no other exchange rests on."""
-        try:
-            self._exchanges.seal(transport, shared)
-        except TightframeError as error:
-            if error.code == REPLACED:
-                raise
-            self.log.warning("the last total was not verified: %s", error)
 
     def _baseline(self, transport: Transport) -> None:
         """Let every silo train its local-only baseline, which stays at the silo.

@@ -152,11 +152,7 @@ class Exchanges:
         return row, totals
 
     def seal(self, transport: Transport, shared: SharedState) -> None:
-        """Let the silos verify the last total, where they verify totals.
-
-        Raises:
-            RunError: if it was not verified.
-        """
+        """Let the silos verify the last total, which no other exchange rests on."""
         self._sums.seal(_FollowingTransport(transport, shared), {"opened": {}, **shared.named()})
 
     def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:

@@ -28,7 +28,8 @@ from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import report
 from tightframe.rounds.silo.followed import FollowedState
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.sums.plain import SEAL, Encoded
+from tightframe.rounds.sums.common import SEAL
+from tightframe.rounds.sums.plain import Encoded
 from tightframe.securesum.messages import SumId, Total
 
 START = "start.safetensors"

@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tightframe.errors import RunError, TightframeError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState
 from tightframe.rounds.context import FOLLOWED, VERIFIED, Message
-from tightframe.rounds.following import differences, next_state, read_state, start_state, state_bytes
+from tightframe.rounds.following import (
+    differences,
+    next_state,
+    read_state,
+    start_state,
+    state_bytes,
+    state_sha256,
+)
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.state import NeedsStateError
 from tightframe.securesum.messages import Total
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A state with what this silo knows of it.
+
+    Attributes:
+        state: of the run.
+        sha256: hex.
+        total: digest (hex) of the total that it was computed from; empty if there is none.
+        computed: whether this silo computed it, from a state that it had verified or from the start.
+    """
+
+    state: ServerState
+    sha256: str
+    total: str
+    computed: bool
 
 
 class FollowedState:
@@ -30,7 +56,7 @@ class FollowedState:
     def __init__(self, folder: Path, setup: JobSetup, name: str, log: logging.Logger) -> None:
         self._path, self._verified = folder / FOLLOWED, folder / VERIFIED
         self._setup, self._name, self._log = setup, name, log
-        self._current: tuple[str, ServerState] | None = None
+        self._current: _Own | None = None
 
     def advance(
         self, message: Message, total: Total | None, weights: Mapping[str, float]
@@ -41,12 +67,12 @@ class FollowedState:
             message: of the task: ``state`` and ``before`` are the SHA-256 of the state that the exchange
                 rests on, and of the one before the last opened total; ``start`` the weights of a pretrained
                 start; ``state_bytes`` the state itself, if the server sends it again.
-            total: the last one opened; None if there is none.
+            total: the last one opened, which this exchange verifies; None if there is none.
             weights: public weights of all enrolled silos.
 
         Returns:
-            The state, and whether this silo computed it (now or before), so that its signature says more
-            than that the server sent it.
+            The state, and whether this silo vouches for it: it has computed it from the start or from a
+            state that it had verified, and from no total but the one that this exchange verifies.
 
         Raises:
             NeedsStateError: if it cannot compute that state, and the server did not send it.
@@ -54,14 +80,17 @@ class FollowedState:
                 TF-604 if it is no state of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
-        sha256, own = self._own(message)
-        if own is not None and sha256 == wanted:
-            return own, True
-        computed = own if total is None and not message["before"] else None
-        if own is not None and total is not None and sha256 == message["before"]:
-            computed = next_state(self._setup, own, total, weights)
-            if _sha256(computed) == wanted:
-                return self._keep(computed, wanted), True
+        verified = self._verified_before()
+        own = self._own(message)
+        digest = "" if total is None else total.digest().hex()
+        if own is not None and own.sha256 == wanted:
+            return own.state, wanted in verified or (own.computed and own.total in ("", digest))
+        computed = own if own is not None and not own.total and not message["before"] else None
+        if own is not None and total is not None and own.sha256 == message["before"]:
+            sound = own.sha256 in verified or (own.computed and not own.total)
+            computed = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
+            if computed.sha256 == wanted:
+                return self._keep(computed).state, sound
         if sent is None:
             raise NeedsStateError
         if hashlib.sha256(sent).hexdigest() != wanted:
@@ -69,42 +98,52 @@ class FollowedState:
                 f"Expected the state with SHA-256 {wanted}, but the server sent another.", code="TF-518"
             )
         received = read_state(sent)
-        if computed is not None:
-            self._compare(computed, received)
-        else:
+        if computed is None:
             self._check_form(received)
             self._log.info("%s: took the run's state from the server", self._name)
-        return self._keep(received, wanted), computed is not None or wanted in self._verified_before()
+            taken = _Own(received, wanted, digest, computed=False)
+        else:
+            self._compare(computed.state, received)
+            taken = _Own(received, wanted, computed.total, computed.computed)
+        return self._keep(taken).state, taken.computed or wanted in verified
 
-    def _own(self, message: Message) -> tuple[str, ServerState | None]:
-        """Return this silo's state with its hash: the stored one, or the start; None after a resumption."""
+    def _own(self, message: Message) -> _Own | None:
+        """Return this silo's state: the stored one, or the start; None after a resumption."""
         if self._current is None:
             self._current = self._stored()
-        if self._current is None:
-            if self._setup.job.resume is not None:
-                return "", None
+        if self._current is None and self._setup.job.resume is None:
             weights = message.get("start")
             if weights is None and self._setup.job.initial_model_sha256 is not None:
-                return "", None  # this silo missed the first exchanges
+                return None  # this silo missed the first exchanges
             state, _ = start_state(self._setup, weights)
-            self._keep(state, _sha256(state))
-        assert self._current is not None  # noqa: S101 - set above
+            self._keep(self._made(state, "", sound=True))
         return self._current
 
-    def _stored(self) -> tuple[str, ServerState] | None:
+    @staticmethod
+    def _made(state: ServerState, total: str, sound: bool) -> _Own:
+        return _Own(state, state_sha256(state), total, sound)
+
+    def _stored(self) -> _Own | None:
         if not self._path.is_file():
             return None
-        data = self._path.read_bytes()
+        raw = self._path.read_bytes()
         try:
-            return hashlib.sha256(data).hexdigest(), read_state(data)
-        except TightframeError as error:
+            described = json.loads(raw[: raw.index(b"\n")])
+            state = read_state(raw[raw.index(b"\n") + 1 :])
+            own = _Own(state, described["sha256"], described["total"], described["computed"])
+            if state_sha256(state) != own.sha256:
+                raise ValueError("another SHA-256")
+        except (TightframeError, ValueError, TypeError, KeyError) as error:
             self._log.warning("%s: the stored state of the run is damaged: %s", self._name, error)
             return None
+        return own
 
-    def _keep(self, state: ServerState, sha256: str) -> ServerState:
-        write_atomically(self._path, state_bytes(state), mode=0o600)
-        self._current = (sha256, state)
-        return state
+    def _keep(self, own: _Own) -> _Own:
+        described = {"sha256": own.sha256, "total": own.total, "computed": own.computed}
+        line = json.dumps(described).encode() + b"\n"
+        write_atomically(self._path, line + state_bytes(own.state), mode=0o600)
+        self._current = own
+        return own
 
     def _compare(self, computed: ServerState, received: ServerState) -> None:
         if problems := differences(computed, received):
@@ -135,7 +174,3 @@ class FollowedState:
     def _verified_before(self) -> frozenset[str]:
         """Return hashes of the states whose totals this silo has verified, in this job or those before it."""
         return frozenset(self._verified.read_text().split()) if self._verified.is_file() else frozenset()
-
-
-def _sha256(state: ServerState) -> str:
-    return hashlib.sha256(state_bytes(state)).hexdigest()

@@ -20,9 +20,10 @@ from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import requests, state
 from tightframe.rounds.silo.state import NeedsStateError
-from tightframe.rounds.sums.common import SECURE
+from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.secure_silo import SecureSite
+from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
@@ -164,15 +165,26 @@ class SiloSession:
                 SECURE: self._secure.contribute(
                     message.get(SECURE),
                     message["state"],
-                    lambda weights, honest, fold_silos, total: self._training().contribute(
-                        message, weights, total=total, honest=honest, fold_silos=fold_silos
-                    ),
+                    self._term(message),
                     lambda: self._training().setup,
                 )
             }
         except NeedsStateError:
             self.context.log.info("%s: asks the server for the state of the run", self.context.name)
             return {NEEDS_STATE: True}
+
+    def _term(self, message: Message) -> Train:
+        """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
+
+        def train(
+            weights: Mapping[str, float], honest: int, fold_silos: Mapping[str, int], *, total: Total | None
+        ) -> Encoded:
+            training = self._training()
+            if message["kind"] == SEAL:
+                return training.follow(message, weights, total)
+            return training.contribute(message, weights, total=total, honest=honest, fold_silos=fold_silos)
+
+        return train
 
     def _plain_weights(self, raw: object) -> Mapping[str, float]:
         """Return the weights of a plain sum, from the declarations that the server forwards.

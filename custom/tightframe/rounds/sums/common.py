@@ -12,6 +12,8 @@ from tightframe.securesum.errors import ProtocolError
 
 SECURE = "secure"
 """Key of the protocol message within a message."""
+SEAL = "seal"
+"""Kind, and schema, of the sum without fields in which an epoch's last total is verified."""
 
 
 ADVICE = {

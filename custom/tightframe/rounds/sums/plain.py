@@ -28,8 +28,6 @@ Accept = Callable[[str, Message], None]
 Failed = Callable[[str, str, Sequence[str]], None]
 """Called for each silo without an accepted answer: its name, the code, the rules that it names, if any."""
 OUT_OF_BUDGET = "TF-701"
-SEAL = "seal"
-"""Kind of an exchange without a term, which only checks the last total."""
 
 
 class Transport(Protocol):
@@ -52,15 +50,15 @@ class Encoded:
         sum_id: of the sum that it is a term of.
         fields: of the sum's schema.
         term: bytes of each group.
-        basis: SHA-256 of the state of the run that it rests on.
-        follows: whether the silo has computed that state itself.
+        basis: SHA-256 of the state that it rests on.
+        follows: whether the silo computed that state by itself, from totals.
     """
 
     sum_id: SumId
     fields: tuple[FieldSpec, ...]
     term: Term = field(repr=False)
-    basis: bytes = b""
-    follows: bool = False
+    basis: bytes
+    follows: bool
 
 
 @dataclass
@@ -200,19 +198,16 @@ class Sums(Protocol):
         """
 
     def seal(self, transport: Transport, request: Message) -> None:
-        """Let the silos check the last total, where they check totals at all.
+        """Let the silos verify the last total, on which no later sum rests; raise nothing if they do not.
 
         Args:
             transport: to the silos.
-            request: the common part of a request: what a silo needs to compute the state of the run.
-
-        Raises:
-            RunError: if it was not verified.
+            request: the keys by which a silo computes the state of the run.
         """
 
     @property
     def verified(self) -> bool:
-        """Check whether the silos check each total before the next sum is opened."""
+        """Check whether silos verify each total before a sum that rests on it is opened."""
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""
@@ -393,16 +388,17 @@ class PlainSums:
             raise TooFewError(sum_title(sum_id), self._min_sites, cohort, failed)
         down, totals = len(requests) * len(self._last), total.open()
         groups: dict[Group, bytes] = {group: pack(schema, group, totals) for group in GROUPS}
-        self._last = Total(0, sum_id, tuple(sorted(cohort)), groups).to_bytes()
+        # Plain sums have neither slots nor named schemas.
+        self._last = Total(0, sum_id, sum_id.phase, tuple(sorted(cohort)), groups).to_bytes()
         return Collected(sorted(cohort), failed, totals, False, down, up)
 
     @property
     def verified(self) -> bool:
-        """Nobody checks a plain sum: silos do not see each other's terms."""
+        """Return False: a silo sees no other silo's term, and cannot verify a plain total."""
         return False
 
     def seal(self, transport: Transport, request: Message) -> None:
-        """Do nothing, as nobody checks a plain sum."""
+        """Do nothing: silos verify no plain totals."""
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""

@@ -6,27 +6,27 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from tightframe.errors import RunError, SecureSumError, TightframeError
+from tightframe.errors import REPLACED, RunError, SecureSumError, TightframeError
 from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import SECURE, minimum, package_errors
+from tightframe.rounds.sums.common import SEAL, SECURE, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import (
     Collected,
     Enrolled,
-    IntegerTotals,
     TooFewError,
     Transport,
+    integer_totals,
     split_refusals,
     sum_title,
-    unpack,
 )
+from tightframe.rounds.sums.spool import FileSpool
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 from tightframe.securesum import messages, rules, server
-from tightframe.securesum.errors import RecoveryError, SurvivorsError
+from tightframe.securesum.errors import RecoveryError, SurvivorsError, VerificationError
 from tightframe.securesum.identity import Verifier
 
 
@@ -54,8 +54,10 @@ class SecureSums:
         self._informed: set[str] = set()  # silos that have received this epoch's setup
         self._request: Message = {}
         self._weights: dict[str, float] = {}
-        self._last = b""
         self._any_cohort = False  # whether every silo opens counts for any cohort (research profile)
+        self._spool: server.Spool = FileSpool()
+        self._evidence: server.Evidence | None = None  # of this epoch's last total
+        self._unverified: list[str] = []  # titles of sums that are over, but whose total nobody verified
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -66,13 +68,6 @@ class SecureSums:
     def params(self) -> messages.Params:
         """Parameters of the current epoch."""
         return self._ready().params
-
-    @property
-    def verified(self) -> bool:
-        return True
-
-    def seal(self, transport: Transport, request: Message) -> None:
-        return None
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""
@@ -85,6 +80,8 @@ class SecureSums:
         )
         if params.trust == "semi_honest":
             text += ", a semi-honest server assumed"
+        if open_ends := [*self._unverified, *self._pending()]:
+            text += f"; the silos did not verify the total of {', '.join(open_ends)}"
         return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
@@ -104,17 +101,60 @@ class SecureSums:
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """Collect a sum in two exchanges, terms and shares; after a drop-out in three.
+        """Collect a sum in three exchanges: terms, agreement and proof of the last total, shares.
 
         Raises:
             TooFewError: TF-501; nothing was opened.
             RunError: if a silo is to blame that nothing was opened.
         """
-        if self._slot >= self.params.slots:
+        if self._slot >= self.params.slots - 1:  # the last one is for the seal
+            self.seal(transport, next(iter(requests.values())))
             self._epoch += 1
             self._log.info("all %d slots are used: setting up the next epoch", self.params.slots)
             self._set_up(transport, self.params.roster)
-        total = self._sum(sum_id, schema, requests)
+        name = schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster)))
+        total = self._sum(sum_id, name, _basis(next(iter(requests.values()))))
+        if self.params.static_open and schema.group("static"):
+            # Silos record the cohort when they mask, whether or not the sum is opened.
+            self.static_cohort = self.params.roster
+        return self._run(transport, total, schema, requests, accepted)
+
+    @property
+    def verified(self) -> bool:
+        """Return True: silos give no share of a sum before they have verified the total that it rests on."""
+        return True
+
+    def seal(self, transport: Transport, request: Message) -> None:
+        """Let the silos verify this epoch's last total, in a sum without fields.
+
+        A total that they do not verify stays as it is: the log, the transcript and ``describe`` say so.
+        """
+        evidence = self._evidence
+        if evidence is None:
+            return
+        sum_id = messages.SumId.of(SEAL, self.params.epoch, 0, 0)
+        place = {"kind": SEAL, "round": sum_id.round, "phase": 0, "attempt": 0}
+        requests = {site: {**request, **place} for site in self.params.roster}
+        total = self._sum(sum_id, SEAL, _basis(request))
+        try:
+            self._run(transport, total, Schema(()), requests, lambda site: None)
+        except TightframeError as error:
+            if error.code == REPLACED:
+                raise
+            title = sum_title(evidence.total.sum_id)
+            self._unverified.append(title)
+            self._log.warning("the silos did not verify the last total, of %s: %s", title, error)
+        self._drop_evidence()
+
+    def _run(
+        self,
+        transport: Transport,
+        total: server.Sum,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """Collect and open one sum."""
         down, up = 0, 0
 
         def add(site: str, answer: Message) -> None:
@@ -126,33 +166,42 @@ class SecureSums:
             accepted(site)
 
         to_all = {}
+        common = total.term_request().to_bytes()  # as large as the total: one copy for all
         for site in self.params.roster:
             if site not in requests:
                 continue
-            setup = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
-            term = messages.TermRequest(total.slot, sum_id, total.schema, setup, self._last)
-            to_all[site] = {**requests[site], SECURE: term.to_bytes()}
-            down += len(to_all[site][SECURE])
-        if self.params.static_open and schema.group("static"):
-            # Silos record the cohort when they mask, whether or not the sum is opened.
-            self.static_cohort = self.params.roster
+            known, setup = site in self._informed, self._ready()
+            own = common if known else total.term_request(setup.setup_for(site).to_bytes()).to_bytes()
+            to_all[site] = {**requests[site], SECURE: own}
+            down += len(own)
         failed = dict(transport.exchange("contribute", to_all, add))
         try:
             return self._open(transport, total, schema, failed, (down, up))
         except RunError as error:
             self._record.failed(total, error.code)
+            self._spool.erase(total.slot)
             raise
 
-    def _sum(self, sum_id: messages.SumId, schema: Schema, requests: Mapping[str, Message]) -> server.Sum:
-        basis = bytes.fromhex(next(iter(requests.values()))["state"])
+    def _sum(self, sum_id: messages.SumId, schema: str, basis: bytes) -> server.Sum:
         slot, self._slot = self._slot, self._slot + 1
         return server.Sum(
             self._ready(),
             slot=slot,
             sum_id=sum_id,
-            schema=schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster))),
-            broadcast=basis,
+            schema=schema,
+            basis=basis,
+            spool=self._spool,
+            rests_on=self._evidence,
         )
+
+    def _pending(self) -> list[str]:
+        """Return the title of the last sum, if its total is not verified yet."""
+        return [] if self._evidence is None else [sum_title(self._evidence.total.sum_id)]
+
+    def _drop_evidence(self) -> None:
+        if self._evidence is not None:
+            self._spool.erase(self._evidence.total.slot)
+        self._evidence = None
 
     def _open(
         self,
@@ -177,23 +226,24 @@ class SecureSums:
         except SurvivorsError:
             raise TooFewError(title, least, [item.name for item in total.receipts], failed) from None
         counts = self._any_cohort or (total.full and self.params.static_open)
-        if not counts and not schema.group("update"):
+        if not counts and schema.group("static") and not schema.group("update"):
             # Only counts, which are not opened for another cohort: there is nothing to reveal.
             self._record.failed(total, "TF-612")
+            self._spool.erase(total.slot)
             return Collected(cohort, failed, {}, True, *traffic)
-        lost: dict[str, str] = {}
-        if not total.full:
-            request = total.agreement_request().to_bytes()
-            lost |= self._ask(transport, "agree", request, cohort, total.add_agreement)
-            if len(total.agreements) < self.params.threshold:
-                raise TooFewError(
-                    title,
-                    self.params.threshold,
-                    list(total.agreements),
-                    lost,
-                    " that agreed on the survivors",
-                )
-        request = total.reveal_request().to_bytes()
+        request = total.agreement_request().to_bytes()
+        lost = self._ask(transport, "agree", request, cohort, total.add_agreement)
+        if len(total.agreements) < self.params.threshold:
+            agreed = [item.name for item in total.agreements]
+            detail = " that agreed on the survivors"
+            raise TooFewError(title, self.params.threshold, agreed, lost, detail)
+        try:
+            request = total.reveal_request().to_bytes()
+        except VerificationError as error:
+            raise RunError(
+                f"nothing was opened in {title}: {error} This server's own total is wrong; please report it.",
+                code=error.code,
+            ) from None
         lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
         try:
             opened = total.open()
@@ -205,9 +255,12 @@ class SecureSums:
         for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
-        self._last = messages.Total(total.slot, total.sum_id, tuple(cohort), opened.groups).to_bytes()
+        # At least t silos gave shares, which they do only once they have verified the total told.
+        self._drop_evidence()
+        self._evidence = opened.evidence
         shut = "static" not in opened.groups and bool(schema.group("static"))
-        return Collected(cohort, failed, _totals(schema, opened), shut, *traffic)
+        totals = integer_totals(schema, opened.evidence.total.groups)
+        return Collected(cohort, failed, totals, shut, *traffic)
 
     def _unopened(
         self, error: RecoveryError, total: server.Sum, title: str, lost: Mapping[str, str]
@@ -249,6 +302,7 @@ class SecureSums:
             absent |= lost
             roster = [site for site in roster if site not in lost]
             self._epoch += 1
+        self._drop_evidence()
         self._session, self._slot, self._informed = session, 0, set()
         self._record.session(session)
         declared = {
@@ -309,13 +363,9 @@ class SecureSums:
         return self._session
 
 
-def _totals(schema: Schema, opened: server.Opened) -> IntegerTotals:
-    shapes = {item.name: item.shape for item in schema.fields}
-    return {
-        name: total.reshape(shapes[name])
-        for group, data in opened.groups.items()
-        for name, total in unpack(schema, group, data).items()
-    }
+def _basis(request: Message) -> bytes:
+    """Return the SHA-256 of the state of the run that a request rests on."""
+    return bytes.fromhex(request["state"])
 
 
 def _message(answer: Message, site: str) -> bytes:

@@ -204,6 +204,19 @@ class ProfileAccepted(JournalEntry):
         return {**super().as_value(), "profile": dict(self.profile)}
 
 
+@dataclass(frozen=True)
+class TotalVerified(JournalEntry):
+    """This site checked that a total told is the sum of its terms: slot and digest of the total."""
+
+    job: str
+    epoch: int
+    slot: int
+    total: bytes
+
+    KIND = "total_verified"
+    KEYS = {**_SLOT, "total": _digits}  # noqa: RUF012
+
+
 Entry: TypeAlias = (
     Advertised
     | SlotUsed
@@ -214,6 +227,7 @@ Entry: TypeAlias = (
     | CohortAccepted
     | ProfileUsed
     | ProfileAccepted
+    | TotalVerified
 )
 
 _ENTRIES: Mapping[object, type[Entry]] = {kind.KIND: kind for kind in get_args(Entry)}
@@ -283,6 +297,8 @@ class History:
                 known = self._profiles.setdefault(entry.dataset, [])
                 if entry.profile not in known:
                     known.append(entry.profile)
+            case TotalVerified():
+                pass  # it rules nothing out; it is there for whoever asks what a sum rested on
             case _:
                 assert_never(entry)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -75,11 +76,14 @@ class Step(Generic[State, Reply]):
         state: the site's next state.
         reply: the message to send.
         entries: journal entries that must be durable before the state is stored and the reply sent.
+        kept: name -> bytes to keep, secretly, until a later step replaces them; None to erase them. They are
+            as large as a term, so they are not part of the state.
     """
 
     state: State
     reply: Reply
     entries: tuple[journal.Entry, ...] = ()
+    kept: Mapping[str, bytes | None] = field(default_factory=dict, repr=False)
 
 
 def advertise(
@@ -236,7 +240,7 @@ def establish(state: Confirmed, raw: bytes) -> Established:
         Fresh(secrets, Secret(by_dealer[:, slot].tobytes())) for slot, secrets in enumerate(state.secrets)
     )
     return Established(
-        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots
+        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots, None
     )
 
 
