@@ -63,10 +63,10 @@ def _read(folder: Path, name: str) -> str:
     return (folder / "server" / name).read_text()
 
 
-def test_two_setup_tasks_and_two_a_phase_when_nobody_drops_out(tmp_path: Path) -> None:
+def test_two_setup_tasks_three_a_phase_and_a_seal_when_nobody_drops_out(tmp_path: Path) -> None:
     _, line = run(job(rounds=2), tmp_path)
     order = [task for task, site, _, _ in line.seen if site == "site-1"]
-    assert order == ["enroll", "confirm", *["contribute", "reveal"] * 3]
+    assert order == ["enroll", "confirm", *["contribute", "agree", "reveal"] * 4]
 
 
 @pytest.mark.parametrize("lost", ["site-1", "site-3"])
@@ -81,7 +81,7 @@ def test_a_round_with_a_drop_out_keeps_prototypes_and_marks_its_evaluation(tmp_p
     assert rows["train", 1].evaluation is None, "the model of round 1 was to be counted in round 2"
     assert rows["train", 2].evaluation is not None and rows["train", 3].static_opened
     tasks = [task for task, site, message, _ in line.seen if site == "site-2"]
-    assert tasks.count("agree") == 1
+    assert tasks.count("agree") == tasks.count("contribute") == 5
     # Only update fields were opened in round 2: the same as the plain mean over three silos.
     valid_after = result.state.extra[fedmr.VALID]
     assert valid_after.any(), "round 3 opened the class sums again"
