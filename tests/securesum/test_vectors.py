@@ -102,20 +102,20 @@ def test_every_message_of_the_run_is_read_and_written_back() -> None:
             read = (
                 messages.Params.from_bytes(raw(number))
                 if down
-                else messages.Advertisement.from_bytes(raw(number), slots=3)
+                else messages.Advertisement.from_bytes(raw(number), slots=4)
             )
         elif task == "confirm":
             read = (
                 messages.Advertisements.from_bytes(raw(number))
                 if down
-                else messages.Confirmation.from_bytes(raw(number), slots=3)
+                else messages.Confirmation.from_bytes(raw(number), slots=4)
             )
         else:
             down_kinds = {"contribute": "TermRequest", "agree": "AgreementRequest", "reveal": "RevealRequest"}
             up_kinds = {"contribute": "Masked", "agree": "Agreement", "reveal": "Reveal"}
             read = CLASSES[(down_kinds if down else up_kinds)[task]].from_bytes(raw(number))
             if setup := getattr(read, "setup", b""):
-                parsed = messages.Setup.from_bytes(setup, sites=4, slots=3)
+                parsed = messages.Setup.from_bytes(setup, sites=4, slots=4)
                 assert parsed.to_bytes() == setup
                 kinds.add("Setup")
         assert read.to_bytes() == raw(number)
@@ -127,7 +127,7 @@ def test_what_is_computed_on_the_way() -> None:
     """Digest, T, keys and commitments, each by the package's own function."""
     params, values = params_of(RUN["params"]), RUN["values"]
     shown = [
-        messages.Advertisement.from_bytes(raw(number), slots=3) for number in numbers("enroll") if number % 2
+        messages.Advertisement.from_bytes(raw(number), slots=4) for number in numbers("enroll") if number % 2
     ]
     session = messages.session_id(params, shown)
     made = independent.Run(RUN)
@@ -165,7 +165,7 @@ def test_every_signature_of_the_run_holds_over_the_independent_strings() -> None
     made, keys = independent.Run(RUN), {}
     list(made.messages())
     for number in numbers("enroll"):
-        item = messages.Advertisement.from_bytes(raw(number), slots=3)
+        item = messages.Advertisement.from_bytes(raw(number), slots=4)
         keys[item.name] = Ed25519PublicKey.from_public_bytes(item.session_key)
         certified: Any = x509.load_der_x509_certificate(item.certificate).public_key()
         certified.verify(
