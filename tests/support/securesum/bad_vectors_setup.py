@@ -131,7 +131,7 @@ def _advertisements_up(maker: Maker) -> None:
         ),
         (
             "one_key_for_two_slots",
-            lambda p, i, f: _resigned(p, i, slots=i.slots[:128] * 3),
+            lambda p, i, f: _resigned(p, i, slots=i.slots[:128] * 4),
             "one mask for two slots",
         ),
         (
@@ -143,7 +143,7 @@ def _advertisements_up(maker: Maker) -> None:
     ):
         maker.add(name, after, place, changed(change), why)
     maker.add(
-        "truncated_keys", after, place, lambda p, raw: repacked(raw, slots=b"\x01" * 383), "a slot short"
+        "truncated_keys", after, place, lambda p, raw: repacked(raw, slots=b"\x01" * 511), "a slot short"
     )
     maker.add(
         "second_advertisement",
@@ -239,7 +239,7 @@ def _confirmations(maker: Maker) -> None:
     for name, change, why in (
         (
             "tampered_share_hashes",
-            lambda p, i: replace(i, hashes={**i.hashes, "z": bytes(384)}),
+            lambda p, i: replace(i, hashes={**i.hashes, "z": bytes(512)}),
             "not the hashes that were signed",
         ),
         (
@@ -294,7 +294,7 @@ def _setups(maker: Maker) -> None:
         dealer, session = player.sites["z"].state, player.session.session
         public = player.session.peers["clinic"].channel_key
         key = box_key(x25519(dealer.channel, public, owner="clinic"), session, "z", "clinic")
-        return bytes(12) + seal(key, bytes(12), bytes(576), box_bound(session, "z", "clinic"))
+        return bytes(12) + seal(key, bytes(12), bytes(768), box_bound(session, "z", "clinic"))
 
     def ready(player: Player, parts: dict[str, messages.Dealt]) -> bytes:
         other = hashlib.sha256(b"another session").digest()
