@@ -27,9 +27,9 @@ from tightframe.phases import (
     advance,
 )
 from tightframe.results.rows import read_rows
-from tightframe.rounds import codec
 from tightframe.rounds.plan import KINDS, RunPlan
 from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures
+from tightframe.rounds.server import coordinator
 from tightframe.rounds.setup import prepare
 
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
@@ -140,15 +140,14 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second party, with the setup of its own, follows a run from what was opened alone."""
-    opened: list[tuple[dict[str, Any], list[str]]] = []
-    decode = codec.decode
+    opened: list[dict[str, Any]] = []
+    count = coordinator.advance
 
-    def seen(schema: Schema, totals: Any, *, parties: int) -> Any:
-        made = decode(schema, totals, parties=parties)
-        opened.append((dict(made), [item.name for item in schema.fields]))
-        return made
+    def seen(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        opened.append(dict(totals))
+        return count(phase, state, totals, cohort)
 
-    monkeypatch.setattr(codec, "decode", seen)
+    monkeypatch.setattr(coordinator, "advance", seen)
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
     values = {"dataset": SMALL["dataset"], "weights": "uniform", "seed": 3, **shared}
     result = federation.run("fedmr", FOUR, 3, folder=tmp_path, **values)
@@ -157,8 +156,8 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
     state = setup.initial_state()
     cohort = dict.fromkeys(FOUR, 1.0)
     exchanges = [item for item in setup.plan if item.training]
-    for exchange, (totals, names) in zip(exchanges, opened[:3], strict=True):
-        phase = exchange.carrying(any(name.startswith("evaluation/") for name in names))
+    for exchange, totals in zip(exchanges, opened[:3], strict=True):
+        phase = exchange.carrying(any(name.startswith("evaluation/") for name in totals))
         reading = advance(phase, state, totals, Cohort(exchange.round, cohort, 1.0))
         assert evaluation.NOTE in reading.notes
         state = reading.state

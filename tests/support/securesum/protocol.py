@@ -187,6 +187,7 @@ class Site:
                 dataset=self.dataset,
                 application=f"weight of {self.name}".encode(),
                 profile=self.profile,
+                previous=self.state if isinstance(self.state, Established) else None,
                 random=self.random,
             )
         )

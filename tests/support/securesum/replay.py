@@ -102,7 +102,7 @@ class Player(World):
 
     def given(self, name: str, slot: int) -> dict[Group, bytes]:
         """A site's integers in the vector."""
-        terms = self.vector["sites"][name]["terms"][str(slot)]
+        terms = self.vector["sites"][name]["terms"].get(str(slot), {"update": "", "static": ""})
         return {"update": bytes.fromhex(terms["update"]), "static": bytes.fromhex(terms["static"])}
 
     def advance(self, task: str) -> None:

@@ -230,8 +230,15 @@ class Run:
         fields = params.schemas[record.schema]
         terms = {name: {group: _random(fields, group) for group in groups} for name in record.survivors}
         total = {group: add_integers(fields, group, [*terms.values()]) for group in groups}
-        at_server = {"total": total, "blamed": blamed} if self.view == SERVER else {}
-        self.lines.append(transcript.opened(self.chain, record, groups=groups, **at_server))
+        self.lines.append(
+            transcript.opened(
+                self.chain,
+                record,
+                groups=groups,
+                total={**total} if self.view == SERVER else None,
+                blamed=blamed,
+            )
+        )
         hashes = {group: hashlib.sha256(data).digest() for group, data in total.items()}
         told = Told(record.slot, record.sum_id, record.schema, record.survivors, hashes)
         session = self.sessions[record.epoch]

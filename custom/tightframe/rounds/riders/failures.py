@@ -41,7 +41,7 @@ TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
 def attach(phase: Phase, job: JobConfig) -> Phase:
     """Return a phase with the flag of failed silos."""
     # Where there are only counts, nothing is opened after a drop-out, and so neither is the flag.
-    flag = Field(FAILED, (), bound=1.0, static=not phase.schema.group("update"))
+    flag = Field(FAILED, (), bound=1.0, bits=0, static=not phase.schema.group("update"))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, received, state)

@@ -11,7 +11,7 @@ from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import SEAL, SECURE, minimum, package_errors
+from tightframe.rounds.sums.common import SEAL, SEALS, SECURE, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import (
@@ -57,7 +57,6 @@ class SecureSums:
         self._any_cohort = False  # whether every silo opens counts for any cohort (research profile)
         self._spool: server.Spool = FileSpool()
         self._evidence: server.Evidence | None = None  # of this epoch's last total
-        self._unverified: list[str] = []  # titles of sums that are over, but whose total nobody verified
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -80,8 +79,9 @@ class SecureSums:
         )
         if params.trust == "semi_honest":
             text += ", a semi-honest server assumed"
-        if open_ends := [*self._unverified, *self._pending()]:
-            text += f"; the silos did not verify the total of {', '.join(open_ends)}"
+        if self._evidence is not None:
+            last = sum_title(self._evidence.total.sum_id)
+            text += f"; the silos have not verified the last total, of {last}"
         return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
@@ -107,8 +107,8 @@ class SecureSums:
             TooFewError: TF-501; nothing was opened.
             RunError: if a silo is to blame that nothing was opened.
         """
-        if self._slot >= self.params.slots - 1:  # the last one is for the seal
-            self.seal(transport, next(iter(requests.values())))
+        if self._slot >= self.params.slots - SEALS:
+            self._close_epoch(transport, next(iter(requests.values())))
             self._epoch += 1
             self._log.info("all %d slots are used: setting up the next epoch", self.params.slots)
             self._set_up(transport, self.params.roster)
@@ -125,15 +125,21 @@ class SecureSums:
         return True
 
     def seal(self, transport: Transport, request: Message) -> None:
-        """Let the silos verify this epoch's last total, in a sum without fields.
+        """Let the silos verify this epoch's last total, in a sum without fields, tried twice.
 
         A total that they do not verify stays as it is: the log, the transcript and ``describe`` say so.
         """
-        evidence = self._evidence
-        if evidence is None:
-            return
-        sum_id = messages.SumId.of(SEAL, self.params.epoch, 0, 0)
-        place = {"kind": SEAL, "round": sum_id.round, "phase": 0, "attempt": 0}
+        attempt = 0
+        while self._evidence is not None and self._slot < self.params.slots:
+            if self._seal(transport, request, self._evidence, attempt):
+                self._drop_evidence()
+            attempt += 1
+
+    def _seal(self, transport: Transport, request: Message, evidence: server.Evidence, attempt: int) -> bool:
+        """Try to have a total verified; return whether it was."""
+        # Silos that gave shares in an earlier seal take part in no second try of the same sum.
+        sum_id = messages.SumId.of(SEAL, self.params.epoch, attempt, 0)
+        place = {"kind": SEAL, "round": sum_id.round, "phase": attempt, "attempt": 0}
         requests = {site: {**request, **place} for site in self.params.roster}
         total = self._sum(sum_id, SEAL, _basis(request))
         try:
@@ -142,9 +148,24 @@ class SecureSums:
             if error.code == REPLACED:
                 raise
             title = sum_title(evidence.total.sum_id)
-            self._unverified.append(title)
             self._log.warning("the silos did not verify the last total, of %s: %s", title, error)
-        self._drop_evidence()
+            return False
+        return True
+
+    def _close_epoch(self, transport: Transport, request: Message) -> None:
+        """Let the silos verify the epoch's last total; without that they take part in no other epoch.
+
+        Raises:
+            RunError: TF-623, if they do not.
+        """
+        self.seal(transport, request)
+        if self._evidence is not None:
+            last = sum_title(self._evidence.total.sum_id)
+            raise RunError(
+                f"the silos did not verify the total of {last}, so that they set up no other epoch: the log "
+                "says which silos failed. Resume the job once they are back.",
+                code="TF-623",
+            )
 
     def _run(
         self,
@@ -193,10 +214,6 @@ class SecureSums:
             spool=self._spool,
             rests_on=self._evidence,
         )
-
-    def _pending(self) -> list[str]:
-        """Return the title of the last sum, if its total is not verified yet."""
-        return [] if self._evidence is None else [sum_title(self._evidence.total.sum_id)]
 
     def _drop_evidence(self) -> None:
         if self._evidence is not None:

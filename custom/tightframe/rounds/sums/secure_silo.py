@@ -93,6 +93,7 @@ class SecureSite:
                     dataset=self._context.site.records_id(self._context.job.dataset),
                     application=application,
                     profile=self._profile(setup),
+                    previous=self._vault.established(),
                 )
                 return self._commit("enroll", key, step)
 

@@ -150,6 +150,13 @@ class Vault:
             raise StateError("this site's session", expected="set up by enroll and confirm", found="none")
         return self._state
 
+    def established(self) -> Established | None:
+        """Return the state of this run, if it can take part in sums."""
+        with suppress(StateError):
+            state = self.state()
+            return state if isinstance(state, Established) else None
+        return None
+
     def commit(
         self,
         entries: Sequence[journal.Entry],

@@ -54,6 +54,7 @@ from tightframe.securesum.site.setup import (
     setup_digest,
 )
 from tightframe.securesum.site.state import (
+    TOTAL,
     Abandoned,
     Advertised,
     Confirmed,
@@ -64,11 +65,11 @@ from tightframe.securesum.site.state import (
     SlotState,
     slot_secret,
     slot_share,
+    term_name,
 )
 from tightframe.securesum.site.state import Agreed as AgreedSlot
 from tightframe.securesum.site.state import Masked as MaskedSlot
 from tightframe.securesum.site.totals import (
-    TOTAL,
     KeptTerm,
     check_followers,
     check_told,
@@ -76,7 +77,6 @@ from tightframe.securesum.site.totals import (
     combined_term,
     ground_of,
     require,
-    term_name,
 )
 
 __all__ = [
@@ -297,9 +297,7 @@ def reveal(
     if "static" in groups:
         entries.append(journal.StaticOpened(epoch.dataset, survivors, params.lineage))
     revealed = Revealed(held.schema, held.receipt.sum_id, survivors, groups)
-    left: dict[str, bytes | None] = {term_name(slot): rest.to_bytes(), TOTAL: None}
-    if state.told is not None and not params.schemas[held.schema]:
-        left[term_name(state.told.slot)] = None  # a seal: nothing follows in this epoch
+    left = {term_name(slot): rest.to_bytes(), TOTAL: None}
     return Step(state.with_slot(slot, revealed), reply, tuple(entries), left)
 
 

@@ -261,6 +261,7 @@ class History:
         self._answered: set[tuple[str, int, str]] = set()  # (job, round, phase) of sums with revealed shares
         self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
         self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
+        self._verified: set[Slot] = set()  # of totals
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
         self._profiles: dict[str, list[Profile]] = {}  # in the order in which they came
         for entry in entries:
@@ -298,7 +299,7 @@ class History:
                 if entry.profile not in known:
                     known.append(entry.profile)
             case TotalVerified():
-                pass  # it rules nothing out; it is there for whoever asks what a sum rested on
+                self._verified.add((entry.job, entry.epoch, entry.slot))
             case _:
                 assert_never(entry)
 
@@ -338,6 +339,10 @@ class History:
                 expected="of a sum without revealed shares",
                 found="one with revealed shares",
             )
+
+    def verified(self, job: str, epoch: int, slot: int) -> bool:
+        """Return True if this site has verified the total of a slot."""
+        return (job, epoch, slot) in self._verified
 
     def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
         """Check that this site has signed or revealed for no other survivor set in this slot.

@@ -43,6 +43,15 @@ SLOT_SHARES = len(GROUPS) * len(KINDS) * SHARE_BYTES
 """Bytes of one dealer's shares of one slot."""
 
 
+TOTAL = "total"
+"""Name under which a total told is kept until the site has combined it."""
+
+
+def term_name(slot: int) -> str:
+    """Return the name under which a site keeps its term of a slot."""
+    return f"term-{slot}"
+
+
 @dataclass(frozen=True)
 class Epoch:
     """The values that stay constant at a site during an epoch.

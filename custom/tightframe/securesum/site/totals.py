@@ -32,14 +32,6 @@ from tightframe.securesum.rules import MAX_SITES
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import Confirmed, Established, Fresh, Revealed
 
-TOTAL = "total"
-"""Name under which the total is kept until the site has combined it."""
-
-
-def term_name(slot: int) -> str:
-    """Return the name under which a site keeps its term of a slot."""
-    return f"term-{slot}"
-
 
 @dataclass(frozen=True)
 class KeptTerm(reading.Message):
@@ -66,10 +58,17 @@ class KeptTerm(reading.Message):
     def revealed(
         self, state: Established, schema: str, survivors: Sequence[str], groups: Sequence[Group]
     ) -> KeptTerm:
-        """Return z' of the groups for which shares are revealed, without any key."""
+        """Return z' of the groups for which shares are revealed, without any key.
+
+        Without keys it is z' already: a crash came after it was kept and before the state was. The journal
+        allows no other survivors than those of then.
+        """
         own, fields = state.epoch.name, state.epoch.params.schemas[schema]
         integers: dict[Group, bytes] = {}
         for group in groups:
+            if not self.keys:
+                integers[group] = self.integers[group]
+                continue
             term = Accumulator(group_layout(fields, group), self.integers[group])
             keys = {name: key for name, key in self.keys[group].items() if name not in survivors}
             # The site added the stream of a site after it, and subtracted that of a site before it.
@@ -99,10 +98,15 @@ def check_told(
         if told is not None:
             raise _refused("a total", f"at least that of sum {told.sum_id}, told before", "none")
         return None
-    if not isinstance(state, Established):
-        raise _refused("the total of an epoch's first request", "none", "one")
     total = Total.from_bytes(request.total)
     what, params = f"the total of sum {total.sum_id}", state.epoch.params
+    if not isinstance(state, Established):  # this site missed the epoch's sums so far
+        _check_content(what, total, params, state.epoch.least)
+        if state.epoch.name in total.survivors:
+            raise _refused(
+                f"the survivors of {what}", "without this site, which has no term in it", "with it"
+            )
+        return total
     last = max((slot for slot, item in enumerate(state.slots) if not isinstance(item, Fresh)), default=-1)
     if told is not None and total.slot == told.slot:
         if total.told() != told:
