@@ -46,7 +46,8 @@ class Train(Protocol):
         fold_silos: Mapping[str, int],
         *,
         total: messages.Total | None,
-    ) -> Encoded: ...
+    ) -> Encoded:
+        """Return the term; the arguments are those of ``Contributor.contribute``."""
 
 
 class SecureSite:

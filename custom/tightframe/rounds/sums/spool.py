@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 from pathlib import Path
@@ -15,8 +16,9 @@ class FileSpool:
     Terms are masked, so that the files tell no more than the messages that the server received.
     """
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tightframe-terms-")
+    @functools.cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="tightframe-terms-")
 
     def keep(self, slot: int, site: str, group: Group, data: bytes) -> None:
         """Keep one group of a site's masked term."""
