@@ -1,18 +1,27 @@
-"""A server that chooses the model which silos train ("Robbing the Fed", Fowl et al. 2022, arXiv:2110.13057).
+"""A server that wants silos to train the model that it chose ("Robbing the Fed", Fowl et al. 2022, arXiv:2110.13057).
 
 Every hidden unit is the same direction with another threshold, so that the gradients of two neighbouring
 units differ by the records between their thresholds alone; where that is one record, the quotient of the
-weights' and the bias' difference is the record.
+weights' and the bias' difference is the record. Silos train no model but the one that follows from the job
+and from verified totals: there is no way to get this one summed.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, Records, hearts
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.errors import RunError, SecureSumError
+from tightframe.phases import ServerState
+from tightframe.rounds.following import state_sha256
+from tightframe.rounds.server.exchanges import SharedState
+from tightframe.rounds.silo import followed
 
 UNITS = 1024
 # Public knowledge of the thirteen columns: typical values and spreads, of nobody's records.
@@ -21,22 +30,21 @@ _SPREAD = np.array([9, 0.46, 17, 90, 0.36, 24, 0.48, 1, 0.4, 0.43, 0.5, 0.3, 0.4
 _SCALE = np.array([50, 1, 130, 240, 1, 140, 1, 1, 1, 1, 1, 1, 1])
 
 
-def _crafted(federation: Federation) -> dict[str, torch.Tensor]:
+def _crafted(federation: Federation) -> ServerState:
     rng = np.random.default_rng(101)
     direction = rng.normal(size=13) / _SCALE * 1e-3
     middle, spread = float(direction @ _MEAN), float(np.linalg.norm(direction * _SPREAD))
     thresholds = torch.linspace(middle - 3 * spread, middle + 3 * spread, UNITS)
-    model = {name: torch.zeros_like(tensor) for name, tensor in federation.model().items()}
+    state = federation.shared.state
+    model = {name: torch.zeros_like(tensor) for name, tensor in state.model.items()}
     model["backbone.1.weight"] = torch.tensor(direction, dtype=torch.float32).repeat(UNITS, 1)
     model["backbone.1.bias"] = -thresholds
     model["head.weight"][0], model["head.weight"][1] = 0.05, -0.05
-    return model
+    return state.evolve(model=model)
 
 
-def _read_records(federation: Federation, data: dict[str, Records]) -> set[int]:
+def _read_records(totals: dict[str, np.ndarray], data: dict[str, Records]) -> set[int]:
     """Return which records of all hospitals one total gives away, each value within one half."""
-    broadcast = model_broadcast(_crafted(federation))
-    totals = federation.sum("train", 1, broadcast=broadcast, schema=federation.train_schema())
     weights, biases = totals["update/backbone.1.weight"], totals["update/backbone.1.bias"]
     true = np.concatenate([records.raw("train") for records in data.values()])
     read = set()
@@ -48,20 +56,65 @@ def _read_records(federation: Federation, data: dict[str, Records]) -> set[int]:
     return read
 
 
-def test_without_privacy_one_total_gives_records_to_a_server_that_chose_the_model(tmp_path: Path) -> None:
-    data = hearts(6)
-    federation = Federation({"model_options": {"widths": [UNITS]}}, data, state=tmp_path).enroll()
-    assert len(_read_records(federation, data)) > 50  # of 727: documented as open
+WIDE = {"model_options": {"widths": [UNITS]}, "update_bound": 1e4}
+
+
+def test_as_the_start_of_the_run_each_silo_refuses_it(tmp_path: Path) -> None:
+    federation = Federation(WIDE, hearts(3), state=tmp_path).enroll()
+    with pytest.raises(RunError) as caught:
+        federation.sum("train", 1, named=SharedState(_crafted(federation)))
+    assert caught.value.code == "TF-518"
+
+
+def test_as_a_state_that_all_have_missed_nobody_vouches_for_it(tmp_path: Path) -> None:
+    federation = Federation(WIDE, hearts(3), state=tmp_path).enroll()
+    with pytest.raises(SecureSumError) as caught:
+        federation.sum("train", 1, named=SharedState(_crafted(federation), before="0" * 64))
+    assert caught.value.code == "TF-624"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_behind_a_false_total_its_sum_stays_shut(tmp_path: Path, hidden: bool) -> None:
+    """The total that gives this model, one of many: silos compute it, train it, and then verify the total.
+
+    Nor does it help to have the sum after the false total fail, and to leave the total out from then on.
+    """
+    federation = Federation({**WIDE, "rounds": 3}, hearts(3), state=tmp_path).enroll()
+    federation.sum("train", 1)
+    start, crafted = federation.setup.initial_state(), _crafted(federation)
+    assert federation.evidence is not None
+    true = federation.evidence.total
+    names = [item.name for item in federation.setup.plan.round(1)[0].carrying(True).schema.fields]
+    assert names[0].startswith("update/")
+    shift = np.frombuffer(true.groups["update"], "<u4").copy()
+    shift[: crafted.model["backbone.1.weight"].numel()] += 1 << 20
+    false = replace(true, groups={**true.groups, "update": shift.tobytes()})
+    federation.evidence = replace(federation.evidence, total=false)
+    state = followed.next_state(federation.setup, start, false, federation.applied())
+    assert state_sha256(state) != federation.shared.sha256
+    named = SharedState(state, state_sha256(start))
+    with pytest.raises(SecureSumError) as caught:
+        federation.sum("train", 2, named=named)
+    assert caught.value.code in ("TF-622", "TF-623")
+    if hidden:
+        federation.evidence = None
+        with pytest.raises(SecureSumError) as caught:
+            federation.sum("train", 2, named=named, attempt=1)
+        assert caught.value.code in ("TF-608", "TF-622", "TF-624")
 
 
 @pytest.mark.whole
-def test_with_privacy_the_same_model_gives_none(tmp_path: Path) -> None:
+def test_where_silos_took_it_over_one_total_would_give_records_and_none_with_privacy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the refusals are worth: without them 50 of 727 records, and none where noise covers them."""
     data = hearts(6)
-    private = {
-        "model_options": {"widths": [UNITS]},
-        "weights": "uniform",
-        "privacy": {"epsilon": 8.0},
-        "update_bound": 1e4,
-    }
-    federation = Federation(private, data, state=tmp_path).enroll()
-    assert not _read_records(federation, data)
+    monkeypatch.setattr(followed, "differences", lambda own, other: [])
+    private = {**WIDE, "weights": "uniform", "privacy": {"epsilon": 8.0}}
+    read = {}
+    for name, values in (("open", WIDE), ("private", private)):
+        policy = PolicyBlock(profile="standard")
+        federation = Federation(values, data, state=tmp_path / name, policy=policy).enroll()
+        totals = federation.sum("train", 1, named=SharedState(_crafted(federation)))
+        read[name] = len(_read_records(totals, data))
+    assert read["open"] > 50 and read["private"] == 0

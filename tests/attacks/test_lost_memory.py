@@ -22,7 +22,6 @@ from tests.support.attacks.malicious_server import (
     Records,
     hearts,
     identity,
-    model_broadcast,
 )
 from typer.testing import CliRunner
 
@@ -43,8 +42,7 @@ def hospitals() -> dict[str, Records]:
 def opened(data: dict[str, Records], state: Path, job_id: str = "job-a") -> Federation:
     """A job in which counts are opened."""
     federation = federated(data, state, job_id).enroll()
-    broadcast, schema = model_broadcast(federation.model()), federation.train_schema(1, evaluated=True)
-    federation.sum("train", 1, broadcast=broadcast, schema=schema, evaluate=True)
+    federation.sum("train", 1)
     return federation
 
 

@@ -27,9 +27,7 @@ def hospitals() -> dict[str, Records]:
 
 
 def train(federation: Federation) -> dict[str, Any]:
-    phase = federation.setup.plan.round(1)[0].phase
-    broadcast = dict(phase.broadcast(federation.setup.initial_state()))
-    return federation.sum("train", 1, broadcast=broadcast, schema=federation.train_schema(1))
+    return federation.sum("train", 1)
 
 
 def enrolment_refused(federation: Federation) -> str:

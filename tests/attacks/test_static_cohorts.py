@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import SecureSumError
 from tightframe.rounds.sums.vault import read_journal
@@ -21,9 +21,7 @@ def hospitals() -> dict[str, Records]:
 
 
 def run(federation: Federation, **how: object) -> dict[str, object]:
-    broadcast = model_broadcast(federation.model())
-    schema = federation.train_schema(1, evaluated=True)
-    return dict(federation.sum("train", 1, broadcast=broadcast, schema=schema, evaluate=True, **how))  # type: ignore[arg-type]
+    return dict(federation.sum("train", 1, **how))  # type: ignore[arg-type]
 
 
 def another_cohort_is_refused(data: dict[str, Records], state: Path, job_id: str) -> None:
@@ -52,10 +50,9 @@ def test_nor_does_one_whose_sum_a_drop_out_kept_shut(hospitals: dict[str, Record
     four = {name: hospitals[name] for name in sorted(hospitals)[:4]}
     first = Federation({"rounds": 2}, four, state=tmp_path).enroll()
     gone = sorted(four)[-1]
-    broadcast, schema = model_broadcast(first.model()), first.train_schema(1, evaluated=True)
     assert "evaluation/test/confusion" not in run(first, dead=[gone])
     another_cohort_is_refused({name: four[name] for name in sorted(four)[:3]}, tmp_path, "job-b")
-    opened = first.sum("train", 2, broadcast=broadcast, schema=schema, evaluate=True)
+    opened = first.sum("train", 2)
     assert opened["evaluation/test/confusion"].sum() == sum(
         len(item.labels("test")) for item in four.values()
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.attacks.malicious_server import Federation, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, hearts
 from tests.support.runs import Wire, contexts, coordinator, job, run
 
 from tightframe.config.policy import PolicyBlock
@@ -91,9 +91,7 @@ def test_a_believable_lie_counts_for_its_share_at_every_silo(
 
     monkeypatch.setattr(codec, "encode", encode)
     federation.enroll()
-    federation.sum(
-        "train", 1, broadcast=model_broadcast(federation.model()), schema=federation.train_schema()
-    )
+    federation.sum("train", 1)
     assert len(shares) == 4 and max(shares) == 1.0
     assert 1 / sum(shares) == pytest.approx(0.6)  # with 9e6 of 9,000,387 it would be 0.99996
 

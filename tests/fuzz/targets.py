@@ -475,10 +475,8 @@ class MessageTarget(Target):
 
         target.handle = heard  # type: ignore[method-assign]
         self.made.enroll()
-        setup = self.made.setup
-        self.tensors = dict(setup.plan.round(1)[0].phase.broadcast(setup.initial_state()))
-        schema = self.made.train_schema(evaluated=True)
-        self.made.sum("train", 1, broadcast=self.tensors, schema=schema, evaluate=True)
+        self.made.sum("train", 1)
+        self.made.sum("train", 2)
         self.handle = handle
         from tightframe.rounds.silo.session import SiloSession
 
@@ -512,15 +510,23 @@ class MessageTarget(Target):
         if random.random() < 0.1:
             task = random.choice([*TASKS, "", "x", "handle", "__init__"])
         value = random.choice(WRONG) if random.random() < 0.05 else changed(random, message)
-        if isinstance(value, dict) and isinstance(value.get("broadcast"), bytes) and random.random() < 0.4:
-            value["broadcast"] = self._broadcast(random)
+        if isinstance(value, dict) and "before" in value and random.random() < 0.4:
+            value |= self._another_state(random)
         if isinstance(value, dict) and isinstance(value.get("secure"), bytes) and random.random() < 0.3:
             value["secure"] = damaged(random, value["secure"])
         with contextlib.suppress(TightframeError):
             (self.plain.handle if plain else self.handle)(task, value)
 
-    def _broadcast(self, random: Random) -> bytes:
-        tensors = dict(self.tensors)
+    def _another_state(self, random: Random) -> dict[str, Any]:
+        """A state that is not the run's, sent as if the silo had missed an exchange, or not."""
+        state = self.made.shared.state
+        tensors = {f"model/{name}": item for name, item in state.model.items()}
+        sent = self._state(tensors, random)
+        named = hashlib.sha256(sent).hexdigest() if random.random() < 0.8 else "0" * 64
+        before = random.choice(["", "0" * 64, self.made.shared.before])
+        return {"state": named, "before": before, "state_bytes": sent}
+
+    def _state(self, tensors: dict[str, torch.Tensor], random: Random) -> bytes:
         if random.random() < 0.3:
             return damaged(random, checkpoint.tensor_bytes(tensors))
         for _ in range(random.randint(1, 2)):
@@ -538,7 +544,7 @@ class MessageTarget(Target):
             elif way == 4:
                 tensors[name] = tensor * float("nan")
             elif way == 5:
-                tensors[random.choice(["", "x", "model/", "classes/offered"])] = tensor
+                tensors[random.choice(["", "x", "model/", "extra/x"])] = tensor
             if not tensors:
                 break
         return checkpoint.tensor_bytes(tensors)

@@ -7,7 +7,6 @@ a policy. ``Federation`` plays the server, and each test changes what an honest 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tests.support.securesum import certificates
 
 from tightframe import __version__
@@ -24,15 +22,16 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
-from tightframe.phases import Schema
-from tightframe.rounds import checkpoint, codec
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds import codec
+from tightframe.rounds.context import NEEDS_STATE, SiloContext
+from tightframe.rounds.following import next_state, state_bytes
+from tightframe.rounds.server.exchanges import SharedState
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
-from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
-from tightframe.rounds.sums.plain import unpack
+from tightframe.rounds.sums.plain import integer_totals
 from tightframe.securesum import messages, server
 from tightframe.securesum.identity import Anchor, KeySigner, Verifier
 from tightframe.securesum.messages import Params
@@ -83,11 +82,6 @@ def hearts(sites: int) -> dict[str, Records]:
     return {f"hospital-{i + 1}": Records(open_twin(i, HeartOptions())) for i in range(sites)}
 
 
-def model_broadcast(model: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A model as the broadcast of a phase names its tensors."""
-    return {f"model/{name}": tensor for name, tensor in model.items()}
-
-
 class Federation:
     """The hospitals of one job, and a server that may lie to them.
 
@@ -117,7 +111,8 @@ class Federation:
         self.setup, self.job_id, self.data, self.state = prepare(self.job), job_id, data, state
         self.sessions = {name: self._session(name, policy, entry) for name in sorted(data)}
         self._slot, self._informed = 0, set[str]()
-        self._evidence: server.Evidence | None = None
+        self.evidence: server.Evidence | None = None  # of the last total opened
+        self.shared = SharedState(self.setup.initial_state())  # the true state of the run
 
     @staticmethod
     def job_of(values: Mapping[str, Any], names: list[str]) -> JobConfig:
@@ -182,7 +177,8 @@ class Federation:
         for name in self.proposed.roster:
             answer = self.sessions[name].handle("confirm", {"secure": relay.to_bytes()})
             self.session.add(name, answer["secure"])
-        self._slot, self._informed, self._evidence = 0, set(), None
+        self._slot, self._informed, self.evidence = 0, set(), None
+        self.shared = SharedState(self.setup.initial_state())
         return self
 
     def sum(
@@ -191,9 +187,7 @@ class Federation:
         number: int,
         index: int = 0,
         *,
-        broadcast: Mapping[str, torch.Tensor],
-        schema: Schema,
-        evaluate: bool = False,
+        named: SharedState | None = None,
         dead: Collection[str] = (),
         mute: Collection[str] = (),
         attempt: int = 0,
@@ -202,25 +196,24 @@ class Federation:
 
         Args:
             kind: of the exchange, with its round ``number`` and phase ``index``.
-            broadcast: what every hospital is sent.
-            schema: of the sum.
-            evaluate: ask for an evaluation of the model sent, too.
+            named: the state of the run that the server names, and sends to hospitals that ask for it; by
+                default the true one.
             dead: hospitals declared dead after their terms came in.
             mute: hospitals that are not asked to reveal.
             attempt: of the sum.
         """
+        exchange = self.setup.plan.find(kind, number, index)
+        shared = self.shared if named is None else named
+        phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(shared.state)))
         sum_id = messages.SumId.of(kind, number, index, attempt)
-        raw = checkpoint.tensor_bytes(broadcast)
-        name_of_schema = schema_name(sum_id.phase, codec.specs(schema, len(self.proposed.roster)))
-        digest = hashlib.sha256(raw).digest()
         turn = server.Sum(
             self.session,
             slot=self._slot,
             sum_id=sum_id,
-            schema=name_of_schema,
-            basis=digest,
+            schema=schema_name(sum_id.phase, codec.specs(phase.schema, len(self.proposed.roster))),
+            basis=bytes.fromhex(shared.sha256),
             spool=server.MemorySpool(),
-            rests_on=self._evidence,
+            rests_on=self.evidence,
         )
         self._slot += 1
         for name in self.proposed.roster:
@@ -230,15 +223,17 @@ class Federation:
                 "round": number,
                 "phase": index,
                 "attempt": attempt,
-                "evaluate": evaluate,
-                "broadcast": raw,
                 "opened": {},
+                **shared.named(),
                 "secure": turn.term_request(shown).to_bytes(),
             }
-            answer = self.sessions[name].handle("contribute", message)["secure"]
+            answer = self.sessions[name].handle("contribute", message)
+            if NEEDS_STATE in answer:
+                message["state_bytes"] = state_bytes(shared.state)
+                answer = self.sessions[name].handle("contribute", message)
             self._informed.add(name)
             if name not in dead:
-                turn.add(name, answer)
+                turn.add(name, answer["secure"])
         alive = turn.close()
         for name in alive:
             request = {"secure": turn.agreement_request().to_bytes()}
@@ -247,14 +242,18 @@ class Federation:
             if name not in mute:
                 request = {"secure": turn.reveal_request().to_bytes()}
                 turn.add_reveal(name, self.sessions[name].handle("reveal", request)["secure"])
-        totals: dict[str, np.ndarray] = {}
-        opened = turn.open()
-        self._evidence = opened.evidence
-        for group, data in opened.groups.items():
-            totals.update(unpack(schema, group, data))
-        shapes = {item.name: item.shape for item in schema.fields}
-        shaped = {name: value.reshape(shapes[name]) for name, value in totals.items()}
-        return dict(codec.decode(schema, shaped, parties=len(self.proposed.roster)))
+        self.evidence = turn.open().evidence
+        total = self.evidence.total
+        self.shared = shared.after(next_state(self.setup, shared.state, total, self.applied()))
+        integers = integer_totals(phase.schema, total.groups)
+        return dict(codec.decode(phase.schema, integers, parties=len(self.proposed.roster)))
+
+    def applied(self) -> dict[str, float]:
+        """Each hospital's public weight, as sums apply it."""
+        declared = {
+            name: Declaration.from_bytes(peer.application, name) for name, peer in self.session.peers.items()
+        }
+        return applied_weights(declared, self.job.max_weight_share)
 
     def weights(self) -> dict[str, float]:
         """Each hospital's public weight, as it declared it."""
@@ -262,11 +261,3 @@ class Federation:
             name: Declaration.from_bytes(peer.application, name).weight
             for name, peer in self.session.peers.items()
         }
-
-    def train_schema(self, number: int = 1, index: int = 0, *, evaluated: bool = False) -> Schema:
-        """The schema of a training phase of a round."""
-        return self.setup.plan.round(number)[index].carrying(evaluated).schema
-
-    def model(self) -> Mapping[str, torch.Tensor]:
-        """The model that the job starts with."""
-        return self.setup.initial_state().model
