@@ -1,4 +1,4 @@
-"""A server that wants silos to train the model that it chose ("Robbing the Fed", Fowl et al. 2022, arXiv:2110.13057).
+"""A server that wants silos to train its model ("Robbing the Fed", Fowl et al. 2022, arXiv:2110.13057).
 
 Every hidden unit is the same direction with another threshold, so that the gradients of two neighbouring
 units differ by the records between their thresholds alone; where that is one record, the quotient of the
@@ -22,6 +22,7 @@ from tightframe.phases import ServerState
 from tightframe.rounds.following import state_sha256
 from tightframe.rounds.server.exchanges import SharedState
 from tightframe.rounds.silo import followed
+from tightframe.securesum import server
 
 UNITS = 1024
 # Public knowledge of the thirteen columns: typical values and spreads, of nobody's records.
@@ -74,11 +75,14 @@ def test_as_a_state_that_all_have_missed_nobody_vouches_for_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_behind_a_false_total_its_sum_stays_shut(tmp_path: Path, hidden: bool) -> None:
+def test_behind_a_false_total_its_sum_stays_shut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: bool
+) -> None:
     """The total that gives this model, one of many: silos compute it, train it, and then verify the total.
 
     Nor does it help to have the sum after the false total fail, and to leave the total out from then on.
     """
+    monkeypatch.setattr(server.Sum, "_settle", lambda self, evidence: {})  # this server sees nothing wrong
     federation = Federation({**WIDE, "rounds": 3}, hearts(3), state=tmp_path).enroll()
     federation.sum("train", 1)
     start, crafted = federation.setup.initial_state(), _crafted(federation)
@@ -95,12 +99,12 @@ def test_behind_a_false_total_its_sum_stays_shut(tmp_path: Path, hidden: bool) -
     named = SharedState(state, state_sha256(start))
     with pytest.raises(SecureSumError) as caught:
         federation.sum("train", 2, named=named)
-    assert caught.value.code in ("TF-622", "TF-623")
+    assert caught.value.code == "TF-623"
     if hidden:
         federation.evidence = None
         with pytest.raises(SecureSumError) as caught:
             federation.sum("train", 2, named=named, attempt=1)
-        assert caught.value.code in ("TF-608", "TF-622", "TF-624")
+        assert caught.value.code == "TF-622"
 
 
 @pytest.mark.whole
@@ -110,9 +114,10 @@ def test_where_silos_took_it_over_one_total_would_give_records_and_none_with_pri
     """What the refusals are worth: without them 50 of 727 records, and none where noise covers them."""
     data = hearts(6)
     monkeypatch.setattr(followed, "differences", lambda own, other: [])
+    wide = {"model_options": WIDE["model_options"]}
     private = {**WIDE, "weights": "uniform", "privacy": {"epsilon": 8.0}}
     read = {}
-    for name, values in (("open", WIDE), ("private", private)):
+    for name, values in (("open", wide), ("private", private)):
         policy = PolicyBlock(profile="standard")
         federation = Federation(values, data, state=tmp_path / name, policy=policy).enroll()
         totals = federation.sum("train", 1, named=SharedState(_crafted(federation)))

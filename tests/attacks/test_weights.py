@@ -127,9 +127,10 @@ def plain_request(session: SiloSession, **declared: bytes) -> dict[str, Any]:
         "round": 1,
         "phase": 0,
         "attempt": 0,
-        "evaluate": False,
         "opened": {},
-        "broadcast": b"",
+        "state": "0" * 64,
+        "before": "",
+        "total": b"",
         "declared": declared,
     }
 
