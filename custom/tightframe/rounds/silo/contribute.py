@@ -85,7 +85,7 @@ class Contributor:
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         if self._context.job.local_baseline_epochs and exchange.starts:
             save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
-        batch_size = self._context.job.training.batch_size
+        batch_size = silo.setting.local.batch_size
         with (
             seeded(silo.stream("torch"), self._device),
             # `fit` does so by itself; this is for a method's other passes over the records.

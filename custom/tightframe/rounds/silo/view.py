@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class LocalSilo:
     ) -> None:
         self.name = context.name
         self.round = round_number
-        self.setting: Setting = setup.setting_at(context.name)
+        self.setting: Setting = replace(setup.setting_at(context.name), local=context.training)
         self.device = device
         self.context = context
         self.cohort, self.honest, self.left_out, self.lost = cohort, honest, left_out, lost
@@ -169,7 +170,7 @@ class LocalSilo:
         """
         job = self.setup.job
         records = self.context.data.records(fold, augment_seed=augment_seed)
-        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
+        size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=loop.merge_single_tail(indices, size),
