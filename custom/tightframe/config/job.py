@@ -66,9 +66,6 @@ class Training(StrictModel):
     def by_halves(self, records: int, drawn: int) -> Training:
         """Return the same with batches of at most half of a silo's records.
 
-        The gradient over all records is a function of records and model alone: two totals for one model over
-        different silos would reveal it exactly. That over a random half is another one each time.
-
         Args:
             records: of the silo's training fold, each counted once; at least 2.
             drawn: records of an epoch, repeated ones counted each time. A single last one joins the batch

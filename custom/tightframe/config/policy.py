@@ -59,9 +59,9 @@ class Policy(StrictModel):
             class sums.
         allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
             discloses that silo's value.
-        full_batches: train with a job's batches whatever their size. Otherwise, without privacy, a batch has
-            at most half of this site's training records, because the update of a full batch is a function of
-            the records and the model alone, which repeats.
+        full_batches: train on the job's batches, each record once in an epoch. Otherwise, without privacy,
+            each batch is drawn anew from this site's training records and has at most half of them: what is
+            computed from all of them is a function of records and model alone, which repeats.
         static_cohort: ``enrolled`` opens counts, class sums and evaluation for a single cohort,
             permanently; ``any`` discloses the exact difference between two cohorts.
         pins: peer -> SHA-256 (hex) of the public keys that it may have, old and new during a renewal.

@@ -105,8 +105,18 @@ class SiloContext:
         return tuple(fold for fold in folds if len(self.data.labels(fold)) < self.policy.min_test_count)
 
     @property
+    def draws_batches(self) -> bool:
+        """Check whether each batch is drawn anew from all training records, at most half of them.
+
+        Then no update is a function of the records and the model alone. An epoch that passes over every
+        record once is nearly one, however small its batches: at small steps their gradients add up to the
+        gradient over all records.
+        """
+        return not (self.policy.full_batches or self.job.privacy is not None)
+
+    @property
     def training(self) -> Training:
-        """Local training: the job's, where needed with batches of at most half of this silo's records.
+        """Local training: the job's, where batches are drawn with at most half of the records in a batch.
 
         A silo lowers its batches by itself and reports it nowhere. A refusal would disclose whether it has
         fewer than twice as many records, and a series of jobs how many.
@@ -115,7 +125,7 @@ class SiloContext:
             DataError: TF-208 if it has a single training record, which has no half.
         """
         job = self.job
-        if self.policy.full_batches or job.privacy is not None:
+        if not self.draws_batches:
             return job.training
         records = len(own_labels(self.data))
         if records < 2:
