@@ -42,7 +42,7 @@ def _terms(setting: Setting, scale: float) -> dict[str, torch.Tensor]:
 def _through_the_sum(schema: Schema, tensors: Any) -> Any:
     """One silo's term, encoded as it is sent and decoded as a total."""
     sent = codec.encode(schema, tensors, share=0.3, parties=5)
-    totals = unpack(schema, "update", sent["update"])
+    totals = {**unpack(schema, "update", sent["update"]), **unpack(schema, "static", sent["static"])}
     shaped = {item.name: totals[item.name].reshape(item.shape) for item in schema.fields}
     return codec.decode(schema, shaped, parties=5)
 

@@ -53,7 +53,9 @@ def test_fields(setting: Setting) -> None:
     update, buffer = fields["update/head.weight"], fields["buffer/norm.running_var"]
     assert (update.shape, update.ring, update.norm, update.bound) == ((2, 3), 32, 3.0, 8.0)
     assert (buffer.ring, buffer.bound, buffer.norm) == (64, 1e6, None)
-    assert all(item.weighted and not item.static for item in fields.values())
+    assert all(item.weighted for item in fields.values())
+    static = {name for name, item in fields.items() if item.static}
+    assert static == {"buffer/norm.running_mean", "buffer/norm.running_var"}, "they hardly change"
     assert model_update.model_fields(setting, _network()) == tuple(fields.values())
 
 

@@ -20,6 +20,7 @@ from tightframe.methods.fedcurv import (
     curvature_penalty,
     diagonal_fisher,
     others_curvature,
+    own_part,
 )
 from tightframe.phases import Tensors
 
@@ -157,10 +158,13 @@ def _summed(states: list[Tensors], name: str) -> torch.Tensor:
 def test_nothing_of_the_own_part_is_left_whoever_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the last bit, through codec and masks: the sums less a silo's own part are the others' parts."""
+    """To the last bit, through the codec: the sums less a silo's own part are the others' parts.
+
+    Of plain sums, in which a sum with a drop-out is opened as well.
+    """
     monkeypatch.setattr(methods, "METHODS", [METHOD])
     lost = {(2, "site-1"), (3, "site-4")}
-    state, kept = lossy.run("fedcurv", tmp_path, lost, update_norm=0.05)
+    state, kept = lossy.run("fedcurv", tmp_path, lost, update_norm=0.05, summation="plain")
     assert int(state.extra["fisher_sums"]) == 3
     there = [site for site in kept if site != "site-4"]
     for site in kept:
@@ -173,6 +177,26 @@ def test_nothing_of_the_own_part_is_left_whoever_is_lost(
             assert bool((bend >= 0).all())
     assert int(kept["site-4"]["fisher_sums"]) == 2, "it keeps the part of the sum that it was in last"
     assert max(float(item.abs().max()) for item in bends.values()) > 1e-6
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("rounds", "opened"), [(3, 1), (4, 2)])
+def test_after_drop_outs_the_sums_and_each_silos_part_of_them_are_those_opened_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, opened: int
+) -> None:
+    """Through codec and masks. Rounds 2 and 3 open updates alone, of silos that keep what they sent."""
+    monkeypatch.setattr(methods, "METHODS", [METHOD])
+    lost = {(2, "site-1"), (3, "site-4")}
+    state, kept = lossy.run("fedcurv", tmp_path, lost, update_norm=0.05, rounds=rounds)
+    assert int(state.extra["fisher_sums"]) == opened and len(kept) == 4
+    parts = {site: own_part(state.extra, states) for site, states in kept.items()}
+    for site in kept:
+        assert int(parts[site]["fisher_sums"]) == opened
+        bends, products = others_curvature(state.extra, kept[site])
+        others = [parts[other] for other in kept if other != site]
+        for name, bend in bends.items():
+            assert torch.equal(bend * SCALE, _summed(others, "fisher/" + name))
+            assert torch.equal(products[name] * SCALE, _summed(others, "fisher_times_model/" + name))
 
 
 def test_the_first_round_and_a_personal_model_have_no_penalty(open_sum: Callable[..., Any]) -> None:

@@ -58,6 +58,34 @@ def test_what_leaves_a_silo_is_a_mean_gradient(open_sum: Callable[..., Any]) -> 
     assert not any(name.startswith("update/") for name in tensors)
 
 
+def test_after_a_drop_out_it_steps_by_the_normaliser_that_was_opened_last(
+    open_sum: Callable[..., Any],
+) -> None:
+    """A secure sum then opens directions alone; before the first full sum the model waits."""
+    setting = by_hand.setting_of(METHOD, FedNovaConfig())
+    (phase,) = METHOD.plan(setting, 1, 2)
+    assert phase.schema["normaliser"].static
+    before = METHOD.init_server(setting, by_hand.SEED)
+    silos = by_hand.silos_of(setting)
+    terms = {
+        name: (len(silo.labels), phase.contribute(silo, phase.broadcast(before), {}).tensors)
+        for name, silo in silos.items()
+    }
+    full, cohort = open_sum(phase.schema, terms)
+    left = dict(list(terms.items())[1:])
+    fewer, rest = open_sum(phase.schema, left)
+    updates = {item.name for item in phase.schema.fields if not item.static}
+    shut = {name: total for name, total in fewer.items() if name in updates}
+    assert phase.update(before, shut, rest) is before
+    after = phase.update(before, full, cohort)
+    moved = phase.update(after, shut, rest)
+    reach = setting.local.learning_rate * float(full["normaliser"]) / cohort.total_weight
+    for name in by_hand.trained_names(by_hand.start(setting)):
+        step = torch.as_tensor(fewer[f"direction/{name}"]) * (-reach / rest.total_weight)
+        torch.testing.assert_close(moved.model[name], (after.model[name].double() + step).float())
+    assert torch.equal(moved.extra["normaliser_mean"], after.extra["normaliser_mean"])
+
+
 def test_the_norm_of_the_job_bounds_the_direction() -> None:
     setting = replace(by_hand.setting_of(METHOD, FedNovaConfig()), update_norm=0.5)
     (phase,) = METHOD.plan(setting, 1, 1)

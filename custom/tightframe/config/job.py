@@ -63,6 +63,23 @@ class Training(StrictModel):
     augment: bool = True
     amp: bool = False
 
+    def by_halves(self, records: int, drawn: int) -> Training:
+        """Return the same with batches of at most half of a silo's records.
+
+        Args:
+            records: of the silo's training fold, each counted once; at least 2.
+            drawn: records of an epoch, repeated ones counted each time. A single last one joins the batch
+                before it (``learning.loop.merge_single_tail``).
+
+        >>> [Training().by_halves(records, records).batch_size for records in (100, 1000, 9)]
+        [50, 64, 3]
+        """
+        most = records // 2
+        size = min(self.batch_size, most)
+        if 1 < size == most and drawn % size == 1:
+            size -= 1
+        return self.model_copy(update={"batch_size": max(size, 1)})
+
 
 class Evaluation(StrictModel):
     """Evaluation, at every silo, of the model that it has just received.

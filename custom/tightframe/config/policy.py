@@ -59,6 +59,9 @@ class Policy(StrictModel):
             class sums.
         allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
             discloses that silo's value.
+        full_batches: train on the job's batches, each record once in an epoch. Otherwise, without privacy,
+            each batch is drawn anew from this site's training records and has at most half of them: what is
+            computed from all of them is a function of records and model alone, which repeats.
         static_cohort: ``enrolled`` opens counts, class sums and evaluation for a single cohort,
             permanently; ``any`` discloses the exact difference between two cohorts.
         pins: peer -> SHA-256 (hex) of the public keys that it may have, old and new during a renewal.
@@ -109,6 +112,7 @@ class Policy(StrictModel):
     min_class_count: int | None
     class_rules_off: bool
     allow_sign_split: bool
+    full_batches: bool
     static_cohort: Literal["enrolled", "any"]
     pins: Mapping[str, tuple[Pin, ...]]
     pinned_only: bool
@@ -385,6 +389,7 @@ class PolicyBlock(StrictModel):
     min_class_count: int | None = Field(default=None, ge=1)
     class_rules_off: bool | None = None
     allow_sign_split: bool | None = None
+    full_batches: bool | None = None
     static_cohort: Literal["enrolled", "any"] | None = None
     pins: dict[SiteName, list[Pin]] | None = None
     pinned_only: bool | None = None

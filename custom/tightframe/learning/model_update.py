@@ -1,7 +1,8 @@
 """A model as fields of a sum: shared by all methods, which never import each other.
 
 Fields: ``update/<parameter>`` for what trains (as a difference, so that clipping and noise have
-one scale), ``buffer/<name>`` for running statistics, ``training/<term>`` for what the silo saw.
+one scale), ``buffer/<name>`` for running statistics, which hardly depend on the training and so are
+static, ``training/<term>`` for what the silo saw.
 Rescaling to a norm, weighting and encoding happen elsewhere, once for every method.
 """
 
@@ -94,7 +95,7 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
         for name, parameter in trained_parameters(model).items()
     ]
     buffers = [
-        Field(BUFFER + name, tuple(buffer.shape), ring=64, bound=BUFFER_BOUND, weighted=True)
+        Field(BUFFER + name, tuple(buffer.shape), ring=64, bound=BUFFER_BOUND, weighted=True, static=True)
         for name, buffer in _float_buffers(model).items()
     ]
     return (*updates, *buffers)
@@ -152,7 +153,8 @@ def apply_mean(state_model: Tensors, totals: Totals, cohort: Cohort) -> dict[str
     """Return the next global model: FedAvg's weighted mean, from sums.
 
     ``w <- w + sum_k p_k (w_k - w)`` with ``p_k = n_k / sum_j n_j`` over the cohort; buffers are the
-    weighted mean of the silos' buffers; what no silo sends (integer buffers, frozen parameters) stays.
+    weighted mean of the silos' buffers; what no silo sends (integer buffers, frozen parameters) stays,
+    and so do buffers after a drop-out, when their sum is not opened.
     Source: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized
     Data, AISTATS 2017, algorithm 1.
 

@@ -13,6 +13,10 @@ own part from both sums as it was summed, rounded to the grid of the encoding, s
 left. It knows by the number of the sum whether it was part of it: if its term was lost, there is nothing
 to subtract.
 
+F_j is nearly a function of the silo's records and the model received, so both sums are static: after a
+drop-out they stay shut, and the silos go on with those of the last sum that was opened. So a silo keeps its
+part of that sum beside what it sends, until a later one is opened.
+
 F_j is the empirical Fisher information: the mean over the silo's records of the squared gradient of one
 record's log-likelihood, without augmentation, in evaluation mode, at the model just trained. It costs one
 backward pass a record.
@@ -46,6 +50,8 @@ from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloVi
 
 FISHER, PRODUCT = "fisher/", "fisher_times_model/"
 SUMS = "fisher_sums"
+OPENED = "opened/"
+"""Start of the names under which a silo keeps its part of the sum that it was sent last."""
 
 # Most entries of F are far below one. They are summed times 2**16, so that the grid is 2**-40; sums of such
 # terms are exact in float64 below 2**13.
@@ -117,13 +123,22 @@ def others_curvature(
     broadcast: Tensors, state: Tensors
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return U and V by parameter name, float64: the last sums less the silo's own part if it is in them."""
-    mine = SUMS in state and int(state[SUMS]) == int(broadcast[SUMS])
+    mine = own_part(broadcast, state)
     others: dict[str, dict[str, torch.Tensor]] = {FISHER: {}, PRODUCT: {}}
     for kind, items in others.items():
         for name, total in broadcast.items():
             if name.startswith(kind):
-                items[name.removeprefix(kind)] = (total - state[name] if mine else total) / SCALE
+                items[name.removeprefix(kind)] = (total - mine[name] if mine else total) / SCALE
     return others[FISHER], others[PRODUCT]
+
+
+def own_part(broadcast: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
+    """Return the silo's own part of the sums received, with their number; {} if it was not in them."""
+    for start in ("", OPENED):  # what it sent last, and what it sent when a sum was opened before that
+        if start + SUMS in state and int(state[start + SUMS]) == int(broadcast[SUMS]):
+            names = [name for name in state if name.startswith((start + FISHER, start + PRODUCT))]
+            return {name.removeprefix(start): state[name] for name in (*names, start + SUMS)}
+    return {}
 
 
 def local_rule(config: FedCurvConfig) -> LocalRule:
@@ -152,8 +167,10 @@ def local_rule(config: FedCurvConfig) -> LocalRule:
             place = parameters[name].detach().to("cpu", torch.float64)
             sent[FISHER + name] = on_grid(SCALE * fisher)
             sent[PRODUCT + name] = on_grid(SCALE * fisher * place)
+        opened = own_part(trained.broadcast, trained.state)
+        kept = {OPENED + name: item for name, item in opened.items()}
         # The number that this sum will have, if it is opened.
-        return Contribution(sent, {**sent, SUMS: trained.broadcast[SUMS].cpu() + 1})
+        return Contribution(sent, {**kept, **sent, SUMS: trained.broadcast[SUMS].cpu() + 1})
 
     return LocalRule(("cross_entropy", "curvature"), objective, fields=curvature_fields, finish=finish)
 
@@ -161,14 +178,17 @@ def local_rule(config: FedCurvConfig) -> LocalRule:
 def curvature_fields(setting: Setting) -> tuple[phases.Field, ...]:
     """Return F and F w of each parameter, times 2**16, not weighted."""
     return tuple(
-        phases.Field(kind + name, tuple(item.shape), ring=64, bound=BOUND)
+        phases.Field(kind + name, tuple(item.shape), ring=64, bound=BOUND, static=True)
         for kind in (FISHER, PRODUCT)
         for name, item in trained_parameters(setting).items()
     )
 
 
 def server_rule() -> ServerRule:
-    """Return FedAvg's mean. In its state: the last opened sums of F and F w, and how many there were."""
+    """Return FedAvg's mean. In its state: the last opened sums of F and F w, and how many there were.
+
+    After a drop-out these are not opened, and stay as they are.
+    """
     mean = averaging()
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
@@ -177,7 +197,7 @@ def server_rule() -> ServerRule:
             for name, total in totals.items()
             if name.startswith((FISHER, PRODUCT))
         }
-        extra = {**state.extra, **sums, SUMS: state.extra[SUMS] + 1}
+        extra = {**state.extra, **sums, SUMS: state.extra[SUMS] + bool(sums)}
         return mean.update(state, totals, cohort).evolve(extra=extra)
 
     return ServerRule(

@@ -11,6 +11,10 @@ plain SGD, more with momentum, less with a proximal term (``learning.halves.grad
 is a mean gradient, and where all silos take as many steps this is FedAvg. The sums are n_k d_k, n_k a_k
 and n_k. Running statistics (BatchNorm) are averaged: they are no gradients.
 
+a_k is a function of the silo's number of records, so its sum is static: after a drop-out it stays shut, and
+the server steps by the mean a_k of the last sum that was opened. Before the first there is none, and the
+model stays as it is for that round.
+
 With the job's ``update_norm`` it is d_k that is rescaled to it.
 """
 
@@ -38,6 +42,8 @@ from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors, Tota
 
 DIRECTION = "direction/"
 WEIGHT = "normaliser"
+MEAN_WEIGHT = "normaliser_mean"
+"""In the server's state: sum_k p_k a_k of the last sum in which the normaliser was opened."""
 
 # A direction is multiplied by eta times all the steps of a round, so it is summed in 64 bits: what the
 # ring drops is 2**-24 of a gradient. In the unit of a gradient, eta bounds nothing.
@@ -80,7 +86,7 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
     def fields(setting: Setting) -> tuple[Field, ...]:
         return (
             *(_direction(item) for item in update_fields(setting, weighted=True)),
-            Field(WEIGHT, (), bound=WEIGHT_BOUND, weighted=True),
+            Field(WEIGHT, (), bound=WEIGHT_BOUND, weighted=True, static=True),
         )
 
     def terms(trained: Trained) -> Tensors:
@@ -99,13 +105,21 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         divisor = cohort.total_weight
-        reach = setting.local.learning_rate * float(totals[WEIGHT]) / divisor  # eta sum_k p_k a_k
+        kept: Tensors = {}
+        if WEIGHT in totals:
+            reach = setting.local.learning_rate * float(totals[WEIGHT]) / divisor  # eta sum_k p_k a_k
+            kept = {MEAN_WEIGHT: torch.tensor(float(totals[WEIGHT]) / divisor, dtype=torch.float64)}
+        elif MEAN_WEIGHT in state.extra:
+            reach = setting.local.learning_rate * float(state.extra[MEAN_WEIGHT])
+        else:
+            return state
         steps = {
             name.removeprefix(DIRECTION): -reach * torch.as_tensor(total, dtype=torch.float64) / divisor
             for name, total in totals.items()
             if name.startswith(DIRECTION)
         }
-        return state.evolve(model=next_model(state.model, plus(state.model, steps), totals, divisor))
+        model = next_model(state.model, plus(state.model, steps), totals, divisor)
+        return state.evolve(model=model, extra={**state.extra, **kept})
 
     return ServerRule(fields=fields, terms=terms, update=update)
 

@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from tightframe.config.job import JobConfig
+from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
-from tightframe.data.base import SiloData
+from tightframe.data.base import SiloData, own_labels
+from tightframe.errors import DataError
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
@@ -106,6 +107,38 @@ class SiloContext:
             return ()
         folds: tuple[Literal["validation", "test"], ...] = ("validation", "test")
         return tuple(fold for fold in folds if len(self.data.labels(fold)) < self.policy.min_test_count)
+
+    @property
+    def draws_batches(self) -> bool:
+        """Check whether each batch is drawn anew from all training records, at most half of them.
+
+        Then no update is a function of the records and the model alone. An epoch that passes over every
+        record once is nearly one, however small its batches: at small steps their gradients add up to the
+        gradient over all records.
+        """
+        return not (self.policy.full_batches or self.job.privacy is not None)
+
+    @property
+    def training(self) -> Training:
+        """Local training: the job's, where batches are drawn with at most half of the records in a batch.
+
+        A silo lowers its batches by itself and reports it nowhere. A refusal would disclose whether it has
+        fewer than twice as many records, and a series of jobs how many.
+
+        Raises:
+            DataError: TF-208 if it has a single training record, which has no half.
+        """
+        job = self.job
+        if not self.draws_batches:
+            return job.training
+        records = len(own_labels(self.data))
+        if records < 2:
+            raise DataError(
+                f"Expected at least 2 training records of {job.dataset}, but got {records}: without privacy "
+                "this site trains on batches of at most half of them (`full_batches` of its policy).",
+                code="TF-208",
+            )
+        return job.training.by_halves(records, len(self.data.labels("train")))
 
     def salt(self) -> tuple[str, ...]:
         """Return the secret that keys this silo's random streams beside the job's seed, in production only.

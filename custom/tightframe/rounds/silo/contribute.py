@@ -105,7 +105,7 @@ class Contributor:
         Raises:
             TightframeError: for what does not depend on records (``failures.hidden``).
         """
-        batch_size = self._context.job.training.batch_size
+        batch_size = silo.setting.local.batch_size
         try:
             with (
                 seeded(silo.stream("torch"), self._device),

@@ -145,6 +145,11 @@ class SiloSession:
             count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
         )
         log.info("%s: policy %s", name, policy.describe())
+        if context.draws_batches:
+            size = context.training.batch_size
+            log.info(
+                "%s: each batch of %d training records is drawn anew (`full_batches` is off)", name, size
+            )
         return Declaration(
             # Repeated records count once: with them the number is twice the larger class, a class count.
             weight=public_weight(len(own_labels(data)), context.job.weights),

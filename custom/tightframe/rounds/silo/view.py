@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +57,7 @@ class LocalSilo:
     ) -> None:
         self.name = context.name
         self.round = round_number
-        self.setting: Setting = setup.setting_at(context.name)
+        self.setting: Setting = replace(setup.setting_at(context.name), local=context.training)
         self.device = device
         self.context = context
         self.cohort, self.honest, self.left_out, self.lost = cohort, honest, left_out, lost
@@ -143,18 +144,30 @@ class LocalSilo:
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield mini-batches (inputs, labels) on the silo's device, fixed by (seed, silo, round, epoch)."""
+        """Yield mini-batches (inputs, labels) on the silo's device, fixed by (seed, silo, round, epoch).
+
+        Args:
+            fold: of the records.
+            augment: as the data set does.
+            shuffle: for training: in a random order, or each batch drawn anew from all records where the
+                site's policy asks for it. False keeps the records in order.
+            epoch: of the training.
+        """
         count = len(self.context.data.labels(fold))
         if shuffle:
-            order = torch.randperm(
-                count, generator=torch.Generator().manual_seed(self.stream("order", epoch))
-            )
-            indices = order.tolist()
+            indices = self._order(count, torch.Generator().manual_seed(self.stream("order", epoch)))
         else:
             indices = list(range(count))
         activity = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
         seed = self.stream("augment", epoch) if augment else None
         yield from self._batches_in(indices, fold, seed, activity)
+
+    def _order(self, count: int, stream: torch.Generator) -> list[int]:
+        """Return the records of an epoch of training: each once, or each batch drawn by itself."""
+        if not self.context.draws_batches:
+            return torch.randperm(count, generator=stream).tolist()
+        sizes = [len(batch) for batch in loop.merge_single_tail(range(count), self.setting.local.batch_size)]
+        return torch.cat([torch.randperm(count, generator=stream)[:size] for size in sizes]).tolist()
 
     def _batches_in(
         self, indices: list[int], fold: Fold, augment_seed: int | None, activity: str = "training"
@@ -169,7 +182,7 @@ class LocalSilo:
         """
         job = self.setup.job
         records = self.context.data.records(fold, augment_seed=augment_seed)
-        size = job.training.batch_size if fold == "train" else job.evaluation.batch_size
+        size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=loop.merge_single_tail(indices, size),

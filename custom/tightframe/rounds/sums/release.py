@@ -4,8 +4,11 @@ Two totals over one cohort that differ in such a setting are two equations in th
 them reveal one silo's term: its update, or the mean and the number of its records of a class. So without
 noise a data set has one profile, until a person at the site accepts another.
 
-Settings that apply the same function to every silo's records are not part of it: model, learning rate,
-epochs, batches. Nor is a method's own loss; but the weights of the terms are.
+Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
+method's own loss. The weights of the terms are, and what decides how many steps a silo takes for its number
+of records: small steps add up to the silo's gradient times a weight that this number gives.
+
+A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tightframe.config.job import Training
 from tightframe.config.site import SiteEntry
 from tightframe.learning.model_update import UPDATE
 from tightframe.phases import Phase
@@ -39,6 +43,12 @@ _CLASS_APART = (
 )
 REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
+    "max_weight_share": _EQUATIONS,
+    "steps": (
+        "How many steps a silo takes follows from its number of records and the size of batches; momentum "
+        "and Adam weigh early and late steps differently. At small learning rates each total weighs the "
+        "silos' own gradients by other numbers, so that a few such jobs are equations in these gradients."
+    ),
     "updates": _EQUATIONS,
     "update_norm": _KINKS,
     "update_bound": _KINKS,
@@ -56,6 +66,11 @@ REVEALED: Mapping[str, str] = {
     "records": (
         "Some silos leave out or repeat records under one rule and not under the other: the difference "
         "between both totals is due to these records alone."
+    ),
+    "own full_batches": (
+        "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
+        "the difference between both totals is due to this site's records that were not drawn, and to the "
+        "others' draws."
     ),
     "own min_class_count": _CLASS_APART,
     "own offer_prototypes": _CLASS_APART,
@@ -84,10 +99,14 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         "class_rules": job.class_rules,
         "prototype_sites": "all" if job.prototype_sites is None else ", ".join(sorted(job.prototype_sites)),
         "records": _canonical(_record_options(setup)),
+        "steps": _steps(job.training),
+        "own full_batches": "yes" if policy.full_batches else "no",
         "own min_class_count": str(policy.class_count(synthetic=False)),
         "own offer_prototypes": "yes" if entry.offer_prototypes else "no",
         "own min_test_count": str(policy.min_test_count),
     }
+    if job.weights != "uniform":
+        values["max_weight_share"] = f"{job.max_weight_share:g}"
     if updates := _updates(phases):
         values["updates"] = updates
     if any(item.per_class and len(item.shape) > 1 for phase in phases for item in phase.schema.fields):
@@ -117,6 +136,17 @@ def _updates(phases: Iterable[Phase]) -> str:
     }
     kinds = [_UPDATE] if _UPDATE in entered else sorted(entered)
     return ", ".join(f"{kind} {entered[kind]}" for kind in kinds)
+
+
+def _steps(training: Training) -> str:
+    """Describe how many steps a silo takes for its records, and how the gradients in them are weighed.
+
+    Plain steps count alike, so that more epochs multiply every silo's update by the same number.
+    """
+    if training.optimizer == "sgd" and not training.momentum:
+        return f"batches of {training.batch_size}"
+    how = f"momentum {training.momentum:g}" if training.optimizer == "sgd" else training.optimizer
+    return f"batches of {training.batch_size}, epochs {training.epochs}, {how}"
 
 
 def _record_options(setup: JobSetup) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""Batches of a silo whose policy refuses full ones: drawn anew, of at most half of its records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.attacks.malicious_server import HEART
+
+from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.site import SiteEntry
+from tightframe.data.arrays import ArrayData
+from tightframe.errors import DataError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
+
+CPU = torch.device("cpu")
+
+
+class Repeated(ArrayData):
+    """Records of which each is in the training fold twice, as oversampling does."""
+
+    def distinct_labels(self) -> Any:
+        return self.labels("train")[::2]
+
+
+def records(size: int, kind: type[ArrayData] = ArrayData) -> ArrayData:
+    """Records whose every value is the record's number."""
+    folds = {}
+    for fold, number in (("train", size), ("validation", 3), ("test", 3)):
+        inputs = np.repeat(np.arange(number, dtype=np.float32)[:, None], 13, axis=1)
+        folds[fold] = (inputs, np.arange(number) % 2)
+    return kind(folds, source="numbers", num_classes=2)
+
+
+def context(
+    folder: Path, data: ArrayData, batch_size: int, policy: Any = "standard", **job: Any
+) -> SiloContext:
+    values = {
+        **HEART,
+        "sites": ["a", "b", "c"],
+        "min_sites": 3,
+        "training": {"batch_size": batch_size},
+        **job,
+    }
+    block = PolicyBlock(profile=policy)
+    return SiloContext(
+        "a", parse_job(values), SiteEntry(policy=block), folder, records=data, production=True, job_id="j"
+    )
+
+
+def batches(of: SiloContext, epoch: int = 0) -> list[list[int]]:
+    """The numbers of the records in each batch of an epoch."""
+    of.state_folder.mkdir(parents=True, exist_ok=True)
+    silo = LocalSilo(of, prepare(of.job), CPU, 1)
+    made = silo.batches("train", augment=False, shuffle=True, epoch=epoch)
+    return [inputs[:, 0].int().tolist() for inputs, _ in made]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 7, 8, 9, 13, 31, 60])
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 16, 65_536])
+def test_no_batch_has_more_than_half_of_the_records(tmp_path: Path, size: int, batch_size: int) -> None:
+    made = batches(context(tmp_path, records(size), batch_size))
+    assert max(map(len, made)) <= max(1, size // 2)
+    assert sum(map(len, made)) == size, "an epoch has as many draws as there are records"
+    assert all(len(set(batch)) == len(batch) for batch in made), "no record twice in a batch"
+
+
+def test_records_that_are_repeated_count_once(tmp_path: Path) -> None:
+    made = batches(context(tmp_path, records(20, Repeated), 65_536))
+    assert max(map(len, made)) == 5
+
+
+def test_each_batch_is_a_draw_of_its_own(tmp_path: Path) -> None:
+    """So an epoch leaves records out, and which ones changes with the epoch and with the silo's secret."""
+    of, other = (context(tmp_path / name, records(60), 30) for name in ("one", "other"))
+    first, second = batches(of), batches(of, epoch=1)
+    left_out = [
+        set(range(60)) - {number for batch in made for number in batch}
+        for made in (first, second, batches(other))
+    ]
+    assert all(8 <= len(numbers) <= 22 for numbers in left_out)  # of 60 a quarter, in two draws of half
+    assert len({frozenset(numbers) for numbers in left_out}) == 3
+    assert batches(of) == first, "within a job it is repeatable"
+
+
+@pytest.mark.parametrize(
+    ("policy", "job"), [("research", {}), ("standard", {"privacy": {}, "weights": "uniform"})], ids=str
+)
+def test_elsewhere_an_epoch_has_each_record_once(tmp_path: Path, policy: str, job: dict[str, Any]) -> None:
+    """Under a policy that accepts full batches, and with privacy, whose draws are of another kind."""
+    made = batches(context(tmp_path, records(9), 65_536, policy, **job))
+    assert [sorted(batch) for batch in made] == [list(range(9))]
+
+
+def test_a_site_with_one_training_record_does_not_enrol(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least 2 training records") as caught:
+        SiloSession(context(tmp_path, records(1), 4))._read_records()
+    assert caught.value.code == "TF-208"
+    SiloSession(context(tmp_path, records(1), 4, "research"))._read_records()

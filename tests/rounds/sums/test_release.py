@@ -1,0 +1,164 @@
+"""Which settings are in the release profile: each option of a job and each rule of a site is decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from tests.support.attacks.malicious_server import HEART
+
+from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
+from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.site import SiteEntry
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.sums.release import REVEALED, release_profile
+
+SITES = ["a", "b", "c", "d"]
+METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}
+
+IN: Mapping[str, tuple[Any, str]] = {
+    "method": ("fednova", "updates"),
+    "method_options": ({"mu_inter": 0.25}, "class_sums"),
+    "dataset_options": ({"window": "stay"}, "records"),
+    "site_models": ({"b": {"model": "mlp", "model_options": {"widths": [32, 64]}}}, "site_models"),
+    "training.batch_size": (16, "steps"),
+    "training.epochs": (2, "steps"),
+    "training.momentum": (0.5, "steps"),
+    "training.optimizer": ("adam", "steps"),
+    "class_rules": ("off", "class_rules"),
+    "weights": ("power_of_two", "weights"),
+    "max_weight_share": (0.5, "max_weight_share"),
+    "update_norm": (1.0, "update_norm"),
+    "update_bound": (4.0, "update_bound"),
+    "prototype_sites": (["a", "b", "c"], "prototype_sites"),
+}
+"""Options that act on one silo's term before the sum: another value, and the setting that it changes."""
+OUT: Mapping[str, tuple[Any, str]] = {
+    "job_name": ("another", "a name"),
+    "dataset": (None, "another data set is another entry of the journal"),
+    "model": (None, "the same function of every silo's records"),
+    "model_options": ({"widths": [4]}, "the same function of every silo's records"),
+    "sites": (SITES[:3], "which silos: the static group has one cohort, held by entries of its own"),
+    "min_sites": (4, "which survivors: updates of several sets are blurred by draws, counts have one cohort"),
+    "sites_per_round": (None, "refused with secure sums"),
+    "rounds": (5, "more sums of one kind"),
+    "seed": (7, "in production every draw is keyed by the silo's own secret"),
+    "training.learning_rate": (0.1, "the same step for every silo"),
+    "training.weight_decay": (0.1, "the same term for every silo"),
+    "training.augment": (False, "the same function of every record"),
+    "training.amp": (True, "rounding"),
+    "evaluation.batch_size": (8, "memory"),
+    "evaluation.score_bins": (16, "the same function of every silo's test records"),
+    "summation": ("plain", "a plain sum shows each term: nothing is left to combine"),
+    "server_trust": ("semi_honest", "who can open a sum"),
+    "colluders": (2, "who can open a sum"),
+    "site_timeout": (9, "time"),
+    "fetch_timeout": (9, "time"),
+    "threads": (2, "rounding"),
+    "local_baseline_epochs": (1, "stays at the silo"),
+    "personalise": (True, "counts of their own, of every silo alike"),
+    "privacy": (None, "noise in place of a profile"),
+    "resume": (None, "a resumed job goes on as the first one"),
+}
+"""Options that do not: another value where there is one to try, and why."""
+
+OWN = {"min_class_count", "min_test_count", "full_batches"}
+OTHER_RULES = {
+    # What it accepts, not what it does; a job's own value is in the profile where it must be.
+    *(
+        "require_secure_sum",
+        "minimum_cohort",
+        "colluders",
+        "semi_honest_server",
+        "weights",
+        "max_weight_share",
+    ),
+    *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
+    *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),
+    *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics"),
+    # Identities, jobs with privacy, and what is told outside of sums.
+    *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
+    *("delta_cap", "max_releases", "charged_retries", "neighbours", "epsilon_shown", "tell_refusals"),
+    *("egress_guard", "log_streaming"),
+}
+OWN_ENTRY = {"offer_prototypes"}
+OTHER_ENTRY = {
+    *("data", "dataset_id"),  # other records are another data set
+    *("device", "loader_workers"),  # rounding, and nothing
+    *("accepted_options",),  # the job's value is in the profile
+    *("state_dir", "ledger_roots", "engine_account", "policy"),
+}
+
+
+def options() -> set[str]:
+    """The options of a job by their names; those of a block with the block's name before them."""
+    blocks: dict[str, type[BaseModel]] = {"training": Training, "evaluation": Evaluation}
+    return {
+        name
+        for key in JobConfig.model_fields
+        for name in ([f"{key}.{inner}" for inner in blocks[key].model_fields] if key in blocks else [key])
+    }
+
+
+def profile(changes: Mapping[str, Any], entry: SiteEntry | None = None) -> dict[str, str]:
+    """The profile of FedMR's job over heart disease, with other options given by their names."""
+    values: dict[str, Any] = {**HEART, **METHOD, "sites": SITES, "min_sites": 3, "rounds": 2}
+    for name, value in changes.items():
+        block, _, key = name.partition(".")
+        values[block] = {**values.get(block, {}), key: value} if key else value
+    made = release_profile(prepare(parse_job(values)), entry or SiteEntry())
+    assert made is not None
+    return dict(made)
+
+
+def test_every_option_and_every_rule_is_decided_on() -> None:
+    """Add a new one here: to those in the profile if it acts on one silo's term before the sum."""
+    assert not IN.keys() & OUT.keys()
+    assert options() == IN.keys() | OUT.keys()
+    assert set(Policy.model_fields) == OWN | OTHER_RULES
+    assert set(SiteEntry.model_fields) == OWN_ENTRY | OTHER_ENTRY
+
+
+@pytest.mark.parametrize("name", IN)
+def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
+    value, setting = IN[name]
+    base: dict[str, Any] = {}
+    if name == "site_models":
+        base = {"method": "fedproto"}
+    if name == "dataset_options":
+        base = {"dataset": "eicu", "model": "mlp"}
+    before, after = profile(base), profile({**base, name: value})
+    assert before[setting] != after[setting]
+    assert setting in REVEALED, "a person is told what both reveal"
+
+
+@pytest.mark.parametrize("name", [name for name, (value, _) in OUT.items() if value is not None])
+def test_what_does_not_leaves_it_as_it_is(name: str) -> None:
+    assert profile({}) == profile({name: OUT[name][0]})
+
+
+def test_a_job_with_noise_has_none() -> None:
+    private = {**HEART, "sites": SITES, "min_sites": 3, "weights": "uniform", "privacy": {}}
+    assert release_profile(prepare(parse_job(private)), SiteEntry()) is None
+
+
+def test_options_that_change_nothing_do_not_ask_for_consent() -> None:
+    """The share without weights, epochs of plain steps: each multiplies every silo's term alike."""
+    uniform = {"weights": "uniform"}
+    assert profile(uniform) == profile({**uniform, "max_weight_share": 0.5})
+    plain = {"training.momentum": 0.0}
+    assert profile(plain) == profile({**plain, "training.epochs": 5})
+
+
+@pytest.mark.parametrize("rule", sorted(OWN))
+def test_a_sites_own_rules_are_in_it(rule: str) -> None:
+    changed = SiteEntry(policy=PolicyBlock(**{rule: True if rule == "full_batches" else 77}))
+    before, after = profile({}), profile({}, changed)
+    assert {name for name in before if before[name] != after[name]} == {f"own {rule}"}
+    assert f"own {rule}" in REVEALED
+
+
+def test_every_setting_has_an_explanation() -> None:
+    assert set(profile({})) | set(profile({"method": "fedproto"})) <= set(REVEALED)
