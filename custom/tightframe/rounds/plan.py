@@ -17,7 +17,14 @@ from tightframe.errors import RunError
 from tightframe.learning.model_update import BROADCAST
 from tightframe.phases import Phase, Schema, Tensors
 from tightframe.rounds.phases import closing, personal
-from tightframe.rounds.riders import class_rules, epsilon, evaluation, noisy_class_sums, noisy_evaluation
+from tightframe.rounds.riders import (
+    class_rules,
+    epsilon,
+    evaluation,
+    noisy_class_sums,
+    noisy_evaluation,
+    update_norms,
+)
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -213,7 +220,7 @@ class RunPlan:
             phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
-        phases = [self._ruled(phase) for phase in phases]
+        phases = [self._normed(self._ruled(phase)) for phase in phases]
         return [
             Exchange(
                 TRAIN,
@@ -232,6 +239,12 @@ class RunPlan:
         if self._job.class_rules == "off" or self._job.privacy is not None:
             return phase
         return class_rules.attach(phase, self._setup.dataset.num_classes)
+
+    def _normed(self, phase: Phase) -> Phase:
+        # Under privacy an exact norm would be a release of its own, which nothing covers.
+        if self._job.update_norm is None or self._job.privacy is not None:
+            return phase
+        return update_norms.attach(phase, self._job.update_norm)
 
     def _evaluated(self, phase: Phase, number: int) -> Phase:
         return evaluation.attach(phase, self._evaluation, self._term(f"round {number} evaluation"))

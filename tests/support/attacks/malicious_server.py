@@ -45,6 +45,7 @@ HEART = {
     "model": "mlp",
     "rounds": 1,
     "method": "fedavg",
+    "update_norm": 100.0,
 }
 
 
