@@ -53,9 +53,10 @@ class Field:
         name: unique in its phase, for example ``model/head.weight``.
         shape: the tensor's shape; ``()`` is a scalar.
         ring: bits of the integer ring in which it is summed, 32 or 64.
-        bound: the largest absolute value; a larger one refuses the contribution.
+        bound: the largest absolute value; a larger one refuses the contribution, unless there is a norm.
         norm: L2 bound of all fields of the phase that carry it, taken together. The group is
-            rescaled to it before encoding, so that it never refuses; None leaves it as it is.
+            rescaled before encoding to this norm, and to values within ``bound``, so that it never
+            refuses; None leaves it as it is.
         weighted: multiplied by the silo's public weight over the largest weight.
         static: hardly changes from round to round (counts, holders, class sums, evaluation).
         per_class: its first axis is the class.
@@ -96,8 +97,11 @@ class Field:
 
     @property
     def effective_bound(self) -> float:
-        """The bound after rescaling: ``norm * (1 + 2**-10)`` where a norm is set."""
-        return self.bound if self.norm is None else self.norm * (1 + 2.0**-10)
+        """The bound after rescaling: at most ``norm * (1 + 2**-10)`` where a norm is set.
+
+        A norm above the bound changes nothing here, so that it changes no bit of an update within both.
+        """
+        return self.bound if self.norm is None else min(self.bound, self.norm * (1 + 2.0**-10))
 
 
 @dataclass(frozen=True)
@@ -234,7 +238,7 @@ class Setting:
         build_model: makes an untrained model with ``features(x) -> (B, d)`` and ``head``.
         local: epochs, batch size and optimiser of local training (``config.job.Training``).
         update_norm: L2 norm of the model update; None leaves updates as they are.
-        update_bound: bound of one coordinate of the update while no norm is set.
+        update_bound: bound of one coordinate of the update.
         privacy: what a method has to know of the job's differential privacy; None without it. With it every
             loss must be a mean of single records' losses.
     """

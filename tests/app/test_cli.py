@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.refusals import BelowPolicyError
 from tightframe.errors import JobError
 from tightframe.flare import simulator
+from tightframe.rounds.setup import prepare
 from tightframe_app import cli
 from tightframe_app.jobs import folders, recipes
 
@@ -124,6 +128,33 @@ def test_export_says_what_the_job_really_trains(
     assert errors == "dataset is now digits; dropped options of the recipe: dataset_options.image_size\n"
     job = folders.read_job(tmp_path / "other")
     assert job["method_options"] == {} and job["dataset_options"] == {"silos": 6}
+
+
+@pytest.mark.parametrize(
+    ("asked", "norm"),
+    [
+        (["fedmr_isic"], 100.0),
+        (["fedmr_isic_dp"], 1000.0),  # noise makes updates long
+        (["fedmr_isic", "--set", "update_norm=7"], 7.0),
+        (["fedmr_isic", "--set", "update_norm=null"], None),
+        (["fedilc_eicu"], 100.0),
+        (["fedilc_eicu", "--set", "method_options.variant=inter_geo"], None),  # split by sign: no norm
+        (["--method", "local_only", "--data", "fed_isic2019"], None),
+    ],
+)
+def test_an_exported_job_has_the_norm_that_production_requires(
+    asked: list[str], norm: float | None, tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
+) -> None:
+    assert typed("jobs", "export", *asked, "-o", "job")[0] == 0
+    job = parse_job(folders.read_job(tmp_path / "job"))
+    assert job.update_norm == norm
+    policy = PolicyBlock(required_privacy=False, allow_sign_split=True).resolve(production=True)
+    setup = prepare(job, policy.ceilings)
+    if "update_norm=null" in asked:
+        with pytest.raises(BelowPolicyError, match="max_update_norm"):
+            policy.check_method(setup.setting.config, job)
+    else:
+        policy.check_method(setup.setting.config, job)
 
 
 def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path, tightframe: Command) -> None:

@@ -358,6 +358,39 @@ def test_geometric_means_have_no_bound_for_a_record(variant: Any) -> None:
     assert not research.asks_of_method(_job())
 
 
+NORMED: tuple[tuple[str, Any], ...] = (
+    ("fedavg", None),
+    ("fedmr", None),
+    ("fedilc", FedILCConfig(variant="intra_arith")),
+)
+
+
+@pytest.mark.parametrize("profile", ["standard", "strict"])
+@pytest.mark.parametrize(("method", "options"), NORMED)
+def test_updates_need_a_norm_that_bounds_them(profile: Any, method: str, options: Any) -> None:
+    policy = PolicyBlock(profile=profile, allow_sign_split=True, required_privacy=False).resolve(
+        production=True
+    )
+    without, within, above = (_job(method=method, update_norm=norm) for norm in (None, 1000.0, 1000.5))
+    assert policy.asks_of_method(without) and not policy.asks_of_method(within)
+    with pytest.raises(BelowPolicyError, match="max_update_norm: the job asks for no update_norm") as caught:
+        policy.check_method(options, without)
+    assert caught.value.outside() == [["max_update_norm", "no update_norm", "at most 1000"]]
+    policy.check_method(options, within)
+    assert ["max_update_norm", "1000.5", "at most 1000"] in _refused(policy, above)
+    for loose in (PolicyBlock(profile=profile, max_update_norm=None), PolicyBlock(profile="research")):
+        loose.resolve(production=True).check_method(options, without)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedproto", None), ("local_only", None), ("fedilc", FedILCConfig(variant="inter_geo"))],
+)
+def test_what_can_have_no_norm_needs_none(method: str, options: Any) -> None:
+    policy = PolicyBlock(allow_sign_split=True).resolve(production=True)
+    policy.check_method(options, _job(method=method))
+
+
 def test_repeated_records_are_refused_with_privacy_whatever_the_site_accepts() -> None:
     job = parse_job({**EICU, "dataset_options": {"drugs": 40, "oversample_minority": True}})
     research = PolicyBlock().resolve(production=False)

@@ -43,6 +43,7 @@ def jobs() -> Iterator[dict[str, Any]]:
         for options in choices(method):
             for more in ({"personalise": True}, {}, {"weights": "uniform", "privacy": {}}, NOISY):
                 yield {**_values(method.name), "method_options": options, **more}
+    yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
 

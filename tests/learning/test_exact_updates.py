@@ -47,12 +47,18 @@ def _through_the_sum(schema: Schema, tensors: Any) -> Any:
     return codec.decode(schema, shaped, parties=5)
 
 
-@pytest.mark.parametrize(("norm", "scale"), [(None, 0.3), (1.0, 0.3), (1.0, 1e-3), (0.001, 0.3), (8.0, 1e-9)])
+@pytest.mark.parametrize(
+    ("norm", "scale"),
+    [
+        *[(None, 0.3), (1.0, 0.3), (1.0, 1e-3), (0.001, 0.3), (8.0, 1e-9)],
+        *[(500.0, 0.3), (500.0, 3.0), (500.0, 30.0), (100.0, 3.0)],  # beyond the bound of 8
+    ],
+)
 def test_what_the_silo_knows_is_what_the_sum_holds(norm: float | None, scale: float) -> None:
     setting = _setting(norm)
     schema = Schema(exact_update_fields(setting))
     terms = _terms(setting, scale)
-    known = as_summed(terms, norm=norm)
+    known = as_summed(terms, norm=norm, bound=setting.update_bound)
     summed = _through_the_sum(schema, known)
     for name, item in known.items():
         if name.startswith("update/"):
@@ -70,7 +76,7 @@ def test_what_the_silo_knows_is_what_the_sum_holds(norm: float | None, scale: fl
 
 def test_a_norm_below_the_rounding_is_refused() -> None:
     with pytest.raises(ValueError, match="`update_norm` to be above"):
-        as_summed(_terms(_setting(None), 1.0), norm=1e-7)
+        as_summed(_terms(_setting(None), 1.0), norm=1e-7, bound=8.0)
     with pytest.raises(ValueError, match="`update_norm` to be above"):
         exact_update_fields(_setting(1e-7))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tightframe.errors import ContributionError
 from tightframe.phases import Field, Schema
@@ -80,6 +85,35 @@ def test_norm_leaves_a_short_update_alone() -> None:
     server = PlainServer(schema)
     server.add("s", codec.encode(schema, {"u": values}, share=1.0, parties=3))
     assert codec.decode(schema, server.open(), parties=3)["u"].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("ring", [32, 64])
+@pytest.mark.parametrize("norm", [8.0, 32.0, 1e6])
+def test_a_norm_that_does_not_bind_changes_no_bit(norm: float, ring: Literal[32, 64]) -> None:
+    field = Field("u", (1000,), ring=ring, bound=8.0, weighted=True)
+    values = {"u": 0.1 * torch.randn(1000, generator=torch.Generator().manual_seed(1))}
+    for parties in (3, 4, 6, 100):
+        without, within = (
+            codec.encode(Schema((item,)), values, share=0.3, parties=parties)
+            for item in (field, replace(field, norm=norm))
+        )
+        assert within == without
+        assert codec.bits_of(replace(field, norm=norm), parties) == codec.bits_of(field, parties)
+
+
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=20), st.floats(0.5, 200.0))
+def test_with_a_norm_no_finite_value_is_refused_and_the_direction_stays(
+    numbers: list[float], norm: float
+) -> None:
+    schema = Schema((Field("u", (len(numbers),), ring=64, bound=8.0, norm=norm),))
+    given = torch.tensor(numbers)
+    sent = codec.encode(schema, {"u": given}, share=1.0, parties=3)
+    totals = unpack(schema, "update", sent["update"])
+    summed = codec.decode(schema, totals, parties=3)["u"]
+    exact = given.double().numpy()
+    length, largest = np.linalg.norm(exact), np.abs(exact).max()
+    factor = min([1.0, norm / length if length else 1.0, 8.0 / largest if largest else 1.0])
+    np.testing.assert_allclose(summed, exact * factor, rtol=1e-9, atol=2.0**-25)
 
 
 @pytest.mark.parametrize(

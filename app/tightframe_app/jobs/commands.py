@@ -107,9 +107,11 @@ def export(
 
     If --set names another method, dataset or model, the recipe's options of the old one are dropped, and
     the command lists them. With --resume the job is the stopped one, unchanged, and NAME is its name or
-    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it.
+    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. A job gets an
+    update_norm, as production sites require, unless --set names one or null.
     """
     from tightframe_app.jobs import folders as job_folders
+    from tightframe_app.jobs import recipes
 
     if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
         raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
@@ -127,6 +129,8 @@ def export(
         )
     changes = {key: value for key, value in numbers.items() if value is not None} | _changes(change or [])
     job = recipe.job(preset, sites=_names(sites), changes=changes)
+    if not committed and "update_norm" not in changes:
+        job = recipes.with_norm(job)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     folder = Path("jobs", recipe.name) if committed else output or Path("exported", recipe.name)

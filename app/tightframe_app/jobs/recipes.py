@@ -129,6 +129,23 @@ def minimum(sites: int) -> int:
     return 2 * sites // 3 + 1
 
 
+UPDATE_NORM, NOISY_UPDATE_NORM = 100.0, 1000.0
+"""``update_norm`` of an exported job, without and with differential privacy, whose noise makes updates long.
+
+Ten times the longest update of a round that was measured with the recipes and backbones (docs/decisions.md).
+"""
+
+
+def with_norm(job: JobConfig) -> JobConfig:
+    """Return a job with an ``update_norm``, as production sites require; the same if it can have none."""
+    from tightframe.config.policy import takes_norm
+    from tightframe.rounds.setup import prepare
+
+    if job.update_norm is not None or not takes_norm(job, prepare(job).setting.config):
+        return job
+    return job.model_copy(update={"update_norm": UPDATE_NORM if job.privacy is None else NOISY_UPDATE_NORM})
+
+
 _ISIC: Mapping[str, Any] = {"dataset": "fed_isic2019", "seed": 2019}
 _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {

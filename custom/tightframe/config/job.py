@@ -186,7 +186,8 @@ class JobConfig(StrictModel):
         max_weight_share: the largest share of the total weight for one silo; a larger weight is reduced to
             it. 1 keeps each silo's declared weight.
         update_norm: L2 norm to which model updates are rescaled; None leaves them.
-        update_bound: largest coordinate of an update if no norm is set.
+        update_bound: largest coordinate of an update: without a norm a larger one is refused, with one the
+            update is rescaled to it.
         prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
         site_timeout: seconds that a silo may work on one task after fetching it.
         fetch_timeout: seconds to wait for silos that have not fetched their task while no silo works.

@@ -51,6 +51,8 @@ class Policy(StrictModel):
         weights: the weight rules that it accepts; ``exact`` discloses its number of training records.
         max_weight_share: the largest share of the total weight that a job may give one silo; None sets no
             limit.
+        max_update_norm: the largest ``update_norm`` of a job; one without is refused if its method sends
+            updates that a norm can bound. None accepts both.
         max_records: the largest number of training records that another silo may plausibly declare; None
             sets no limit.
         min_class_count: a class with fewer local records is never part of a per-class total; None means 5,
@@ -108,6 +110,7 @@ class Policy(StrictModel):
     semi_honest_server: bool
     weights: tuple[WeightRule, ...]
     max_weight_share: float | None
+    max_update_norm: float | None
     max_records: int | None
     min_class_count: int | None
     class_rules_off: bool
@@ -200,12 +203,13 @@ class Policy(StrictModel):
             raise BelowPolicyError([refusal], shown_to_lead=self.tell_refusals) from None
 
     def check_method(self, options: Any, job: JobConfig | None = None) -> None:
-        """Refuse a method that discloses more than this policy accepts.
+        """Refuse a method that discloses more than this policy accepts, or sends updates without a norm.
 
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
                 ``geometric`` it takes geometric means.
             job: the job of the method; with differential privacy each record's influence must be bounded.
+                None leaves out what depends on it.
 
         Raises:
             BelowPolicyError: TF-614.
@@ -231,7 +235,20 @@ class Policy(StrictModel):
                     "variant with arithmetic means, or run the job without differential privacy",
                 )
             )
+        if job is not None and self._needs_norm(job, options):
+            refusals.append(
+                Refusal(
+                    "max_update_norm",
+                    "no update_norm",
+                    f"at most {_number(self.max_update_norm)}",
+                    "without a norm nothing bounds how far one silo with wrong records moves the model; "
+                    '"update_norm": 100 is several times as long as usual updates',
+                )
+            )
         self.refuse(refusals)
+
+    def _needs_norm(self, job: JobConfig, options: Any) -> bool:
+        return self.max_update_norm is not None and job.update_norm is None and takes_norm(job, options)
 
     def private(self, job: JobConfig | None) -> bool:
         """Return True if a job runs with differential privacy at this site: it asks for it, or must."""
@@ -239,7 +256,8 @@ class Policy(StrictModel):
 
     def asks_of_method(self, job: JobConfig) -> bool:
         """Return True if ``check_method`` can refuse, so that enrolment needs the method's options."""
-        return not self.allow_sign_split or self.private(job)
+        norm = self.max_update_norm is not None and job.update_norm is None
+        return not self.allow_sign_split or self.private(job) or norm
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         """Refuse a job if there is any reason to.
@@ -281,9 +299,9 @@ class Policy(StrictModel):
                     "in a plain sum the server sees this site's own numbers",
                 )
             )
-        bins, most = job.evaluation.score_bins, self.max_score_bins
-        if job.privacy is None and most is not None and bins > most:
-            refusals.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {most}"))
+        bins, narrowest = job.evaluation.score_bins, self.max_score_bins
+        if job.privacy is None and narrowest is not None and bins > narrowest:
+            refusals.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {narrowest}"))
         if job.class_rules == "off" and not self.class_rules_off:
             refusals.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
         if plain and job.min_sites < self.minimum_cohort:
@@ -294,6 +312,9 @@ class Policy(StrictModel):
         # Uniform weights need no cap.
         if job.weights != "uniform" and cap is not None and share > cap:
             refusals.append(Refusal("max_weight_share", _number(share), f"at most {_number(cap)}"))
+        norm, most = job.update_norm, self.max_update_norm
+        if norm is not None and most is not None and norm > most:
+            refusals.append(Refusal("max_update_norm", _number(norm), f"at most {_number(most)}"))
         if not plain and job.prototype_sites is not None and not self.class_rules_off:
             refusals.append(
                 Refusal(
@@ -385,6 +406,7 @@ class PolicyBlock(StrictModel):
     semi_honest_server: bool | None = None
     weights: list[WeightRule] | None = Field(default=None, min_length=1)
     max_weight_share: float | None = Field(default=None, gt=0, le=1)
+    max_update_norm: float | None = Field(default=None, gt=0)
     max_records: int | None = Field(default=None, ge=1)
     min_class_count: int | None = Field(default=None, ge=1)
     class_rules_off: bool | None = None
@@ -428,6 +450,20 @@ class PolicyBlock(StrictModel):
         if "pins" in given:
             given["pins"] = {site: tuple(pins) for site, pins in given["pins"].items()}
         return Policy(profile=profile, **{**PROFILES[profile], **given})
+
+
+def takes_norm(job: JobConfig, options: Any) -> bool:
+    """Check whether a job's method sends updates that ``update_norm`` can bound.
+
+    Methods without a global model send none, and logarithms of sums split by sign have no norm.
+
+    Args:
+        job: that names the method.
+        options: of the method, validated.
+    """
+    from tightframe import methods  # imports torch
+
+    return methods.get(job.method).own_model is None and not getattr(options, "splits_by_sign", False)
 
 
 def in_words(value: Any) -> str:

@@ -19,6 +19,7 @@ _STANDARD: Mapping[str, Any] = {
     "semi_honest_server": False,
     "weights": ("exact", "power_of_two", "uniform"),
     "max_weight_share": 0.6,
+    "max_update_norm": 1000.0,
     "max_records": 10_000_000,
     "min_class_count": None,
     "class_rules_off": False,
@@ -70,6 +71,7 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
         "minimum_cohort": 1,
         "semi_honest_server": True,
         "max_weight_share": None,
+        "max_update_norm": None,
         "class_rules_off": True,
         "allow_sign_split": True,
         "full_batches": True,
@@ -92,6 +94,7 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
 NO_LIMIT = frozenset(
     (
         "max_weight_share",
+        "max_update_norm",
         "max_records",
         "min_class_count",
         "epsilon_cap",

@@ -43,13 +43,14 @@ def on_grid(values: torch.Tensor) -> torch.Tensor:
     return (values.double() * GRID).round() / GRID
 
 
-def as_summed(terms: Tensors, *, norm: float | None) -> dict[str, torch.Tensor]:
+def as_summed(terms: Tensors, *, norm: float | None, bound: float) -> dict[str, torch.Tensor]:
     """Return a silo's terms with its update as the sum will hold it.
 
     Args:
         terms: ``learning.model_update.model_terms`` of the silo.
         norm: the job's ``update_norm``: the update is shortened to it, and by as much more as rounding could
             add, so that nobody shortens it again.
+        bound: the job's ``update_bound``, within which an update with a norm is shortened, too.
 
     Returns:
         The same terms; those of the update are float64 and multiples of 2**-24.
@@ -61,8 +62,11 @@ def as_summed(terms: Tensors, *, norm: float | None) -> dict[str, torch.Tensor]:
     if norm is not None and updates:
         limit = _longest(norm, sum(item.numel() for item in updates.values()))
         length = float(torch.stack([torch.linalg.vector_norm(item) for item in updates.values()]).norm())
-        if length > limit:
-            updates = {name: item * (limit / length) for name, item in updates.items()}
+        largest = max((float(item.abs().max()) for item in updates.values() if item.numel()), default=0.0)
+        inside = max(0.0, bound * (1 - 2.0**-30) - 1 / (2 * GRID))
+        factor = min(1.0, limit / length, inside / largest) if length and largest else 1.0
+        if factor < 1.0:
+            updates = {name: item * factor for name, item in updates.items()}
     return {**terms, **{name: on_grid(item) for name, item in updates.items()}}
 
 

@@ -134,7 +134,8 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
 
 def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
     """Return the silo's update and buffers, the update as the sum will hold it."""
-    return as_summed(trained.terms, norm=trained.silo.setting.update_norm)
+    setting = trained.silo.setting
+    return as_summed(trained.terms, norm=setting.update_norm, bound=setting.update_bound)
 
 
 def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:

@@ -12,6 +12,7 @@ from tightframe.files import write_atomically
 from tightframe.results.evaluation import Evaluation, FoldMetrics
 from tightframe.results.files import METRICS, ResultFile, parsed, read_bytes
 from tightframe.results.spent import Spent
+from tightframe.results.update_norms import UpdateNorms
 from tightframe.results.words import exchange_name, metric, one_answer, shown
 
 _HEADLINE = (
@@ -41,6 +42,7 @@ class Row(ResultFile):
         evaluation: of the model that the exchange made, so that the *next* exchange counts it.
         evaluated_by: the silos that counted it, which need not be those that trained it.
         static_opened: whether counts and class sums were opened; they stay masked after a drop-out.
+        update_norms: norms of the silos' updates, if the job has an ``update_norm``; absent if not.
         counts: numbers that riders without a key of their own have noted, by rider; absent if there are none.
     """
 
@@ -60,6 +62,7 @@ class Row(ResultFile):
     evaluation: Evaluation | None = None
     evaluated_by: list[str] = []
     static_opened: bool = True
+    update_norms: UpdateNorms | None = None
     counts: dict[str, float] = {}
 
     @property
@@ -98,6 +101,8 @@ class Row(ResultFile):
         place = {name: values.pop(name) for name in ("format", "round", "kind", "phase", "phases")}
         if not self.counts:
             del values["counts"]
+        if self.update_norms is None:
+            del values["update_norms"]
         return {**place, **headline, **noise, **values}
 
 
@@ -169,6 +174,8 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         parts.append(f"test of the {which}: {in_words(before.test)}")
     if row.privacy is not None:
         parts.append(str(row.privacy))
+    if row.update_norms is not None:
+        parts.append(str(row.update_norms))
     parts += [f"{name} {value:g}" for name, value in row.counts.items()]
     dropped = ""
     if row.dropped:

@@ -115,7 +115,7 @@ def _as_float64(schema: Schema, tensors: Tensors) -> dict[str, NDArray[np.float6
 
 
 def _rescale(schema: Schema, values: dict[str, NDArray[np.float64]]) -> None:
-    """Scale all fields with a norm limit, in place, so that their joint L2 norm is at most that limit."""
+    """Scale all fields with a norm, in place and together, until they are within it and their bounds."""
     normed: Mapping[str, float] = {item.name: item.norm for item in schema.fields if item.norm is not None}
     if not normed:
         return
@@ -126,6 +126,11 @@ def _rescale(schema: Schema, values: dict[str, NDArray[np.float64]]) -> None:
     if not all(np.isfinite(values[name]).all() for name in normed):
         return  # `encode` refuses the field by name
     length = math.sqrt(math.fsum(float(np.vdot(values[name], values[name])) for name in normed))
-    if length > limit:
+    factor = limit / length if length > limit else 1.0
+    for name in normed:
+        bound, largest = schema[name].bound, float(np.abs(values[name]).max(initial=0.0))
+        if largest * factor > bound:
+            factor = bound / largest * (1 - 2.0**-50)  # so that no rounding lifts it over the bound again
+    if factor < 1.0:
         for name in normed:
-            values[name] = values[name] * (limit / length)
+            values[name] = values[name] * factor

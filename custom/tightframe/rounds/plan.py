@@ -24,6 +24,7 @@ from tightframe.rounds.riders import (
     failures,
     noisy_class_sums,
     noisy_evaluation,
+    update_norms,
 )
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class RunPlan:
             phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
-        phases = [self._told(self._ruled(phase)) for phase in phases]
+        phases = [self._told(self._normed(self._ruled(phase))) for phase in phases]
         return [
             Exchange(
                 TRAIN,
@@ -235,6 +236,12 @@ class RunPlan:
 
     def _told(self, phase: Phase) -> Phase:
         return phase if self._job.privacy is not None else failures.attach(phase, self._job)
+
+    def _normed(self, phase: Phase) -> Phase:
+        # Under privacy an exact norm would be a release of its own, which nothing covers.
+        if self._job.update_norm is None or self._job.privacy is not None:
+            return phase
+        return update_norms.attach(phase, self._job.update_norm)
 
     def _evaluated(self, phase: Phase, number: int) -> Phase:
         return evaluation.attach(phase, self._evaluation, self._term(f"round {number} evaluation"))

@@ -49,6 +49,7 @@ def job_folder(tmp_path: Path) -> Callable[..., Path]:
         values = {
             **SMALL,
             "sites": ["hospital-a", "hospital-b", "hospital-c"],
+            "update_norm": 100.0,
             **changes,
         }
         folders.write_job(folders.job_files(parse_job(values)), tmp_path / "job")
@@ -65,6 +66,12 @@ def test_what_the_policy_refuses_of_a_job(hospital: Path, job_folder: Callable[.
     assert done.exit_code == 1
     for rule in ("require_secure_sum", "clear_metrics", "class_rules_off", "minimum_cohort"):
         assert f"TF-614: {rule}: the job asks for" in done.output
+    (text,) = _refused(hospital, job_folder(update_norm=None))
+    assert text.startswith(
+        "TF-614: max_update_norm: the job asks for no update_norm, at most 1000 is allowed"
+    )
+    (text,) = _refused(hospital, job_folder(max_weight_share=0.7))
+    assert text == "TF-614: max_weight_share: the job asks for 0.7, at most 0.6 is allowed"
     job = folders.read_job(job_folder())
     assert _problems(hospital, job=job) == []
     assert any(item.area.startswith("job") and item.state == "ok" for item in _found(hospital, job=job))

@@ -44,6 +44,7 @@ HEART = {
     "model": "mlp",
     "rounds": 1,
     "method": "fedavg",
+    "update_norm": 100.0,
 }
 
 

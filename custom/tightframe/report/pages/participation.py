@@ -9,7 +9,7 @@ from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, facts, figure, section, table, tag
 from tightframe.report.drawing.matrix import ABSENT, FAILED, Cell
 from tightframe.report.drawing.plots import Series
-from tightframe.report.pages.results import kept
+from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import ServerResults, Transcript
 from tightframe.results.outcome import Outcome
 from tightframe.results.rows import Row, names
@@ -136,6 +136,42 @@ def sums(found: ServerResults) -> Markup:
             ],
         ),
         *_survivors(transcript),
+    )
+
+
+def norms(found: ServerResults) -> Markup | None:
+    """Show in each round how many silos' updates have a norm in which range; None without `update_norm`."""
+    rows = [row for row in found.rows if row.kind == "train" and row.asked]
+    told = [row.update_norms for row in rows if row.update_norms is not None]
+    if not told:
+        return None
+    limit = told[-1].limit
+    ranges = {item.above: str(item) for one in told for item in one.histogram}
+    body: list[list[Part]] = []
+    for (where, _), row in zip(names(rows), rows, strict=True):
+        counts = {item.above: item.silos for item in row.update_norms.histogram} if row.update_norms else {}
+        cells: list[Part] = [str(counts.get(above, "-")) if counts else MISSING for above in sorted(ranges)]
+        body.append([where, *cells, "one silo" if row.update_norms and row.update_norms.apart else "-"])
+    apart = sum(one.apart for one in told)
+    verdict = (
+        f"In {plural(apart, 'sum')} one silo's update was more than four times as long as all others': its "
+        "records, labels or units may be wrong, or it has far more records. Each silo's own log has the norm "
+        "of its update."
+        if apart
+        else "In no sum one silo's update stood out from all others'."
+    )
+    return section(
+        "Norms of updates",
+        tag(
+            "p",
+            f"Number of silos by the norm of their update. One above {limit:g} (update_norm) was rescaled to "
+            f"it. {verdict} A missing row stayed shut after a drop-out.",
+        ),
+        kept(
+            len(body),
+            "All rounds",
+            table(["sum", *(ranges[above] for above in sorted(ranges)), "apart"], body),
+        ),
     )
 
 

@@ -32,6 +32,7 @@ def page(found: ServerResults) -> str:
             parts.append(results.confusion(list(final.test.recall), final.test.confusion, whose, model))
     parts += [
         participation.silos(found),
+        participation.norms(found),
         participation.sums(found),
         record.privacy(found),
         record.traffic(found),

@@ -24,7 +24,7 @@ from tightframe.results.status import Status
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.phases import personal
 from tightframe.rounds.privacy_plan import honest_silos
-from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation
+from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation, update_norms
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
@@ -231,7 +231,8 @@ class RunRecord:
         """
         before: Row | None = None
         counts = {name: note for name, note in notes.items() if isinstance(note, (int, float))}
-        row = row.model_copy(update={"privacy": notes.get(epsilon.NOTE), "counts": counts})
+        own = {"privacy": notes.get(epsilon.NOTE), "update_norms": notes.get(update_norms.NOTE)}
+        row = row.model_copy(update={**own, "counts": counts})
         self.personal = notes.get(personal.NOTE, self.personal)
         if (counted := notes.get(evaluation.NOTE)) is not None:
             if not any(item.kind in ("start", "train") for item in self.rows):

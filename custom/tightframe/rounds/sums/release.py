@@ -95,7 +95,7 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     values: dict[str, Any] = {
         "weights": job.weights,
         "update_norm": "none" if job.update_norm is None else f"{job.update_norm:g}",
-        "update_bound": f"{job.update_bound:g}" if job.update_norm is None else "as the norm",
+        "update_bound": _update_bound(job.update_norm, job.update_bound),
         "class_rules": job.class_rules,
         "prototype_sites": "all" if job.prototype_sites is None else ", ".join(sorted(job.prototype_sites)),
         "records": _canonical(_record_options(setup)),
@@ -147,6 +147,11 @@ def _steps(training: Training) -> str:
         return f"batches of {training.batch_size}"
     how = f"momentum {training.momentum:g}" if training.optimizer == "sgd" else training.optimizer
     return f"batches of {training.batch_size}, epochs {training.epochs}, {how}"
+
+
+def _update_bound(norm: float | None, bound: float) -> str:
+    """Describe the bound of an update's coordinates: within a norm none is larger than the norm."""
+    return "as the norm" if norm is not None and norm <= bound else f"{bound:g}"
 
 
 def _record_options(setup: JobSetup) -> dict[str, Any]:
