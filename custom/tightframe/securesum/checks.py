@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from tightframe.securesum.errors import IdentityError, KeyAgreementError, RosterError, SignatureError
 from tightframe.securesum.identity import Verifier, public_key_hash
-from tightframe.securesum.masks import Layout, pair_key
+from tightframe.securesum.masks import Layout
 from tightframe.securesum.messages import (
-    GROUPS,
     Advertisement,
     Advertisements,
     FieldSpec,
     Group,
+    Kind,
     Params,
     Receipt,
 )
-from tightframe.securesum.primitives import Secret, derive, digest, ed25519_verify, encode_fields, x25519
+from tightframe.securesum.primitives import derive, digest, ed25519_verify, encode_fields, kem_check
 
 _PRIME = 2**255 - 19
 LOW_ORDER = frozenset(
@@ -44,21 +44,32 @@ LOW_ORDER_SIGNING = frozenset(
 one signature is valid for any message, and the library does not refuse it."""
 
 
-def commitment(name: str, slot: int, group: Group, seed: bytes) -> bytes:
-    """Return the commitment of a site to its self mask's seed b of a slot and group: 32 bytes."""
-    return digest("commitment", name, slot, group, seed)
+def commitment(name: str, slot: int, group: Group, kind: Kind, secret: bytes) -> bytes:
+    """Return the commitment of a site to one of its secrets, b or a, of a slot and group: 32 bytes.
+
+    It has the site's name in it, so that another site's commitment is of no use to a site that copies it.
+    """
+    return digest("commitment", name, slot, group, kind, secret)
 
 
-def box_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
-    """Derive the AES-256 key of the box from ``dealer`` to ``holder``.
+def box_key(
+    encapsulated: bytes, agreed: bytes, session: bytes, dealer: str, holder: str, ciphertext: bytes
+) -> bytes:
+    """Derive the AES-256 key of the box from ``dealer`` to ``holder`` from two shared secrets.
+
+    Whoever finds one of the two has nothing. Their order is that of X25519MLKEM768 in TLS
+    (draft-ietf-tls-ecdhe-mlkem). The session binds all four public keys, ``fields`` the names and the
+    ciphertext, so that a ciphertext works for one dealer, holder and session only.
 
     Args:
-        shared: X25519 of their channel keys.
+        encapsulated: of ML-KEM-768, from the dealer to the holder's encapsulation key: 32 bytes.
+        agreed: X25519 of their channel keys: 32 bytes.
         session: T.
         dealer: the site that dealt the shares.
         holder: the site that receives them.
+        ciphertext: of ``encapsulated``.
     """
-    return derive(shared, salt=session, tag="box", fields=(dealer, holder))
+    return derive(encapsulated + agreed, salt=session, tag="box", fields=(dealer, holder, ciphertext))
 
 
 def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
@@ -66,21 +77,40 @@ def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
     return encode_fields("box", session, dealer, holder)
 
 
-def pair_mask(
-    private: Secret, public: bytes, session: bytes, slot: int, group: Group, *, own: str, other: str
-) -> bytes:
-    """Derive the key m of the mask between two sites, from a private key and the other's public key.
+def pair_secret(seed: bytes, session: bytes, slot: int, group: Group, dealer: str, holder: str) -> bytes:
+    """Derive the pair secret r from ``dealer`` to ``holder``: 32 bytes.
 
-    Raises:
-        KeyAgreementError: TF-606, if the other's key is of low order.
+    If the dealer comes first in the roster, it keys the mask between the two (``masks.pair_key``). If the
+    dealer comes second, it is the one-time pad of a link (``link``) and used for nothing else.
+
+    Args:
+        seed: a of the dealer, of this slot and group.
+        session: T.
+        slot: the slot.
+        group: the group.
+        dealer: the site that derives it, and seals it for the holder.
+        holder: the other.
     """
-    first, second = sorted((own, other))  # the roster is sorted
-    return pair_key(x25519(private, public, owner=other), session, slot, group, first, second)
+    return derive(seed, salt=session, tag="pair secret", fields=(slot, group, dealer, holder))
 
 
-def masked_hash(masked: bytes) -> bytes:
-    """Return the SHA-256 of a group's masked bytes, as in a receipt."""
-    return hashlib.sha256(masked).digest()
+def link(one: bytes, other: bytes) -> bytes:
+    """Return the XOR of the two pair secrets between two sites: each of them gives the other, by itself none.
+
+    The first site sends it with its term. The server has one of the two secrets once it has recovered the
+    seed a of one of the sites.
+    """
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def masked_hash(masked: bytes, links: bytes) -> bytes:
+    """Return the SHA-256 of a group's masked bytes after all links, as in a receipt.
+
+    The parameters fix the length of either.
+    """
+    hashed = hashlib.sha256(links)
+    hashed.update(masked)
+    return hashed.digest()
 
 
 def group_layout(fields: Sequence[FieldSpec], group: Group) -> Layout:
@@ -144,14 +174,9 @@ def read_advertisements(params: Params, message: Advertisements) -> tuple[Advert
 
 
 class Keys:
-    """Every public key of an epoch seen so far, so that none is used twice.
+    """Every public key of an epoch seen so far, so that none is used twice."""
 
-    Args:
-        slots: K of the epoch.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self) -> None:
         self._owners: dict[bytes, str] = {}
 
     def add(self, item: Advertisement) -> None:
@@ -162,8 +187,7 @@ class Keys:
 
         Raises:
             IdentityError: TF-602, if another site has the same provisioned key.
-            KeyAgreementError: TF-606, if another key is of low order or occurred before. Without this
-                check a site could copy the keys of another and share its masks.
+            KeyAgreementError: TF-606, if another key is malformed, of low order or occurred before.
         """
         owners = {public_key_hash(item.certificate): item.name}
         if owners.keys() & self._owners.keys():
@@ -172,10 +196,10 @@ class Keys:
                 expected="its own",
                 found=f"that of {self._owners[next(iter(owners))]}",
             )
-        agreement = [item.channel_key]
-        agreement += [item.slot_key(slot, group) for slot in range(self._slots) for group in GROUPS]
         _check_signing(item.session_key, item.name)
-        for key in [item.session_key, *(_canonical(key, item.name) for key in agreement)]:
+        kem_check(item.encapsulation_key, owner=item.name)
+        channel = _canonical(item.channel_key, item.name)
+        for key in (item.session_key, channel, item.encapsulation_key):
             if key in owners or key in self._owners:
                 other = self._owners.get(key, item.name)
                 raise KeyAgreementError(

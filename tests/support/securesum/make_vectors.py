@@ -52,12 +52,13 @@ def make_run() -> dict[str, Any]:
     )
     vector: dict[str, Any] = {
         "version": VERSION,
-        "protocol": "tightframe/secure-sum/1",
+        "protocol": "tightframe/secure-sum/2",
         "notes": [
             "All keys are for tests alone. Bytes are hexadecimal; messages are in the order of sending.",
-            "Random bytes of a site, in the order of use: channel key, session key; for each slot, for "
-            "update and static: b, s; coefficients of all secrets in that order, that of x first; 16-byte "
-            "salts for each holder of each share; a nonce for each other holder.",
+            "Random bytes of a site, in the order of use: channel key, session key, 64-byte seed of "
+            "ML-KEM-768; for each slot, for update and static: b, a; coefficients of all secrets in that "
+            "order, that of x first; 16-byte salts for each holder of each share; for each other holder a "
+            "nonce and the 32 bytes m of FIPS 203, algorithm 17.",
             "Signatures of provisioned keys are deterministic ECDSA (RFC 6979) with SHA-256.",
         ],
         "root": root.certificate.hex(),
@@ -86,7 +87,7 @@ def make_run() -> dict[str, Any]:
             "certificate": issued.certificate.hex(),
             "private_key": issued.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()).hex(),
             "application": f"weight of {name}".encode().hex(),
-            "random": random(64 + 3 * 128 + 2 * 3 * 128 + 4 * 3 * 4 * 16 + 3 * 12).hex(),
+            "random": random(64 + 64 + 3 * 128 + 2 * 3 * 128 + 4 * 3 * 4 * 16 + 3 * 44).hex(),
             "terms": {
                 str(slot): {group: terms.bytes(size).hex() for group, size in sizes.items()}
                 for slot in range(2)
@@ -133,7 +134,7 @@ def make_primitives() -> dict[str, Any]:
         ],
         "keystream": {"key": key.hex(), "bytes": masks.keystream(key, 100).hex()},
         "pair_key": {
-            "shared": seed.hex(),
+            "secret": seed.hex(),
             "session": session.hex(),
             "slot": 255,
             "group": "static",

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from tightframe.securesum.checks import (
     commitment,
     group_layout,
+    link,
     masked_hash,
-    pair_mask,
+    pair_secret,
     verify,
     verify_receipt,
 )
@@ -32,7 +33,7 @@ from tightframe.securesum.errors import (
     StateError,
     SurvivorsError,
 )
-from tightframe.securesum.masks import Accumulator, self_key
+from tightframe.securesum.masks import Accumulator, pair_key, self_key
 from tightframe.securesum.messages import (
     GROUPS,
     SALT_BYTES,
@@ -45,10 +46,12 @@ from tightframe.securesum.messages import (
     Reveal,
     RevealRequest,
     SumId,
+    links_of,
+    pair_secret_hash,
     share_hash,
     survivors_signed,
 )
-from tightframe.securesum.primitives import KEY_BYTES, Secret, x25519_public
+from tightframe.securesum.primitives import KEY_BYTES, Secret
 from tightframe.securesum.rules import minimum_survivors
 from tightframe.securesum.server.setup import Enrolment, Session, check_name, check_sender
 from tightframe.securesum.shamir import recover_many
@@ -99,6 +102,7 @@ class Sum:
         self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
         self._totals = {group: Accumulator(self._layouts[group]) for group in GROUPS}
         self._receipts: dict[str, Receipt] = {}
+        self._links: dict[str, dict[Group, dict[str, bytes]]] = {}
         self._survivors: tuple[str, ...] | None = None
         self._agreements: dict[str, bytes] = {}
         self._reveals: dict[str, Reveal] = {}
@@ -150,12 +154,13 @@ class Sum:
         try:
             masked = Masked.from_bytes(raw)
             self._check_masked(site, masked)
+            links = {group: links_of(masked.links, group, self._params.roster, site) for group in GROUPS}
         except ProtocolError as error:
             error.blamed = site
             raise
         self._totals["update"].add(masked.update)
         self._totals["static"].add(masked.static)
-        self._receipts[site] = masked.receipt
+        self._receipts[site], self._links[site] = masked.receipt, links
 
     def close(self) -> tuple[str, ...]:
         """Stop accepting terms and return the survivors, in roster order.
@@ -255,11 +260,12 @@ class Sum:
         self._reveals[site] = item
 
     def open(self) -> Opened:
-        """Recover b of the survivors and s of the dropped sites, and remove their masks from the totals.
+        """Recover b of the survivors and a of the dropped sites, and remove their masks from the totals.
 
         Raises:
             RecoveryError: TF-613, with fewer than t valid reveals; or naming the dealer whose secret is
-                not the one that it advertised, although it signed every share.
+                not the one that it committed to, although it signed every share, or the site whose link
+                is not of the pair secrets that both sites signed.
             StateError: TF-609, before ``close`` or a second time.
         """
         survivors = self._closed()
@@ -271,11 +277,13 @@ class Sum:
             usable["static"] = with_static
         # All secrets are recovered and checked before any mask is removed, so that after an error the
         # totals are still masked and another reveal can be added.
-        secrets = {group: self._recover(group, reveals) for group, reveals in usable.items()}
-        for group, recovered in secrets.items():
-            self._totals[group].add_streams(*self._streams(group, recovered))
+        streams = {
+            group: self._streams(group, self._recover(group, reveals)) for group, reveals in usable.items()
+        }
+        for group, (plus, minus) in streams.items():
+            self._totals[group].add_streams(plus, minus)
         self._opened = True
-        groups = {group: self._totals[group].to_bytes() for group in secrets}
+        groups = {group: self._totals[group].to_bytes() for group in streams}
         if not self._layouts["static"].nbytes:
             groups["static"] = b""
         return Opened(
@@ -291,7 +299,10 @@ class Sum:
         receipt = masked.receipt
         check_name("a receipt", site, receipt.name)
         verify_receipt(receipt, self._session.session, self._session.peers[site].session_key)
-        hashes = {"update": masked_hash(masked.update), "static": masked_hash(masked.static)}
+        hashes = {
+            "update": masked_hash(masked.update, masked.links),
+            "static": masked_hash(masked.static, masked.links),
+        }
         for part, expected, received in (
             ("slot", str(self.slot), str(receipt.slot)),
             ("sum", str(self.sum_id), str(receipt.sum_id)),
@@ -340,7 +351,7 @@ class Sum:
         return "self" if dealer in self._receipts else "pair"
 
     def _recover(self, group: Group, reveals: Mapping[str, Reveal]) -> dict[str, Secret]:
-        """Return site -> its secret of this slot, each checked against the site's advertisement."""
+        """Return site -> its secret of this slot, each checked against the site's commitment."""
         roster, needed = self._params.roster, self._params.threshold
         holders = [name for name in roster if name in reveals][:needed]
         if len(holders) < needed:
@@ -359,24 +370,22 @@ class Sum:
         return secrets
 
     def _check_secret(self, dealer: str, group: Group, secret: Secret) -> None:
-        peer = self._session.peers[dealer]
-        if self._kind(dealer) == "self":
-            derived, advertised = (
-                commitment(dealer, self.slot, group, secret.expose()),
-                peer.commitment(self.slot, group),
-            )
-        else:
-            derived, advertised = x25519_public(secret), peer.slot_key(self.slot, group)
-        if not hmac.compare_digest(derived, advertised):
+        kind = self._kind(dealer)
+        derived = commitment(dealer, self.slot, group, kind, secret.expose())
+        if not hmac.compare_digest(derived, self._session.peers[dealer].commitment(self.slot, group, kind)):
             raise RecoveryError(
                 f"the {group} secret of {dealer} in slot {self.slot}",
-                expected="the one that it advertised",
+                expected="the one that it committed to",
                 found="a different one, from shares that it signed",
                 blamed=dealer,
             )
 
     def _streams(self, group: Group, secrets: Mapping[str, Secret]) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of the streams to add and to subtract, so that no mask is left in the total."""
+        """Return the keys of the streams to add and to subtract, so that no mask is left in the total.
+
+        Raises:
+            RecoveryError: TF-613, as ``_mask_secret`` raises.
+        """
         session, slot = self._session.session, self.slot
         plus: list[bytes] = []
         minus: list[bytes] = []
@@ -384,8 +393,39 @@ class Sum:
             minus.append(self_key(secrets[site].expose(), session, slot, group, site))
         for dropped in sorted(set(self._params.roster) - set(self._receipts)):
             for site in self._closed():
-                public = self._session.peers[site].slot_key(slot, group)
-                key = pair_mask(secrets[dropped], public, session, slot, group, own=dropped, other=site)
+                first, second = sorted((site, dropped))  # the roster is sorted
+                secret = self._mask_secret(group, dropped, secrets[dropped], site)
+                key = pair_key(secret, session, slot, group, first, second)
                 # The survivor added this stream if the dropped site comes after it, else it subtracted it.
-                (minus if site < dropped else plus).append(key)
+                (minus if site == first else plus).append(key)
         return plus, minus
+
+    def _mask_secret(self, group: Group, dropped: str, seed: Secret, survivor: str) -> bytes:
+        """Return the pair secret that keys the mask between a dropped site and a survivor.
+
+        If the dropped site comes first, it is its own. Otherwise it is the survivor's, which the
+        survivor's link and the dropped site's own give.
+
+        Raises:
+            RecoveryError: TF-613, naming the dropped site if it dealt another pair secret than its seed
+                gives, or the survivor if its link is wrong. The survivor checked what it was dealt, and
+                the dealer's signature is under both hashes: no third site can be at fault.
+        """
+        own = pair_secret(seed.expose(), self._session.session, self.slot, group, dropped, survivor)
+        self._check_pair_secret(group, dropped, survivor, own, "its pair seed")
+        if dropped < survivor:
+            return own
+        other = link(self._links[survivor][group][dropped], own)
+        self._check_pair_secret(group, survivor, dropped, other, "its link")
+        return other
+
+    def _check_pair_secret(self, group: Group, dealer: str, holder: str, secret: bytes, source: str) -> None:
+        session, slot = self._session, self.slot
+        hashed = pair_secret_hash(session.session, dealer, holder, slot, group, secret)
+        if not hmac.compare_digest(hashed, session.signed_pair_secret_hash(dealer, holder, slot, group)):
+            raise RecoveryError(
+                f"the {group} pair secret from {dealer} to {holder} in slot {slot}",
+                expected=f"the one whose hash {dealer} signed",
+                found=f"a different one from {source}",
+                blamed=dealer,
+            )

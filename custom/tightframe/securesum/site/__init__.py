@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tightframe.securesum.checks import group_layout, masked_hash, pair_mask, verify, verify_receipt
+from tightframe.securesum.checks import group_layout, link, masked_hash, pair_secret, verify, verify_receipt
 from tightframe.securesum.errors import (
     InconsistencyError,
     ParametersError,
@@ -20,7 +20,7 @@ from tightframe.securesum.errors import (
     StaticCohortError,
     SurvivorsError,
 )
-from tightframe.securesum.masks import Accumulator, Layout, self_key
+from tightframe.securesum.masks import Accumulator, Layout, pair_key, self_key
 from tightframe.securesum.messages import (
     GROUPS,
     Agreement,
@@ -53,6 +53,7 @@ from tightframe.securesum.site.state import (
     Fresh,
     Revealed,
     SlotState,
+    dealt_pair_secret,
     slot_secret,
     slot_share,
 )
@@ -128,11 +129,14 @@ def mask(
         raise ReplayError(
             f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
         )
+    secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
     masked = {
-        group: _masked(established, fresh, slot, group, layouts[group], term.get(group, b""))
+        group: _masked(established, fresh, slot, group, layouts[group], term.get(group, b""), secrets[group])
         for group in GROUPS
     }
-    receipt = _receipt(established, request, broadcast, masked)
+    own = established.epoch.name
+    links = b"".join(link(*pair) for group in GROUPS for other, pair in secrets[group].items() if own < other)
+    receipt = _receipt(established, request, broadcast, masked, links)
     slots = (
         *(_erased(item) for item in established.slots[:slot]),
         MaskedSlot(request.schema, receipt, fresh.shares),
@@ -140,7 +144,8 @@ def mask(
     )
     used = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
     after = replace(established, sums=(*established.sums, request.sum_id), slots=slots)
-    return Step(after, Masked(masked["update"], masked["static"], receipt), (*commitments, used))
+    reply = Masked(masked["update"], masked["static"], receipt, links)
+    return Step(after, reply, (*commitments, used))
 
 
 def agree(
@@ -174,7 +179,7 @@ def agree(
 def reveal(
     state: Established, request: RevealRequest, *, history: journal.History
 ) -> Step[Established, Reveal]:
-    """Reveal this site's shares of a slot: of b for the survivors, of s for the dropped sites.
+    """Reveal this site's shares of a slot: of b for the survivors, of a for the dropped sites.
 
     If all sites survived, receipts are enough. Otherwise at least t sites must have signed exactly
     the set that this site signed. Opening one slot over two different sets would need t - c honest
@@ -265,32 +270,56 @@ def _established(state: Confirmed | Established, request: TermRequest) -> Establ
     return state
 
 
-def _masked(state: Established, fresh: Fresh, slot: int, group: Group, layout: Layout, data: bytes) -> bytes:
+def _pair_secrets(
+    state: Established, fresh: Fresh, slot: int, group: Group
+) -> dict[str, tuple[bytes, bytes]]:
+    """Return every other site, in roster order -> the pair secrets to it and from it."""
+    own, session = state.epoch.name, state.session
+    seed = slot_secret(fresh.secrets, group, "pair").expose()
+    return {
+        name: (
+            pair_secret(seed, session, slot, group, own, name),
+            dealt_pair_secret(fresh.pair_secrets, place, group),
+        )
+        for place, name in enumerate(state.epoch.params.roster)
+        if name != own
+    }
+
+
+def _masked(
+    state: Established,
+    fresh: Fresh,
+    slot: int,
+    group: Group,
+    layout: Layout,
+    data: bytes,
+    secrets: Mapping[str, tuple[bytes, bytes]],
+) -> bytes:
     """Return enc(x) + PRG(b) + the sum of PRG(m_ij) over later sites - that over earlier ones, as bytes."""
     total = Accumulator(layout, data)
-    own = state.epoch.name
-    seed, private = slot_secret(fresh.secrets, group, "self"), slot_secret(fresh.secrets, group, "pair")
-    plus = [self_key(seed.expose(), state.session, slot, group, own)]
+    own, session = state.epoch.name, state.session
+    seed = slot_secret(fresh.secrets, group, "self")
+    plus = [self_key(seed.expose(), session, slot, group, own)]
     minus: list[bytes] = []
-    for name, peer in state.peers.items():
-        if name != own:
-            public = peer.slot_key(slot, group)
-            key = pair_mask(private, public, state.session, slot, group, own=own, other=name)
-            (plus if own < name else minus).append(key)
+    for other, (sent, received) in secrets.items():
+        if own < other:
+            plus.append(pair_key(sent, session, slot, group, own, other))
+        else:
+            minus.append(pair_key(received, session, slot, group, other, own))
     total.add_streams(plus, minus)
     return total.to_bytes()
 
 
 def _receipt(
-    state: Established, request: TermRequest, broadcast: bytes, masked: Mapping[Group, bytes]
+    state: Established, request: TermRequest, broadcast: bytes, masked: Mapping[Group, bytes], links: bytes
 ) -> Receipt:
     unsigned = Receipt(
         name=state.epoch.name,
         slot=request.slot,
         sum_id=request.sum_id,
         broadcast=broadcast,
-        update=masked_hash(masked["update"]),
-        static=masked_hash(masked["static"]),
+        update=masked_hash(masked["update"], links),
+        static=masked_hash(masked["static"], links),
         signature=b"",
     )
     return replace(unsigned, signature=ed25519_sign(state.signing, unsigned.signed(state.session)))

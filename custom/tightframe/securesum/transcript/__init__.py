@@ -284,7 +284,7 @@ class _Reading:
         canonical = encoded == body["advertisements"]
         _demand(canonical, "session.advertisements", "in canonical form", "another form")
         verifier, digest = Verifier(self.anchor, self.pins, False, body["time"]), params.digest()
-        keys = Keys(params.slots)
+        keys = Keys()
         for item in items:
             verify_advertisement(verifier, item, digest)
             keys.add(item)
