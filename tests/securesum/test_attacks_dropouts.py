@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.securesum.hostile import (
     ready,
     refused,
     refused_by,
-    session_key,
+    signed_agreement,
     without_pair_masks,
 )
 from tests.support.securesum.protocol import MIXED, World, add_integers
@@ -39,9 +40,7 @@ from tightframe.securesum.messages import (
     Reveal,
     RevealRequest,
     SumId,
-    survivors_signed,
 )
-from tightframe.securesum.primitives import ed25519_sign
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import Revealed, slot_share
 
@@ -52,8 +51,9 @@ def agreeing(slot: int, receipts: Any) -> Any:
     return lambda site: site.agree(AgreementRequest(slot, tuple(receipts)).to_bytes())
 
 
-def revealing(slot: int, receipts: Any, agreements: dict[str, bytes] | None = None) -> Any:
-    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), agreements or {}).to_bytes())
+def revealing(slot: int, receipts: Any, agreements: Iterable[Agreement] = ()) -> Any:
+    given = tuple(sorted(agreements, key=lambda item: item.name))
+    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), given).to_bytes())
 
 
 # A site that is declared dead --------------------------------------------------------------------
@@ -76,9 +76,7 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
         raw = world.sites[name].mask(world.request(name, total), MIXED, world.term(name))
         uploads[name] = Masked.from_bytes(raw)
     receipts = [uploads[name].receipt for name in rest]
-    agreements = {
-        name: Agreement.from_bytes(agreeing(0, receipts)(world.sites[name])).signature for name in rest
-    }
+    agreements = [Agreement.from_bytes(agreeing(0, receipts)(world.sites[name])) for name in rest]
     reveals = {
         name: Reveal.from_bytes(revealing(0, receipts, agreements)(world.sites[name])) for name in rest
     }
@@ -96,7 +94,7 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
     for name in rest:
         b = from_shares(world, {holder: item.update[name] for holder, item in reveals.items()})
         assert b == secrets[name, "update", "self"]
-        assert world.sites[name].state.slots[0] == Revealed(rest)
+        assert world.sites[name].state.slots[0] == Revealed("train", SumId(0, "train-0"), rest, ("update",))
     assert not any(item.static for item in reveals.values())
     assert len(seen) == sites * (sites - 1)
 
@@ -117,8 +115,8 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
     refused_by(world, rest, SurvivorsError, revealing(0, everybody))
     others = [item for item in everybody if item.name != ONE]
     refused_by(world, rest[1:], SurvivorsError, agreeing(0, others))
-    shares = [Reveal.from_bytes(revealing(0, everybody)(world.sites[victim]))]
-    assert len(shares) < world.params.threshold
+    alone = Agreement.from_bytes(agreeing(0, everybody)(world.sites[victim]))
+    refused_by(world, (victim,), SurvivorsError, revealing(0, everybody, [alone]))
 
 
 def closed_without(world: World, victim: str) -> Any:
@@ -145,12 +143,12 @@ def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.Da
     world = ready(sites, seed=0)
     roster, colluder = names(sites), names(sites)[-1]
     receipts = dict(zip(roster, closed(world).receipts, strict=True))
-    key, colluding = session_key(world, colluder), world.sites[colluder].state.slots[0].shares
+    colluding = world.sites[colluder].state.slots[0].shares
     least = rules.minimum_survivors(world.params)
     sets = [roster, *(tuple(n for n in roster if n != gone) for gone in roster[:-1])]
     if sites == 6:
         sets = [item for item in sets if len(item) >= least]
-    signatures: dict[tuple[str, ...], dict[str, bytes]] = {}
+    signatures: dict[tuple[str, ...], dict[str, Agreement]] = {}
     known: dict[tuple[str, Group, Kind], set[str]] = {
         (dealer, group, kind): {colluder}
         for dealer in roster
@@ -169,14 +167,13 @@ def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.Da
             site.state = before[name]
         shown = [receipts[item] for item in chosen]
         signed = signatures.setdefault(chosen, {})
-        message = survivors_signed(world.session.session, 0, SumId(0, "train-0"), chosen)
         if colluder in chosen:
-            signed[colluder] = ed25519_sign(key, message)
+            signed[colluder] = signed_agreement(world, colluder, shown)
         try:
-            if agree_first and chosen != roster:
-                signed[name] = Agreement.from_bytes(agreeing(0, shown)(site)).signature
+            if agree_first:
+                signed[name] = Agreement.from_bytes(agreeing(0, shown)(site))
                 continue
-            item = Reveal.from_bytes(revealing(0, shown, signed if chosen != roster else None)(site))
+            item = Reveal.from_bytes(revealing(0, shown, signed.values())(site))
         except ProtocolError as error:
             assert isinstance(error, SurvivorsError | StateError), error
             continue

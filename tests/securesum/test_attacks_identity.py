@@ -189,7 +189,7 @@ def test_every_kind_of_signature_is_good_for_one_purpose_only() -> None:
         "hashes": messages.hashes_signed(session, ONE, []),
         "ready": messages.ready_signed(session, ONE),
         "receipt": receipt.signed(session),
-        "survivors": messages.survivors_signed(session, 0, total.sum_id, total.survivors),
+        "agreement": messages.agreement_signed(session, 0, total.sum_id, total.survivors, bytes(32), {}),
         "reveal": reveal.signed(session),
     }
     public = world.session.peers[ONE].session_key
@@ -198,8 +198,8 @@ def test_every_kind_of_signature_is_good_for_one_purpose_only() -> None:
         verify(public, signature, signed, owner=ONE, what=one)
         refused(SignatureError, lambda s=string, g=signature: verify(public, g, s, owner=ONE, what="x"))
     for signed in strings.values():
-        if signed != strings["survivors"]:
-            raw = Agreement(ONE, 0, ed25519_sign(key, signed)).to_bytes()
+        if signed != strings["agreement"]:
+            raw = Agreement(ONE, 0, {}, ed25519_sign(key, signed)).to_bytes()
             refused(SignatureError, total.add_agreement, ONE, raw)
 
 
@@ -268,6 +268,7 @@ def test_another_sites_commitments_are_of_no_use() -> None:
     total = world.start(0)
     world.contribute(total, names(4))
     total.close()
+    world.agree(total, names(4))
     world.reveal(total, names(4))
     assert refused(RecoveryError, total.open).blamed == FOUR
 

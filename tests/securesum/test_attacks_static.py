@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.securesum.hostile import closed, names, ready, refused, refused_by
+from tests.support.securesum.hostile import (
+    agreed,
+    closed,
+    names,
+    ready,
+    refused,
+    refused_by,
+)
 from tests.support.securesum.protocol import DATASET, JOB, MIXED, World
 
 from tightframe.securesum.errors import (
@@ -96,7 +103,7 @@ def test_a_drop_out_cannot_be_taken_back_to_open_the_static_group() -> None:
     total._receipts, total._links = {item.name: item for item in receipts[:3]}, whole._links
     total.close()
     world.agree(total, names(3))
-    everybody = RevealRequest(0, receipts, {}).to_bytes()
+    everybody = RevealRequest(0, receipts, ()).to_bytes()
     refused_by(world, names(3), SurvivorsError, lambda site: site.reveal(everybody))
     world.reveal(total, names(3))
     refused_by(world, names(3), SurvivorsError, lambda site: site.reveal(everybody))
@@ -127,7 +134,7 @@ def mask_refused(world: World, sites: tuple[str, ...]) -> None:
 def test_two_jobs_at_a_time_cannot_open_two_cohorts() -> None:
     """Both enrolled before either masked anything: the first term of a site settles it."""
     whole, part = two_jobs()
-    total = closed(whole)
+    total = agreed(whole)
     mask_refused(part, names(3))
     whole.reveal(total, names(4))
     assert "static" in total.open().groups
@@ -138,7 +145,7 @@ def test_two_jobs_at_a_time_cannot_open_two_cohorts() -> None:
 def test_a_site_that_is_not_asked_to_reveal_remembers_its_cohort_all_the_same(asked: tuple[str, ...]) -> None:
     """Whoever is asked: t others' shares open a masked term, so that masking it is what counts."""
     whole, part = two_jobs()
-    total = closed(whole)
+    total = agreed(whole)
     whole.reveal(total, asked)
     mask_refused(part, names(3))
     again = with_journals(World(3, job="job-3", lineage="job-3"), whole)
@@ -174,7 +181,7 @@ def test_counts_that_a_drop_out_kept_shut_open_later_for_the_same_cohort_and_for
 
 def test_a_masked_static_group_stays_shut_once_a_person_accepts_another_cohort() -> None:
     world = ready()
-    total = closed(world)
+    total = agreed(world)
     for site in world.sites.values():
         site.entries.append(journal.CohortAccepted(DATASET, names(3)))
     world.reveal(total, names(4))
@@ -265,7 +272,7 @@ def test_a_cohort_that_a_person_accepted_is_the_only_other_one() -> None:
 
 def test_a_static_sum_that_was_given_up_is_not_opened_later() -> None:
     world = ready(stored=True)
-    lost = closed(world)
+    lost = agreed(world)
     world.run(1)
     request = lost.reveal_request().to_bytes()
     refused_by(world, names(4), StateError, lambda site: site.reveal(request))

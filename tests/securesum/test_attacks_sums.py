@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.support.securesum.hostile import (
+    agreed,
     closed,
     names,
     ready,
     refused,
     refused_by,
     session_key,
+    signed_agreement,
     signed_receipt,
 )
 from tests.support.securesum.protocol import MIXED, World
@@ -38,7 +41,6 @@ from tightframe.securesum.messages import (
     RevealRequest,
     SumId,
     TermRequest,
-    survivors_signed,
 )
 from tightframe.securesum.primitives import ed25519_sign
 from tightframe.securesum.site.state import slot_share
@@ -50,8 +52,9 @@ def agreeing(slot: int, receipts: Any) -> Any:
     return lambda site: site.agree(AgreementRequest(slot, tuple(receipts)).to_bytes())
 
 
-def revealing(slot: int, receipts: Any, agreements: dict[str, bytes] | None = None) -> Any:
-    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), agreements or {}).to_bytes())
+def revealing(slot: int, receipts: Any, agreements: Iterable[Agreement] = ()) -> Any:
+    given = tuple(sorted(agreements, key=lambda item: item.name))
+    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), given).to_bytes())
 
 
 # Receipts ----------------------------------------------------------------------------------------
@@ -75,7 +78,7 @@ def receipts_of(kind: str, world: World, receipts: tuple[Receipt, ...]) -> tuple
         bad = signed_receipt(world, receipts[2], slot=1)
     else:
         assert kind == "of another model"
-        bad = signed_receipt(world, receipts[2], broadcast=bytes(32))
+        bad = signed_receipt(world, receipts[2], basis=bytes(32))
     return (*receipts[:2], bad)
 
 
@@ -100,8 +103,7 @@ def test_a_bad_receipt_is_refused_before_anything_is_signed_or_revealed(
     for handler in (agreeing(0, receipts), revealing(0, receipts)):
         refused_by(world, (ONE, TWO), error, handler)
     world.agree(total, names(3))
-    agreements = dict(total.agreements)
-    refused_by(world, (ONE, TWO), error, revealing(0, receipts, agreements))
+    refused_by(world, (ONE, TWO), error, revealing(0, receipts, total.agreements))
 
 
 def test_another_model_for_one_site_is_refused_by_all() -> None:
@@ -110,7 +112,7 @@ def test_another_model_for_one_site_is_refused_by_all() -> None:
     total = world.start(0)
     receipts = []
     for name in names(4):
-        shown = bytes(32) if name == TWO else total.broadcast
+        shown = bytes(32) if name == TWO else total.basis
         raw = world.sites[name].mask(world.request(name, total), MIXED, world.term(name), shown)
         receipts.append(Masked.from_bytes(raw).receipt)
         if name == TWO:  # an honest server, by whose mistake this came about, notices too
@@ -128,9 +130,10 @@ def test_a_term_of_another_site_with_equal_hashes_counts_for_nobody_else() -> No
     world.sites[FOUR].mask(world.request(FOUR, total), MIXED, world.term(FOUR))
     signed = signed_receipt(world, stolen)
     assert signed.update == total.receipts[0].update
-    revealed = [world.sites[name].reveal for name in names(3)]
-    request = RevealRequest(0, (*total.receipts, signed), {}).to_bytes()
-    shares = [Reveal.from_bytes(reveal(request)).update for reveal in revealed]
+    receipts = (*total.receipts, signed)
+    agreements = [Agreement.from_bytes(agreeing(0, receipts)(world.sites[name])) for name in names(3)]
+    reveal = revealing(0, receipts, agreements)
+    shares = [Reveal.from_bytes(reveal(world.sites[name])).update for name in names(3)]
     # Every survivor's b comes out, as in any sum; pair masks stay, because no s does.
     assert all(set(item) == set(names(4)) for item in shares)
     held = world.sites[FOUR].state.slots[0].shares
@@ -224,23 +227,23 @@ def test_two_survivor_sets_at_two_halves_of_the_sites_open_neither(sites: int) -
     receipts = closed(world).receipts
     roster = names(sites)
     sets = (receipts[:-1], (receipts[0], *receipts[2:]))
-    halves: tuple[dict[str, bytes], dict[str, bytes]] = ({}, {})
+    halves: tuple[dict[str, Agreement], dict[str, Agreement]] = ({}, {})
     for place, name in enumerate(roster):
         which = place % 2
         chosen = sets[which]
         if name in {item.name for item in chosen}:
             raw = agreeing(0, chosen)(world.sites[name])
-            halves[which][name] = Agreement.from_bytes(raw).signature
+            halves[which][name] = Agreement.from_bytes(raw)
             refused_by(world, (name,), SurvivorsError, agreeing(0, sets[1 - which]))
             refused_by(world, (name,), SurvivorsError, revealing(0, receipts))
     for which in (0, 1):
         assert len(halves[which]) < world.params.threshold
         for name in halves[which]:
-            handler = revealing(0, sets[which], halves[which])
+            handler = revealing(0, sets[which], halves[which].values())
             refused_by(world, (name,), SurvivorsError, handler)
             joined = {key: value for key, value in {**halves[1 - which], **halves[which]}.items()}
             here = {item.name for item in sets[which]}
-            handler = revealing(0, sets[which], {key: joined[key] for key in joined if key in here})
+            handler = revealing(0, sets[which], [joined[key] for key in joined if key in here])
             with pytest.raises((SurvivorsError, SignatureError)):
                 handler(world.sites[name])
 
@@ -260,22 +263,29 @@ def test_a_survivor_set_has_one_form() -> None:
 
 def test_agreements_of_another_slot_sum_or_epoch_are_no_agreements() -> None:
     world, later = ready(), ready(epoch=1, seed="later")
-    agreements: dict[str, dict[str, bytes]] = {}
+    agreements: dict[str, list[Agreement]] = {}
     for slot in (0, 1):
-        total = closed(world, slot, (FOUR,))
-        world.agree(total, names(3))
-        agreements[f"slot {slot}"] = dict(total.agreements)
-    last = closed(later, 1, (FOUR,))
-    later.agree(last, names(3))
-    agreements["epoch 1"] = dict(last.agreements)
-    attempt = survivors_signed(world.session.session, 1, SumId(1, "train-0", 1), names(3))
-    agreements["try 1"] = {name: ed25519_sign(session_key(world, name), attempt) for name in names(3)}
+        total = agreed(world, slot, (FOUR,))
+        agreements[f"slot {slot}"] = [replace(item, slot=1) for item in total.agreements]
+    agreements["epoch 1"] = list(agreed(later, 1, (FOUR,)).agreements)
     receipts = total.receipts
-    for kind in ("slot 0", "epoch 1", "try 1"):
+    for kind, changes in (
+        ("try 1", {"sum_id": SumId(1, "train-0", 1)}),
+        ("another challenge", {"challenge": bytes(32)}),
+        ("other survivors", {"survivors": names(4)}),
+        ("other combinations", {"combinations": {"update": b""}}),
+    ):
+        agreements[kind] = [signed_agreement(world, name, receipts, **changes) for name in names(3)]
+    agreements["other combinations"] = [replace(i, combinations={}) for i in agreements["other combinations"]]
+    for kind in sorted(set(agreements) - {"slot 1"}):
         refused_by(world, (ONE, TWO), SignatureError, revealing(1, receipts, agreements[kind]))
+    of_slot_0 = [signed_agreement(world, name, receipts, slot=0) for name in names(3)]
+    refused_by(world, (ONE, TWO), InconsistencyError, revealing(1, receipts, of_slot_0))
     # One true signature does not stand for three.
     own = agreements["slot 1"]
-    refused_by(world, (ONE,), SignatureError, revealing(1, receipts, dict.fromkeys(own, own[ONE])))
+    copies = [replace(own[0], name=name) for name in names(3)]
+    refused_by(world, (ONE,), SignatureError, revealing(1, receipts, copies))
+    refused_by(world, (ONE,), SurvivorsError, revealing(1, receipts, [own[0]] * 3))
     world.reveal(total, names(3))
     assert total.open().groups == {"update": world.plain(names(3))["update"]}
 
@@ -296,8 +306,7 @@ def test_below_the_threshold_of_reveals_nothing_is_opened(missing: tuple[str, ..
     world = ready()
     total = closed(world, 0, missing)
     here = [name for name in names(4) if name not in missing]
-    if missing:
-        world.agree(total, here)
+    world.agree(total, here)
     world.reveal(total, here[:2])
     masked = {group: total._totals[group].to_bytes() for group in GROUPS}
     assert refused(RecoveryError, total.open).found == "2"
@@ -312,8 +321,8 @@ def test_one_tampered_reveal_is_survived_and_the_revealer_named(missing: tuple[s
     world = ready(5)  # t = 4
     total = closed(world, 0, missing)
     here = [name for name in names(5) if name not in missing]
+    world.agree(total, here)
     if missing:
-        world.agree(total, here)
         assert len(here) == world.params.threshold
     request = total.reveal_request().to_bytes()
     for name in here:
@@ -335,7 +344,7 @@ def test_one_tampered_reveal_is_survived_and_the_revealer_named(missing: tuple[s
 def test_a_sum_opens_only_with_what_the_dealers_dealt_in_this_slot() -> None:
     """Shares of another slot, group or kind are real shares, signed by their dealers, and fit nothing."""
     world = ready()
-    total = closed(world)
+    total = agreed(world)
     held = world.sites[ONE].state.slots
     item = Reveal.from_bytes(world.sites[ONE].reveal(total.reveal_request().to_bytes()))
     for slot, group, kind in ((1, "update", "self"), (0, "static", "self"), (0, "update", "pair")):

@@ -34,10 +34,10 @@ from tightframe.securesum.site.state import Advertised, Confirmed, Established
 RUN = load("run")
 READERS: dict[str, Callable[[bytes], Any]] = {
     "Params": Params.from_bytes,
-    "Advertisement": functools.partial(Advertisement.from_bytes, slots=3),
+    "Advertisement": functools.partial(Advertisement.from_bytes, slots=4),
     "Advertisements": Advertisements.from_bytes,
-    "Confirmation": functools.partial(Confirmation.from_bytes, slots=3),
-    "Setup": functools.partial(Setup.from_bytes, sites=4, slots=3),
+    "Confirmation": functools.partial(Confirmation.from_bytes, slots=4),
+    "Setup": functools.partial(Setup.from_bytes, sites=4, slots=4),
     "TermRequest": TermRequest.from_bytes,
     "Masked": Masked.from_bytes,
     "AgreementRequest": AgreementRequest.from_bytes,
@@ -251,7 +251,7 @@ def fingerprint(player: Player) -> Any:
     if hasattr(player, "session"):
         server += [player.session.missing, sorted(player.session.ready)]
     for total in player.sums:
-        server += [total.receipts, total.survivors, dict(total.agreements), total.revealers]
+        server += [total.receipts, total.survivors, total.agreements, total.revealers]
         server += [total._totals[group].to_bytes() for group in ("update", "static")]
     return sites, server
 

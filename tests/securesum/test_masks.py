@@ -449,7 +449,7 @@ def test_keys_are_hkdf_of_fields_that_name_their_one_purpose() -> None:
         return kind + len(data).to_bytes(8, "big") + data
 
     def info(tag: str, slot: int, *texts: str) -> bytes:
-        start = b"\xff\x00tightframe/secure-sum/2\x00" + sized(b"t", tag.encode())
+        start = b"\xff\x00tightframe/secure-sum/1\x00" + sized(b"t", tag.encode())
         return (
             start + b"i" + slot.to_bytes(16, "big") + b"".join(sized(b"s", text.encode()) for text in texts)
         )

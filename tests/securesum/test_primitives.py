@@ -95,7 +95,7 @@ class Reader:
         return found
 
     def all(self) -> tuple[str, list[object]]:
-        assert self.take(len(primitives.PREFIX)) == b"\xff\x00tightframe/secure-sum/2\x00"
+        assert self.take(len(primitives.PREFIX)) == b"\xff\x00tightframe/secure-sum/1\x00"
         assert self.take(1) == b"t"
         tag, found = self.take(self.size()).decode(), []
         while self.data:
@@ -141,7 +141,7 @@ def test_other_fields_have_another_encoding(
 def test_the_encoding_byte_by_byte() -> None:
     found = encode_fields("tag", True, -2, 1.5, "é", b"\x00", {"b": [], "a": ()})
     assert found == (
-        b"\xff\x00tightframe/secure-sum/2\x00"
+        b"\xff\x00tightframe/secure-sum/1\x00"
         b"t\x00\x00\x00\x00\x00\x00\x00\x03tag"
         b"?\x01"
         b"i" + b"\xff" * 15 + b"\xfe"

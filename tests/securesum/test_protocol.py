@@ -16,7 +16,7 @@ from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 from tightframe.securesum.rules import SiteRules, minimum_survivors
 from tightframe.securesum.server import setup as server_setup
 from tightframe.securesum.site import setup as site_setup
-from tightframe.securesum.site.journal import Agreed, Revealed, SlotUsed, StaticOpened
+from tightframe.securesum.site.journal import Agreed, Revealed, SlotUsed, StaticOpened, TotalVerified
 
 FIELDS = st.builds(
     FieldSpec,
@@ -58,7 +58,7 @@ def test_the_total_is_exact_or_nothing_is_opened(case: tuple[World, list[dict[st
     for slot, drops in enumerate(sums):
         survivors = [name for name in world.params.roster if name not in drops["drop_term"]]
         full = len(survivors) == len(world.params.roster)
-        agreeing = survivors if full else [name for name in survivors if name not in drops["drop_agree"]]
+        agreeing = [name for name in survivors if name not in drops["drop_agree"]]
         revealing = [name for name in agreeing if name not in drops["drop_reveal"]]
         needed = world.params.threshold
         if len(survivors) < minimum_survivors(world.params):
@@ -98,14 +98,16 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     first = world.sites["site-001"].entries
     assert [type(entry).__name__ for entry in first] == [
         "Advertised",
-        *("StaticMasked", "SlotUsed", "Revealed", "StaticOpened"),
-        *("SlotUsed", "Agreed", "Revealed"),
-        "SlotUsed",
-        *("SlotUsed", "Agreed", "Revealed"),
+        *("StaticMasked", "SlotUsed", "Agreed", "Revealed", "StaticOpened"),
+        *("SlotUsed", "Agreed", "TotalVerified", "Revealed"),
+        *("SlotUsed", "Agreed"),
+        *("SlotUsed", "Agreed", "TotalVerified", "Revealed"),
     ]
-    assert first[3] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
-    assert first[4] == StaticOpened("lesions", world.params.roster, JOB)
-    assert first[7] == Revealed(JOB, 0, 1, without.survivors, ("update",))
+    assert first[4] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
+    assert first[5] == StaticOpened("lesions", world.params.roster, JOB)
+    assert first[8] == TotalVerified(JOB, 0, 0, everybody.evidence.total.digest())
+    assert first[9] == Revealed(JOB, 0, 1, without.survivors, ("update",))
+    assert first[14] == TotalVerified(JOB, 0, 2, late.evidence.total.digest())
 
 
 @pytest.mark.whole
@@ -157,7 +159,7 @@ def test_the_same_randomness_gives_the_same_bytes() -> None:
         world.run(0)
         world.run(1, drop_term=["site-003"])
         seen.append(sent)
-    assert len(seen[0]) == 4 * 2 * 2 + 4 * 4 + 3 * 6
+    assert len(seen[0]) == 4 * 2 * 2 + 4 * 6 + 3 * 6
     assert seen[0] == seen[1]
     assert len(set(seen[0])) > len(seen[0]) // 2
 
@@ -207,6 +209,7 @@ def test_the_static_group_stays_shut_if_too_few_sites_open_it() -> None:
         site = world.sites[name]
         site.state = replace(site.state, epoch=replace(site.state.epoch, any_static_cohort=False))
         site.entries.append(StaticOpened("lesions", ("others",), "other"))
+    world.agree(total, world.params.roster)
     world.reveal(total, world.params.roster)
     opened = total.open()
     assert opened.groups == {"update": world.plain(world.params.roster)["update"]}
@@ -219,6 +222,7 @@ def test_below_the_threshold_nothing_is_opened(missing: int) -> None:
     total = world.start(0)
     world.contribute(total, world.params.roster)
     total.close()
+    world.agree(total, world.params.roster)
     world.reveal(total, names(4)[missing:])
     if missing == 1:
         assert total.open().groups == world.plain(world.params.roster)
@@ -236,6 +240,7 @@ def test_a_sum_given_up_leaves_nothing_behind() -> None:
     given_up = world.start(0)
     world.contribute(given_up, world.params.roster)
     given_up.close()
+    world.agree(given_up, world.params.roster)
     again = world.run(1, sum_id=SumId(0, "train-0", 1))
     assert again.groups == world.plain(world.params.roster)
     with pytest.raises(StateError, match="abandoned"):

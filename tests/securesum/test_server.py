@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.securesum.protocol import BROADCAST, MIXED, World, make_params, names, signer, verifier
+from tests.support.securesum.protocol import BASIS, MIXED, World, make_params, names, signer, verifier
 
 from tightframe.securesum import shamir
 from tightframe.securesum.checks import masked_hash
@@ -175,8 +175,8 @@ def test_a_site_that_saw_other_advertisements_is_not_ready_for_this_session() ->
 
 
 def start(world: World, **changes: Any) -> Sum:
-    values = {"slot": 0, "sum_id": SumId(0, "train-0"), "schema": "train", "broadcast": BROADCAST}
-    return Sum(world.session, **{**values, **changes})
+    values = {"slot": 0, "sum_id": SumId(0, "train-0"), "schema": "train", "basis": BASIS}
+    return Sum(world.session, **{**values, "spool": world.spool, **changes})
 
 
 def term(world: World, name: str, total: Sum) -> bytes:
@@ -213,7 +213,8 @@ def test_a_term_is_checked_before_any_of_it_is_added() -> None:
         (InconsistencyError, replace(masked, static=three.static).to_bytes()),
         (InconsistencyError, signed_term(world, TWO, masked, slot=1)),
         (InconsistencyError, signed_term(world, TWO, masked, sum_id=SumId(1, "train-0"))),
-        (InconsistencyError, signed_term(world, TWO, masked, broadcast=bytes(32))),
+        (InconsistencyError, signed_term(world, TWO, masked, basis=bytes(32))),
+        (InconsistencyError, signed_term(world, TWO, masked, total=bytes(31) + b"1")),
         (MessageError, signed_term(world, TWO, short, static=masked_hash(short.static, short.links))),
         (MessageError, signed_term(world, TWO, long, update=masked_hash(long.update, long.links))),
         (InconsistencyError, replace(masked, links=masked.links[::-1]).to_bytes()),
@@ -240,6 +241,7 @@ def test_a_term_is_checked_before_any_of_it_is_added() -> None:
     total.add(FOUR, term(world, FOUR, total))
     assert total.full
     total.close()
+    world.agree(total, names(4))
     world.reveal(total, names(4))
     assert total.open().groups == world.plain(names(4))
 
@@ -285,13 +287,17 @@ def dropped(sites: int = 4) -> tuple[World, Sum]:
     return world, total
 
 
-def test_agreement_is_for_drop_outs_only() -> None:
+def test_all_agree_even_if_nobody_dropped_out() -> None:
     world = ready()
     total = start(world)
     world.contribute(total, names(4))
     total.close()
-    refusal(StateError, total.agreement_request)
-    assert total.reveal_request().agreements == {}
+    assert [item.name for item in total.agreement_request().receipts] == list(names(4))
+    refusal(RecoveryError, total.reveal_request)
+    world.agree(total, names(3))
+    assert [item.name for item in total.reveal_request().agreements] == list(names(3))
+    late = world.sites[FOUR].agree(total.agreement_request().to_bytes())
+    assert "late" in refusal(StateError, total.add_agreement, FOUR, late).found
 
 
 def test_agreements_are_checked() -> None:
@@ -316,7 +322,7 @@ def test_agreements_are_checked() -> None:
     total.add_agreement(THREE, raw[THREE])
     refusal(RecoveryError, total.reveal_request)
     total.add_agreement(TWO, raw[TWO])
-    assert list(total.reveal_request().agreements) == list(names(3))
+    assert [item.name for item in total.reveal_request().agreements] == list(names(3))
 
 
 # A sum: reveals ----------------------------------------------------------------------------------
@@ -339,6 +345,7 @@ def test_a_bad_share_names_its_revealer_and_does_no_harm(group: str, at: int) ->
     total = start(world)
     world.contribute(total, names(4))
     total.close()
+    world.agree(total, names(4))
     request = total.reveal_request().to_bytes()
     raw = {name: world.sites[name].reveal(request) for name in names(4)}
     two = Reveal.from_bytes(raw[TWO])
@@ -422,8 +429,7 @@ def test_a_dealer_that_dealt_another_secret_is_named(position: int, gone: bool) 
     here = names(3) if gone else names(4)
     world.contribute(total, here)
     total.close()
-    if gone:
-        world.agree(total, here)
+    world.agree(total, here)
     world.reveal(total, here)
     assert not world.refused
     error = refusal(RecoveryError, total.open)
@@ -450,6 +456,7 @@ def test_a_dealer_whose_shares_lie_on_no_one_polynomial_is_named(monkeypatch: py
     total = start(world)
     world.contribute(total, names(4))
     total.close()
+    world.agree(total, names(4))
     world.reveal(total, names(3))
     assert refusal(RecoveryError, total.open).blamed == FOUR
 
@@ -463,7 +470,7 @@ def test_what_is_public_of_a_sum_and_of_a_session() -> None:
     assert [item.name for item in total.receipts] == list(names(4))
     assert total.close() == total.survivors == names(4)
     world.agree(total, [FOUR, THREE, ONE, TWO])
-    assert list(total.agreements) == list(names(4))
+    assert [item.name for item in total.agreements] == list(names(4))
     world.reveal(total, [THREE, ONE])
     assert total.revealers == (ONE, THREE)
 

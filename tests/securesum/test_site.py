@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 from tests.support.securesum import certificates, mlkem
-from tests.support.securesum.hostile import opened_box, resealed_box
+from tests.support.securesum.hostile import opened_box, resealed_box, signed_agreement
 from tests.support.securesum.protocol import (
     DATASET,
     JOB,
@@ -47,6 +47,7 @@ from tightframe.securesum.messages import (
     KINDS,
     Advertisement,
     Advertisements,
+    Agreement,
     AgreementRequest,
     FieldSpec,
     RevealRequest,
@@ -55,7 +56,6 @@ from tightframe.securesum.messages import (
     TermRequest,
     hashes_digest,
     hashes_signed,
-    survivors_signed,
 )
 from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
@@ -514,7 +514,7 @@ def test_a_term_needs_a_session() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "what"),
-    [({"slot": 3}, "below 3"), ({"schema": "other"}, "one of \\['train'\\]")],
+    [({"slot": 3}, "below 3"), ({"schema": "other"}, "one of \\['seal', 'train'\\]")],
 )
 def test_slot_and_schema_must_be_of_the_epoch(changes: dict[str, Any], what: str) -> None:
     world = ready()
@@ -629,7 +629,7 @@ def test_secrets_go_as_soon_as_they_can() -> None:
     assert share in site.state.to_bytes()
     world.reveal(total, names(3))
     assert share not in site.state.to_bytes()
-    assert site.state.slots[0] == Revealed(names(3))
+    assert site.state.slots[0] == Revealed("train", SumId(0, "train-0"), names(3), ("update",))
 
 
 def test_a_term_is_held_back_if_another_cohort_was_opened_meanwhile() -> None:
@@ -668,9 +668,14 @@ def test_receipts_are_held_against_the_sites_own() -> None:
             "the sum in the receipt of site-002",
         ),
         (
-            (one, resigned(broadcast=bytes(32)), three),
+            (one, resigned(basis=bytes(32)), three),
             InconsistencyError,
-            "the broadcast in the receipt of site-002",
+            "the basis in the receipt of site-002",
+        ),
+        (
+            (one, resigned(total=bytes(31) + b"1"), three),
+            InconsistencyError,
+            "the total in the receipt of site-002",
         ),
         ((replace(own, signature=own_signature), two, three), InconsistencyError, "the receipt of site-001"),
         ((two, three), SurvivorsError, "the survivors"),
@@ -681,7 +686,7 @@ def test_receipts_are_held_against_the_sites_own() -> None:
     ):
         for handler, request in (
             (world.sites[ONE].agree, AgreementRequest(0, receipts)),
-            (world.sites[ONE].reveal, RevealRequest(0, receipts, {})),
+            (world.sites[ONE].reveal, RevealRequest(0, receipts, ())),
         ):
             with pytest.raises(ProtocolError) as caught:
                 handler(request.to_bytes())
@@ -707,13 +712,6 @@ def test_the_sites_own_minimum_counts_too() -> None:
         site.agree(total.agreement_request().to_bytes())
 
 
-def test_nothing_is_signed_if_nobody_dropped_out() -> None:
-    world = ready()
-    receipts = masked(world).reveal_request().receipts
-    with pytest.raises(SurvivorsError, match="the whole roster"):
-        world.sites[ONE].agree(AgreementRequest(0, receipts).to_bytes())
-
-
 @pytest.mark.parametrize("first", ["agree", "reveal"])
 @pytest.mark.parametrize("journalled", [False, True])
 def test_one_survivor_set_a_slot_for_ever(first: str, journalled: bool) -> None:
@@ -721,12 +719,16 @@ def test_one_survivor_set_a_slot_for_ever(first: str, journalled: bool) -> None:
     total = world.start(0)
     world.contribute(total, names(5))
     receipts = tuple(total._receipts[name] for name in names(5))
-    everybody, fewer = RevealRequest(0, receipts, {}).to_bytes(), AgreementRequest(0, receipts[:4]).to_bytes()
+    total.close()
+    fewer = AgreementRequest(0, receipts[:4]).to_bytes()
     site = world.sites[ONE]
     before = site.state
     if first == "agree":
         site.agree(fewer)
+        everybody = RevealRequest(0, receipts, ()).to_bytes()
     else:
+        world.agree(total, names(5))
+        everybody = total.reveal_request().to_bytes()
         site.reveal(everybody)
     if journalled:
         site.state = before  # as after a crash: the journal alone remembers
@@ -763,53 +765,58 @@ def test_after_a_crash_the_same_answer_is_given_bit_for_bit() -> None:
 
 def test_a_slot_without_a_term_answers_nothing() -> None:
     world = ready()
-    total = masked(world)
-    receipts = total.reveal_request().receipts
+    receipts = masked(world).receipts
     for slot in (1, 2):
         with pytest.raises(StateError, match="masked, but found fresh"):
-            world.sites[ONE].reveal(RevealRequest(slot, receipts, {}).to_bytes())
+            world.sites[ONE].reveal(RevealRequest(slot, receipts, ()).to_bytes())
     with pytest.raises(StateError, match="below 3"):
-        world.sites[ONE].reveal(RevealRequest(3, receipts, {}).to_bytes())
+        world.sites[ONE].reveal(RevealRequest(3, receipts, ()).to_bytes())
     with pytest.raises(StateError, match="below 3"):
         world.sites[ONE].agree(AgreementRequest(255, receipts).to_bytes())
     fresh = ready()
     for handler, message in (
         (fresh.sites[ONE].agree, AgreementRequest(0, receipts)),
-        (fresh.sites[ONE].reveal, RevealRequest(0, receipts, {})),
+        (fresh.sites[ONE].reveal, RevealRequest(0, receipts, ())),
     ):
         with pytest.raises(StateError, match="Established"):
             handler(message.to_bytes())
 
 
-def agreements(
-    world: World, total: Any, signers: tuple[str, ...], survivors: tuple[str, ...]
-) -> dict[str, bytes]:
-    message = survivors_signed(world.session.session, 0, total.sum_id, survivors)
-    return {name: ed25519_sign(world.sites[name].state.signing, message) for name in signers}
+def agreements(world: World, receipts: Any, signers: tuple[str, ...], **changes: Any) -> dict[str, Agreement]:
+    return {name: signed_agreement(world, name, receipts, **changes) for name in signers}
 
 
-def test_after_a_drop_out_t_survivors_must_have_signed_this_very_set() -> None:
+def test_t_survivors_must_have_signed_this_very_set() -> None:
     world = ready(7)  # t = 5
     gone = ("site-007",)
     here = names(6)
     total = masked(world, 0, gone)
     receipts = total.agreement_request().receipts
     site = world.sites[ONE]
-    good = agreements(world, total, here[:5], here)
+    good = agreements(world, receipts, here[:5])
 
-    def asked(given: dict[str, bytes]) -> bytes:
-        return RevealRequest(0, receipts, given).to_bytes()
+    def asked(given: dict[str, Agreement]) -> bytes:
+        return RevealRequest(0, receipts, tuple(given.values())).to_bytes()
 
     with pytest.raises(SurvivorsError, match="signed by this site"):
         site.reveal(asked(good))
     world.agree(total, here)
     with pytest.raises(SurvivorsError, match="at least 5, but found 4"):
-        site.reveal(asked(agreements(world, total, here[:4], here)))
+        site.reveal(asked(agreements(world, receipts, here[:4])))
     with pytest.raises(SurvivorsError, match="at least 5, but found 0"):
         site.reveal(asked({}))
     with pytest.raises(SurvivorsError, match="site-007"):
-        site.reveal(asked({**good, **agreements(world, total, gone, here)}))
-    for wrong in (agreements(world, total, (TWO,), here[:5])[TWO], good[THREE], bytes(64)):
+        site.reveal(asked({**good, **agreements(world, receipts, gone)}))
+    for doubled in (dict(reversed(good.items())), {**good, "again": good[here[4]]}):
+        with pytest.raises(SurvivorsError, match="sorted, each once"):
+            site.reveal(asked(doubled))
+    for wrong in (
+        agreements(world, receipts, (TWO,), survivors=list(here[:5]))[TWO],
+        agreements(world, receipts, (TWO,), challenge=bytes(32))[TWO],
+        replace(good[THREE], name=TWO),
+        replace(good[TWO], signature=bytes(64)),
+        replace(good[TWO], combinations={"update": b""}),
+    ):
         with pytest.raises(SignatureError) as caught:
             site.reveal(asked({**good, TWO: wrong}))
         assert caught.value.blamed == TWO
@@ -835,6 +842,7 @@ def test_a_survivors_share_is_of_b_and_a_gone_sites_of_a() -> None:
 def test_the_static_group_is_shut_if_another_job_opened_another_cohort_after_the_term() -> None:
     world = ready()
     total = masked(world)
+    world.agree(total, names(4))
     site = world.sites[ONE]
     site.entries.append(journal.StaticOpened(DATASET, (ONE, TWO, THREE), "another job"))
     revealed = msgpack.unpackb(site.reveal(total.reveal_request().to_bytes()))
@@ -846,12 +854,13 @@ def test_both_kinds_of_share_are_refused_by_themselves() -> None:
     """Even where a journal's survivor sets were lost, what was revealed forbids the other kind."""
     world = ready()
     total = masked(world)
+    world.agree(total, names(4))
     site = world.sites[ONE]
     history = site.history
     history.append(journal.Revealed(JOB, 0, 0, names(3), ("update",)))
     history._survivors.clear()
     with pytest.raises(SurvivorsError, match="of one kind"):
-        reveal(site.state, total.reveal_request(), history=history)
+        reveal(site.state, total.reveal_request(), history=history, kept=site.kept.get)
 
 
 # States ------------------------------------------------------------------------------------------
@@ -910,6 +919,7 @@ def test_no_state_shows_a_secret() -> None:
         msgpack.packb({}),
         msgpack.packb([]),
         msgpack.packb([1, "advertised", 1, 2, 3, 4, 5, 6]),
+        msgpack.packb([3, "advertised", 1, 2, 3, 4, 5, 6]),
         msgpack.packb([2, "confirmed", 1, 2, 3, 4, 5, 6]),
         msgpack.packb([2, "advertised", 1]),
         msgpack.packb([2, "advertised", None, None, None, None, None, None]),
@@ -933,7 +943,7 @@ def test_a_state_is_not_read_as_another(kind: Any) -> None:
 
 def test_a_slot_of_an_unknown_kind_is_refused() -> None:
     raw = msgpack.unpackb(states()[2].to_bytes())
-    raw[-1][0] = ["forgotten"]
+    raw[-2][0] = ["forgotten"]
     with pytest.raises(StateError):
         Established.from_bytes(msgpack.packb(raw))
 

@@ -21,14 +21,12 @@ from tests.support.securesum.certificates import AT
 from tests.support.securesum.protocol import add_integers
 from tests.support.securesum.replay import load, order, params_of, play
 
-from tightframe.securesum import encoding, errors, masks, messages, primitives, shamir
+from tightframe.securesum import combinations, encoding, errors, masks, messages, primitives, shamir
 from tightframe.securesum.checks import box_key, commitment, pair_secret
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, verify_certificate
 
 RUN, REFUSED, PRIMITIVES = load("run"), load("refused"), load("primitives")
-FULL = range(16, 32)
-"""The first sum's messages in the run."""
 CLASSES = {
     "Params": messages.Params,
     "Advertisements": messages.Advertisements,
@@ -63,7 +61,7 @@ def test_an_independent_implementation_makes_every_byte_of_the_run() -> None:
         {"task": task, "from": sender, "to": receiver, "bytes": data.hex()}
         for task, sender, receiver, data in made.messages()
     ]
-    assert len(found) == 50
+    assert len(found) == 16 + 24 + 18 + 20 + 24
     assert found == RUN["messages"]
     assert made.values() == RUN["values"]
 
@@ -72,14 +70,19 @@ def test_an_independent_implementation_makes_every_byte_of_the_run() -> None:
 def test_our_machines_make_every_byte_of_the_run(stored: bool) -> None:
     player, seen = play(RUN, stored=stored)
     assert seen == RUN["messages"]
-    totals = [{group: data.hex() for group, data in total.open().groups.items()} for total in player.sums]
+    totals = [
+        {group: data.hex() for group, data in opened.evidence.total.groups.items()}
+        for opened in player.opened
+    ]
     assert totals == RUN["totals"]
+    assert [total.proved for total in player.sums] == [(), ("clinic-2",), ("z",), ("z",)]
     assert not any(site.random.data for site in player.sites.values())  # type: ignore[attr-defined]
 
 
 def test_the_totals_are_the_sums_of_the_terms_in_pythons_integers() -> None:
+    assert RUN["totals"][3] == {"update": ""}, "a seal has no fields"
     fields = params_of(RUN["params"]).schemas["train"]
-    for item, total in zip(RUN["sums"], RUN["totals"], strict=True):
+    for item, total in zip(RUN["sums"][:3], RUN["totals"][:3], strict=True):
         here = [name for name in RUN["params"]["roster"] if name not in item["missing"]]
         terms: Any = [
             {
@@ -102,39 +105,42 @@ def test_every_message_of_the_run_is_read_and_written_back() -> None:
             read = (
                 messages.Params.from_bytes(raw(number))
                 if down
-                else messages.Advertisement.from_bytes(raw(number), slots=3)
+                else messages.Advertisement.from_bytes(raw(number), slots=4)
             )
         elif task == "confirm":
             read = (
                 messages.Advertisements.from_bytes(raw(number))
                 if down
-                else messages.Confirmation.from_bytes(raw(number), slots=3)
+                else messages.Confirmation.from_bytes(raw(number), slots=4)
             )
         else:
             down_kinds = {"contribute": "TermRequest", "agree": "AgreementRequest", "reveal": "RevealRequest"}
             up_kinds = {"contribute": "Masked", "agree": "Agreement", "reveal": "Reveal"}
             read = CLASSES[(down_kinds if down else up_kinds)[task]].from_bytes(raw(number))
+            if told := getattr(read, "total", b""):
+                assert messages.Total.from_bytes(told).to_bytes() == told
+                kinds.add("Total")
             if setup := getattr(read, "setup", b""):
-                parsed = messages.Setup.from_bytes(setup, sites=4, slots=3)
+                parsed = messages.Setup.from_bytes(setup, sites=4, slots=4)
                 assert parsed.to_bytes() == setup
                 kinds.add("Setup")
         assert read.to_bytes() == raw(number)
         kinds.add(type(read).__name__)
-    assert kinds == {*CLASSES, "Advertisement", "Confirmation", "Setup"}
+    assert kinds == {*CLASSES, "Advertisement", "Confirmation", "Setup", "Total"}
 
 
 def test_what_is_computed_on_the_way() -> None:
     """Digest, T, keys and commitments, each by the package's own function."""
     params, values = params_of(RUN["params"]), RUN["values"]
     shown = [
-        messages.Advertisement.from_bytes(raw(number), slots=3) for number in numbers("enroll") if number % 2
+        messages.Advertisement.from_bytes(raw(number), slots=4) for number in numbers("enroll") if number % 2
     ]
     session = messages.session_id(params, shown)
     made = independent.Run(RUN)
     list(made.messages())
     boxes = {}
     for number in numbers("confirm"):
-        confirmed = messages.Confirmation.from_bytes(raw(number), slots=3)
+        confirmed = messages.Confirmation.from_bytes(raw(number), slots=4)
         boxes[confirmed.name] = confirmed.boxes
     found = {"params digest": params.digest(), "session": session}
     for item in shown:
@@ -153,7 +159,7 @@ def test_what_is_computed_on_the_way() -> None:
                 found[f"box key/{item.name}/{other.name}"] = box_key(
                     encapsulated, agreed, session, item.name, other.name, ciphertext
                 )
-        for slot in range(3):
+        for slot in range(4):
             for group in messages.GROUPS:
                 place = f"{slot}/{group}/{item.name}"
                 b, a = (made._secret(item.name, slot, group, kind) for kind in (0, 1))
@@ -172,14 +178,14 @@ def test_what_is_computed_on_the_way() -> None:
                         )
     assert {key: value.hex() for key, value in found.items()} == values
     keys = [value for key, value in values.items() if "key/" in key or "secret/" in key]
-    assert len(set(keys)) == len(keys) == 12 + 6 * 4 + 6 * 6 + 6 * 12
+    assert len(set(keys)) == len(keys) == 12 + 8 * 4 + 8 * 6 + 8 * 12
 
 
 def test_every_signature_of_the_run_holds_over_the_independent_strings() -> None:
     made, keys = independent.Run(RUN), {}
     list(made.messages())
     for number in numbers("enroll"):
-        item = messages.Advertisement.from_bytes(raw(number), slots=3)
+        item = messages.Advertisement.from_bytes(raw(number), slots=4)
         keys[item.name] = Ed25519PublicKey.from_public_bytes(item.session_key)
         certified: Any = x509.load_der_x509_certificate(item.certificate).public_key()
         certified.verify(
@@ -189,13 +195,21 @@ def test_every_signature_of_the_run_holds_over_the_independent_strings() -> None
         masked = messages.Masked.from_bytes(raw(number))
         own = masked.receipt
         values = (own.name, own.slot, [own.sum_id.round, own.sum_id.phase, own.sum_id.attempt])
-        hashed = [hashlib.sha256(masked.links + data).digest() for data in (masked.update, masked.static)]
-        ends = (own.broadcast, *hashed)
-        keys[own.name].verify(own.signature, independent.fields("receipt", made.session, *values, *ends))
-    for number in numbers("agree"):
-        agreed = messages.Agreement.from_bytes(raw(number))
-        survivors = ["clinic", "klinikum-süd", "z"]
-        signed = independent.fields("survivors", made.session, 1, [1, "train-1", 1], survivors)
+        rests = (own.basis, own.total, own.seed, own.follows)
+        ends = [hashlib.sha256(masked.links + data).digest() for data in (masked.update, masked.static)]
+        signed = independent.fields("receipt 2", made.session, *values, *rests, *ends)
+        keys[own.name].verify(own.signature, signed)
+    for request, answer in zip(numbers("agree", "server"), numbers("agree"), strict=True):
+        agreed = messages.Agreement.from_bytes(raw(answer))
+        receipts = messages.AgreementRequest.from_bytes(raw(request)).receipts
+        first, seeds = receipts[0], [[item.name, item.seed] for item in receipts]
+        sum_id = [first.sum_id.round, first.sum_id.phase, first.sum_id.attempt]
+        rests = (first.slot, sum_id, first.basis, first.total)
+        challenge = independent.sha("challenge", made.session, *rests, seeds)
+        survivors, combined = [item.name for item in receipts], dict(agreed.combinations)
+        signed = independent.fields(
+            "agreement", made.session, first.slot, sum_id, survivors, challenge, combined
+        )
         keys[agreed.name].verify(agreed.signature, signed)
 
 
@@ -242,6 +256,19 @@ def test_shares_from_given_coefficients() -> None:
     assert [item.hex() for item in shares] == case["shares"]
     rows = [secret, coefficients[:32], coefficients[32:]]
     assert [independent.share(rows, at).hex() for at in range(1, 6)] == case["shares"]
+
+
+@pytest.mark.parametrize("case", PRIMITIVES["combinations"], ids=lambda case: str(case["runs"]))
+def test_combinations(case: dict[str, Any]) -> None:
+    challenge, data = bytes.fromhex(case["challenge"]), bytes.fromhex(case["integers"])
+    layout = masks.Layout(tuple((ring, count) for ring, count in case["runs"]))
+    assert combinations.combine(challenge, "update", layout, data).hex() == case["combinations"]
+    specs = [{"ring": ring, "shape": [count], "group": "update"} for ring, count in case["runs"]]
+    assert independent.combined(specs, "update", challenge, data).hex() == case["combinations"]
+    # One bit more or less in one element is seen, whichever it is.
+    for place in (0, len(data) // 2, len(data) - 1):
+        other = data[:place] + bytes([data[place] ^ 0x80]) + data[place + 1 :]
+        assert combinations.combine(challenge, "update", layout, other).hex() != case["combinations"]
 
 
 @pytest.mark.parametrize("case", PRIMITIVES["encoding"], ids=lambda case: f"{case['ring']}-{case['bits']}")
@@ -320,7 +347,7 @@ def _ring(case: dict[str, Any]) -> None:
 
 def test_the_vectors_hold_what_the_specification_names() -> None:
     names = [item["name"] for item in (*REFUSED["messages"], *REFUSED["steps"])]
-    assert len(set(names)) == len(names) == 153
+    assert len(set(names)) == len(names) == 189
     assert all(item["why"] for item in REFUSED["messages"])
     for name in (
         *("bad_signature", "replayed_round", "split_view", "swapped_key", "truncated_share"),
@@ -329,10 +356,11 @@ def test_the_vectors_hold_what_the_specification_names() -> None:
         *("swapped_ciphertext", "tampered_links", "short_links"),
         *("tampered_box", "tampered_receipt", "below_threshold", "second_survivor_set"),
         *("both_share_kinds", "static_for_another_cohort", "slot_reuse", "model_inconsistency"),
+        *("false_combinations", "withheld_total", "older_total", "total_inconsistency", "no_proof"),
     ):
         assert name in names
     assert {item["error"] for item in REFUSED["messages"]} == {
         *("ParametersError", "IdentityError", "SignatureError", "MessageError", "RosterError"),
         *("KeyAgreementError", "ShareError", "ReplayError", "StateError", "InconsistencyError"),
-        *("SurvivorsError", "StaticCohortError"),
+        *("SurvivorsError", "StaticCohortError", "TotalError", "VerificationError"),
     }

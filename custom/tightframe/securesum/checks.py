@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from tightframe.securesum.errors import IdentityError, KeyAgreementError, RosterError, SignatureError
 from tightframe.securesum.identity import Verifier, public_key_hash
-from tightframe.securesum.masks import Layout
+from tightframe.securesum.masks import Layout, pair_key
 from tightframe.securesum.messages import (
     Advertisement,
     Advertisements,
+    AnyAdvertisement,
     FieldSpec,
     Group,
     Kind,
     Params,
     Receipt,
 )
-from tightframe.securesum.primitives import derive, digest, ed25519_verify, encode_fields, kem_check
+from tightframe.securesum.primitives import Secret, derive, digest, ed25519_verify, encode_fields, kem_check
+
+Item = TypeVar("Item", bound=AnyAdvertisement)
 
 _PRIME = 2**255 - 19
 LOW_ORDER = frozenset(
@@ -103,6 +107,55 @@ def link(one: bytes, other: bytes) -> bytes:
     return bytes(a ^ b for a, b in zip(one, other, strict=True))
 
 
+def dropped_secrets(
+    session: bytes,
+    slot: int,
+    group: Group,
+    site: str,
+    seeds: Mapping[str, Secret],
+    links: Mapping[str, bytes],
+) -> dict[str, tuple[bytes, bytes]]:
+    """Return every dropped site -> the pair secret from it to a survivor, and the one that keys their mask.
+
+    The two are the same if the dropped site comes before the survivor. If it comes after it, the second is
+    the survivor's own, which its link gives.
+
+    Args:
+        session: T.
+        slot: of the sum.
+        group: the group.
+        site: the survivor.
+        seeds: dropped site -> its pair seed a of this slot and group.
+        links: the survivor's, of this group (``messages.links_of``).
+    """
+    found = {}
+    for dropped, seed in sorted(seeds.items()):
+        dealt = pair_secret(seed.expose(), session, slot, group, dropped, site)
+        found[dropped] = (dealt, dealt if dropped < site else link(links[dropped], dealt))
+    return found
+
+
+def dropped_masks(
+    session: bytes, slot: int, group: Group, site: str, secrets: Mapping[str, tuple[bytes, bytes]]
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the keys of the streams to add and to subtract, so that no mask with a dropped site is left.
+
+    Args:
+        session: T.
+        slot: of the sum.
+        group: the group.
+        site: a survivor.
+        secrets: from ``dropped_secrets``.
+    """
+    plus: list[bytes] = []
+    minus: list[bytes] = []
+    for dropped, (_, secret) in secrets.items():
+        first, second = sorted((site, dropped))  # the roster is sorted
+        # The survivor added this stream if the dropped site comes after it, else it subtracted it.
+        (minus if site == first else plus).append(pair_key(secret, session, slot, group, first, second))
+    return plus, minus
+
+
 def masked_hash(masked: bytes, links: bytes) -> bytes:
     """Return the SHA-256 of a group's masked bytes after all links, as in a receipt.
 
@@ -134,7 +187,7 @@ def verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what:
         raise
 
 
-def verify_advertisement(verifier: Verifier, item: Advertisement, params_digest: bytes) -> None:
+def verify_advertisement(verifier: Verifier, item: AnyAdvertisement, params_digest: bytes) -> None:
     """Verify an advertisement and, if it is invalid, set ``blamed`` to its site.
 
     Raises:
@@ -164,13 +217,23 @@ def read_advertisements(params: Params, message: Advertisements) -> tuple[Advert
         MessageError: TF-604.
         RosterError: TF-605, if one is missing, extra or out of order.
     """
-    items = tuple(Advertisement.from_bytes(raw, slots=params.slots) for raw in message.items)
+    return in_roster_order(
+        params, [Advertisement.from_bytes(raw, slots=params.slots) for raw in message.items]
+    )
+
+
+def in_roster_order(params: Params, items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return advertisements that are of exactly the roster, in its order.
+
+    Raises:
+        RosterError: TF-605, if one is missing, extra or out of order.
+    """
     names = [item.name for item in items]
     if names != list(params.roster):
         raise RosterError(
             "the sites of the advertisements", expected=f"the roster {list(params.roster)}", found=str(names)
         )
-    return items
+    return tuple(items)
 
 
 class Keys:
@@ -179,7 +242,7 @@ class Keys:
     def __init__(self) -> None:
         self._owners: dict[bytes, str] = {}
 
-    def add(self, item: Advertisement) -> None:
+    def add(self, item: AnyAdvertisement) -> None:
         """Add one advertisement's keys.
 
         If two sites use the same key, neither is blamed: both signed it, and which of them had it first
@@ -197,9 +260,10 @@ class Keys:
                 found=f"that of {self._owners[next(iter(owners))]}",
             )
         _check_signing(item.session_key, item.name)
-        kem_check(item.encapsulation_key, owner=item.name)
-        channel = _canonical(item.channel_key, item.name)
-        for key in (item.session_key, channel, item.encapsulation_key):
+        agreement = [_canonical(key, item.name) for key in item.agreement_keys]
+        for key in item.encapsulation_keys:
+            kem_check(key, owner=item.name)
+        for key in (item.session_key, *agreement, *item.encapsulation_keys):
             if key in owners or key in self._owners:
                 other = self._owners.get(key, item.name)
                 raise KeyAgreementError(

@@ -108,6 +108,24 @@ class RecoveryError(ProtocolError):
     code = "TF-613"
 
 
+class TotalError(ProtocolError):
+    """A request rests on a total that is withheld, replayed, or of other silos or groups (TF-622)."""
+
+    code = "TF-622"
+
+
+class VerificationError(ProtocolError):
+    """A total is false, or is not shown to be the sum of its terms (TF-623)."""
+
+    code = "TF-623"
+
+
+class FollowersError(ProtocolError):
+    """Too few silos computed the state that a sum rests on by themselves (TF-624)."""
+
+    code = "TF-624"
+
+
 def _one_line(text: str) -> str:
     """Escape unprintable characters, because parts of the text come from peers and are written to logs."""
     return "".join(

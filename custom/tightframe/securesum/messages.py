@@ -9,17 +9,22 @@ Order of exchanges (S is the server, i a site)::
     S -> i  Params              i -> S  Advertisement     task "enroll"
     S -> i  Advertisements      i -> S  Confirmation      task "confirm"
     S -> i  TermRequest         i -> S  Masked            task "contribute" (the first with a Setup)
-    S -> i  AgreementRequest    i -> S  Agreement         task "agree", only after a drop-out
+    S -> i  AgreementRequest    i -> S  Agreement         task "agree"
     S -> i  RevealRequest       i -> S  Reveal            task "reveal"
+
+This is version 2. In version 1 requests named no total, receipts had neither total nor seed, ``agree`` was
+sent after a drop-out only, and keys between sites came from X25519 alone; transcripts of version 1 are still
+read (``transcript.format_1``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
@@ -43,14 +48,18 @@ __all__ = [
     "MAX_ADVERTISEMENT",
     "MAX_APPLICATION",
     "MAX_CERTIFICATE",
+    "MAX_COMBINATIONS",
     "MAX_SIGNATURE",
     "MAX_TERM",
+    "NO_TOTAL",
     "SALT_BYTES",
+    "SEED_BYTES",
     "SHARE_BYTES",
     "Advertisement",
     "Advertisements",
     "Agreement",
     "AgreementRequest",
+    "AnyAdvertisement",
     "Confirmation",
     "Dealt",
     "FieldSpec",
@@ -63,8 +72,14 @@ __all__ = [
     "RevealRequest",
     "Setup",
     "SumId",
+    "TermProof",
     "TermRequest",
+    "Told",
+    "Total",
+    "agreement_signed",
     "box_plain_bytes",
+    "by_group",
+    "challenge",
     "hashes_digest",
     "hashes_signed",
     "links_of",
@@ -75,7 +90,6 @@ __all__ = [
     "session_id",
     "share_hash",
     "share_offset",
-    "survivors_signed",
 ]
 
 
@@ -254,6 +268,40 @@ MAX_ADVERTISEMENT = (
 """Longest advertisement on the wire, in bytes: its longest parts, and room for the rest."""
 
 
+class AnyAdvertisement(Protocol):
+    """What is checked of an advertisement of any version: ``Advertisement``, ``transcript.format_1``."""
+
+    @property
+    def name(self) -> str:
+        """The site."""
+
+    @property
+    def certificate(self) -> bytes:
+        """Its certificate, DER."""
+
+    @property
+    def session_key(self) -> bytes:
+        """Ed25519 public key of its signatures."""
+
+    @property
+    def agreement_keys(self) -> tuple[bytes, ...]:
+        """X25519 public keys."""
+
+    @property
+    def encapsulation_keys(self) -> tuple[bytes, ...]:
+        """ML-KEM-768 public keys."""
+
+    @property
+    def signature(self) -> bytes:
+        """By the provisioned key."""
+
+    def signed(self, params_digest: bytes) -> bytes:
+        """Return the bytes that the signature covers."""
+
+    def to_bytes(self) -> bytes:
+        """Return the message in its wire format."""
+
+
 @dataclass(frozen=True)
 class Advertisement(reading.SizedMessage):
     """i -> S -> all: a site's identity and public keys of one epoch, signed with its provisioned key.
@@ -281,7 +329,7 @@ class Advertisement(reading.SizedMessage):
     def signed(self, params_digest: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
         return encode_fields(
-            "advertisement",
+            "advertisement 2",
             params_digest,
             self.name,
             self.certificate,
@@ -291,6 +339,16 @@ class Advertisement(reading.SizedMessage):
             self.application,
             self.encapsulation_key,
         )
+
+    @property
+    def agreement_keys(self) -> tuple[bytes, ...]:
+        """Its X25519 public keys."""
+        return (self.channel_key,)
+
+    @property
+    def encapsulation_keys(self) -> tuple[bytes, ...]:
+        """Its ML-KEM-768 public keys."""
+        return (self.encapsulation_key,)
 
     def commitment(self, slot: int, group: Group, kind: Kind) -> bytes:
         """Return the commitment to b or to a of a slot and group: 32 bytes."""
@@ -323,7 +381,7 @@ def session_id(params: Params, advertisements: Sequence[Advertisement]) -> bytes
     """Return T: SHA-256 over the parameters and all advertisements in roster order, signatures included."""
     parameters = params.digest()
     signed: list[Value] = [[item.signed(parameters), item.signature] for item in advertisements]
-    return digest("session", parameters, signed)
+    return digest("session 2", parameters, signed)
 
 
 @dataclass(frozen=True)
@@ -502,12 +560,98 @@ def _hashes(slots: int) -> reading.Check:
     return reading.blob(slots * len(GROUPS) * (len(KINDS) + 1) * HASH_BYTES)
 
 
+def by_group(item: reading.Check) -> reading.Check:
+    """Return a check for a map of groups to items."""
+    read = reading.mapping(item, 0, len(GROUPS))
+
+    def check(value: object, where: str) -> dict[Group, Any]:
+        return {
+            reading.one_of(*GROUPS)(key, f"{where} key"): part for key, part in read(value, where).items()
+        }
+
+    return check
+
+
 MAX_TERM = 2**33
 
 _NAME = reading.text(64)
 _SLOT = reading.integer(0, MAX_SLOTS - 1)
 _HASH = reading.blob(HASH_BYTES)
 _SIGNATURE = reading.blob(SIGNATURE_BYTES)
+_LINKS = reading.blob(0, len(GROUPS) * MAX_SITES * KEY_BYTES)
+
+
+NO_TOTAL = bytes(HASH_BYTES)
+"""What a receipt says of the total where an epoch has none yet."""
+SEED_BYTES = 32
+MAX_COMBINATIONS = 128 * (4 + 8)
+"""Most bytes of one group's combinations (``combinations``)."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """A total that a site was told, without its integers.
+
+    Attributes:
+        slot, sum_id, schema: of its sum.
+        survivors: the sites whose terms are in it, in roster order.
+        hashes: opened group -> SHA-256 of its integers.
+    """
+
+    slot: int
+    sum_id: SumId
+    schema: str
+    survivors: tuple[str, ...]
+    hashes: Mapping[Group, bytes]
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that were opened, in their order."""
+        return tuple(group for group in GROUPS if group in self.hashes)
+
+    def digest(self) -> bytes:
+        """Return the digest by which receipts name the total: 32 bytes."""
+        hashes: Any = dict(self.hashes)
+        return digest("total", self.slot, self.sum_id.as_value(), self.schema, list(self.survivors), hashes)
+
+
+@dataclass(frozen=True)
+class Total(reading.Message):
+    """S -> i, with the next request for a term: the last sum that was opened in this epoch.
+
+    Attributes:
+        slot, sum_id, schema: of its sum.
+        survivors: the sites whose terms are in it, in roster order.
+        groups: group -> its integers as opened, little-endian in schema order: ``update``, and ``static`` if
+            it was opened and is not empty.
+    """
+
+    slot: int
+    sum_id: SumId
+    schema: str
+    survivors: tuple[str, ...]
+    groups: Mapping[Group, bytes] = field(repr=False)
+
+    KEYS = MappingProxyType(
+        {
+            "slot": _SLOT,
+            "sum_id": read_sum_id,
+            "schema": reading.text(256),
+            "survivors": reading.sequence(_NAME, 1, MAX_SITES),
+            "groups": by_group(reading.blob(0, MAX_TERM)),
+        }
+    )
+
+    def told(self) -> Told:
+        """Return all of it but its integers."""
+        hashes: dict[Group, bytes] = {
+            group: hashlib.sha256(data).digest() for group, data in self.groups.items()
+        }
+        return Told(self.slot, self.sum_id, self.schema, self.survivors, hashes)
+
+    def digest(self) -> bytes:
+        """Return the digest by which receipts name this total: 32 bytes."""
+        return self.told().digest()
 
 
 @dataclass(frozen=True)
@@ -519,12 +663,14 @@ class TermRequest(reading.Message):
         sum_id: the sum.
         schema: name of the schema in ``Params.schemas``.
         setup: a ``Setup`` with the first request of an epoch, else empty.
+        total: the last ``Total`` of this epoch; empty if none was opened yet.
     """
 
     slot: int
     sum_id: SumId
     schema: str
     setup: bytes = b""
+    total: bytes = field(default=b"", repr=False)
 
     KEYS = MappingProxyType(
         {
@@ -532,6 +678,7 @@ class TermRequest(reading.Message):
             "sum_id": read_sum_id,
             "schema": reading.text(256),
             "setup": reading.blob(0, 2**30),
+            "total": reading.blob(0, 2 * MAX_TERM),
         }
     )
 
@@ -543,7 +690,10 @@ class Receipt(reading.Record):
     Attributes:
         name: the site.
         slot, sum_id: of the term.
-        broadcast: SHA-256 of the broadcast's canonical tensor bytes, as received.
+        basis: SHA-256 of the state that the term rests on.
+        total: digest of the total that the site was told with the request; ``NO_TOTAL`` if none.
+        seed: 32 random bytes, its part in the challenge; drawn after it was told the total.
+        follows: whether the site computed the state by itself, from totals that were verified.
         update, static: ``checks.masked_hash`` of each group.
         signature: Ed25519 over ``signed(session)``.
     """
@@ -551,7 +701,10 @@ class Receipt(reading.Record):
     name: str
     slot: int
     sum_id: SumId
-    broadcast: bytes
+    basis: bytes
+    total: bytes
+    seed: bytes
+    follows: bool
     update: bytes
     static: bytes
     signature: bytes
@@ -559,12 +712,15 @@ class Receipt(reading.Record):
     def signed(self, session: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
         return encode_fields(
-            "receipt",
+            "receipt 2",
             session,
             self.name,
             self.slot,
             self.sum_id.as_value(),
-            self.broadcast,
+            self.basis,
+            self.total,
+            self.seed,
+            self.follows,
             self.update,
             self.static,
         )
@@ -576,7 +732,10 @@ _RECEIPT = reading.built(
         "name": _NAME,
         "slot": _SLOT,
         "sum_id": read_sum_id,
-        "broadcast": _HASH,
+        "basis": _HASH,
+        "total": _HASH,
+        "seed": reading.blob(SEED_BYTES),
+        "follows": reading.flag,
         "update": _HASH,
         "static": _HASH,
         "signature": _SIGNATURE,
@@ -605,7 +764,7 @@ class Masked(reading.Message):
             "update": reading.blob(0, MAX_TERM),
             "static": reading.blob(0, MAX_TERM),
             "receipt": _RECEIPT,
-            "links": reading.blob(0, len(GROUPS) * MAX_SITES * KEY_BYTES),
+            "links": _LINKS,
         }
     )
 
@@ -629,14 +788,36 @@ def links_of(links: bytes, group: Group, roster: Sequence[str], site: str) -> di
     }
 
 
-def survivors_signed(session: bytes, slot: int, sum_id: SumId, survivors: Sequence[str]) -> bytes:
-    """Return the bytes that a site signs for a survivor set smaller than the roster."""
-    return encode_fields("survivors", session, slot, sum_id.as_value(), list(survivors))
+def challenge(session: bytes, receipts: Sequence[Receipt]) -> bytes:
+    """Return the challenge that the combinations of a total are made with: 32 bytes.
+
+    Nobody knows it before the last seed is drawn, and each seed is drawn after its site was told the total.
+
+    Args:
+        session: T.
+        receipts: of the survivors, in roster order; all of one slot, sum, basis and total.
+    """
+    first = receipts[0]
+    seeds: list[Value] = [[item.name, item.seed] for item in receipts]
+    return digest("challenge", session, first.slot, first.sum_id.as_value(), first.basis, first.total, seeds)
+
+
+def agreement_signed(
+    session: bytes,
+    slot: int,
+    sum_id: SumId,
+    survivors: Sequence[str],
+    challenge: bytes,
+    combinations: Mapping[Group, bytes],
+) -> bytes:
+    """Return the bytes that a site signs for a sum's survivors, its challenge, and its own combinations."""
+    made: Any = dict(combinations)
+    return encode_fields("agreement", session, slot, sum_id.as_value(), list(survivors), challenge, made)
 
 
 @dataclass(frozen=True)
 class AgreementRequest(reading.Message):
-    """S -> survivors, after a drop-out: all receipts; the survivor set is their names, sorted."""
+    """S -> survivors: all receipts; the survivor set is their names, sorted."""
 
     slot: int
     receipts: tuple[Receipt, ...]
@@ -646,28 +827,88 @@ class AgreementRequest(reading.Message):
 
 @dataclass(frozen=True)
 class Agreement(reading.Message):
-    """i -> S: Ed25519 over ``survivors_signed``."""
+    """i -> S: a site's signature of the survivors and the challenge, with its part of the proof of a total.
+
+    Attributes:
+        name: the site.
+        slot: of the sum.
+        combinations: group of the total told -> combinations of this site's term of that total; empty if its
+            term is not in it, if it gave no shares for it, or if no total was told.
+        signature: Ed25519 over ``agreement_signed``.
+    """
 
     name: str
     slot: int
+    combinations: Mapping[Group, bytes]
     signature: bytes
 
-    KEYS = MappingProxyType({"name": _NAME, "slot": _SLOT, "signature": _SIGNATURE})
+    KEYS = MappingProxyType(
+        {
+            "name": _NAME,
+            "slot": _SLOT,
+            "combinations": by_group(reading.blob(0, MAX_COMBINATIONS)),
+            "signature": _SIGNATURE,
+        }
+    )
+
+
+_AGREEMENT = reading.built(Agreement, Agreement.KEYS)
+
+
+@dataclass(frozen=True)
+class TermProof(reading.Record):
+    """What shows a site's term of an opened sum to everybody, up to the masks that cancel.
+
+    Attributes:
+        receipt: the site's, of that sum.
+        masked: group -> the masked bytes that the receipt names.
+        links: of both groups, which the receipt names as well.
+        seeds: group -> b, which the site's advertisement commits to.
+    """
+
+    receipt: Receipt
+    masked: Mapping[Group, bytes] = field(repr=False)
+    links: bytes = field(repr=False)
+    seeds: Mapping[Group, bytes] = field(repr=False)
+
+
+_PROOF = reading.built(
+    TermProof,
+    {
+        "receipt": _RECEIPT,
+        "masked": by_group(reading.blob(0, MAX_TERM)),
+        "links": _LINKS,
+        "seeds": by_group(reading.blob(KEY_BYTES)),
+    },
+)
 
 
 @dataclass(frozen=True)
 class RevealRequest(reading.Message):
-    """S -> survivors: all receipts, and after a drop-out at least t agreements (site -> signature)."""
+    """S -> survivors: all receipts, at least t agreements, and what proves the total told.
+
+    Attributes:
+        slot: of the sum.
+        receipts: of the survivors, in roster order.
+        agreements: of at least t of them, in roster order.
+        missing: site -> the proof of its term, for each site in the total whose combinations are not used.
+        dropped: site -> group -> pair seed a of the total's slot, for each site of the roster that is not in
+            the total; empty if nothing is missing.
+    """
 
     slot: int
     receipts: tuple[Receipt, ...]
-    agreements: Mapping[str, bytes]
+    agreements: tuple[Agreement, ...]
+    missing: Mapping[str, TermProof] = field(default_factory=dict)
+    dropped: Mapping[str, Mapping[Group, bytes]] = field(default_factory=dict, repr=False)
 
     KEYS = MappingProxyType(
         {
             "slot": _SLOT,
             "receipts": reading.sequence(_RECEIPT, 1, MAX_SITES),
-            "agreements": reading.mapping(_SIGNATURE, 0, MAX_SITES),
+            "agreements": reading.sequence(_AGREEMENT, 0, MAX_SITES),
+            "missing": reading.mapping(_PROOF, 0, MAX_SITES),
+            "dropped": reading.mapping(by_group(reading.blob(KEY_BYTES)), 0, MAX_SITES),
         }
     )
 

@@ -25,7 +25,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tightframe.securesum.errors import KeyAgreementError, ShareError, SignatureError
 
-PREFIX = b"\xff\x00tightframe/secure-sum/2\x00"
+PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
+"""Of the encoding, which the ledger and job manifests use as well, and not of the protocol: what version 2 of
+the protocol signs has other tags than version 1, or a session's id in it, which is another one."""
 KEY_BYTES = 32
 HASH_BYTES = 32
 NONCE_BYTES = 12

@@ -63,10 +63,10 @@ def _read(folder: Path, name: str) -> str:
     return (folder / "server" / name).read_text()
 
 
-def test_two_setup_tasks_and_two_a_phase_when_nobody_drops_out(tmp_path: Path) -> None:
+def test_two_setup_tasks_three_a_phase_and_a_seal_when_nobody_drops_out(tmp_path: Path) -> None:
     _, line = run(job(rounds=2), tmp_path)
     order = [task for task, site, _, _ in line.seen if site == "site-1"]
-    assert order == ["enroll", "confirm", *["contribute", "reveal"] * 3]
+    assert order == ["enroll", "confirm", *["contribute", "agree", "reveal"] * 4]
 
 
 @pytest.mark.parametrize("lost", ["site-1", "site-3"])
@@ -81,7 +81,7 @@ def test_a_round_with_a_drop_out_keeps_prototypes_and_marks_its_evaluation(tmp_p
     assert rows["train", 1].evaluation is None, "the model of round 1 was to be counted in round 2"
     assert rows["train", 2].evaluation is not None and rows["train", 3].static_opened
     tasks = [task for task, site, message, _ in line.seen if site == "site-2"]
-    assert tasks.count("agree") == 1
+    assert tasks.count("agree") == tasks.count("contribute") == 5
     # Only update fields were opened in round 2: the same as the plain mean over three silos.
     valid_after = result.state.extra[fedmr.VALID]
     assert valid_after.any(), "round 3 opened the class sums again"
@@ -167,11 +167,11 @@ def test_the_server_never_holds_a_silos_plaintext(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(codec, "encode", spy)
     _, line = run(job(), tmp_path)
     uploads = [answer["secure"] for task, _, _, answer in line.seen if task == "contribute"]
-    assert len(uploads) == len(terms) == 12
+    assert len(uploads) == len(terms) + 4 == 16, "the last four are those of the seal"
     everything = b"".join(
         part for _, _, _, answer in line.seen for part in answer.values() if isinstance(part, bytes)
     )
-    for upload, term in zip(uploads, terms, strict=True):
+    for upload, term in zip(uploads, [*terms, *[{"update": b"", "static": b""}] * 4], strict=True):
         masked = messages.Masked.from_bytes(upload)
         for group in messages.GROUPS:
             plain, sent = term[group], getattr(masked, group)
@@ -223,7 +223,7 @@ def test_a_request_that_comes_again_gets_the_identical_bytes(tmp_path: Path) -> 
 
     sessions = {site: SiloSession(context) for site, context in contexts(of, tmp_path).items()}
     coordinator(of, tmp_path).run(Twice(sessions))
-    assert len(again) == 4 * 6 and all(one == other for one, other in again)
+    assert len(again) == 4 * (2 + 3 * 3) and all(one == other for one, other in again)
 
 
 def test_a_task_that_two_processes_work_on_at_once_is_answered_alike_by_both(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_slot_is_never_used_for_something_else(tmp_path: Path) -> None:
 
 
 def test_all_slots_used_up_begin_a_new_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 2)
+    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 4)
     result, line = run(job(rounds=3), tmp_path / "secure")
     plain, _ = run(job(rounds=3, summation="plain"), tmp_path / "plain")
     assert _equal(result.state, plain.state)
@@ -273,7 +273,7 @@ def test_all_slots_used_up_begin_a_new_epoch(tmp_path: Path, monkeypatch: pytest
 def test_after_a_permanent_loss_counts_stay_shut_and_the_model_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 2)
+    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 4)
     gone = {"now": False}
 
     def silent(task: str, site: str, request: Any) -> bool:
@@ -367,7 +367,7 @@ def test_a_silo_whose_first_term_is_lost_has_one_session_in_its_transcript(tmp_p
     coordinator(of, tmp_path).run(Losing(sessions))
     for view in ("site-1", "server"):
         report = _verified(tmp_path / view, tmp_path / "server")
-        assert len(report.opened) == (2 if view == "site-1" else 3)
+        assert len(report.opened) == (3 if view == "site-1" else 4)
 
 
 def test_a_closing_that_loses_a_silo_is_asked_for_again_even_if_too_few_are_left(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_where_counts_may_be_opened_for_any_cohort_the_rest_measures_the_final_m
 def test_a_silo_that_refuses_a_later_epoch_is_left_out_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 2)
+    monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 4)
 
     def change(task: str, site: str, request: Any) -> Any:
         if (
@@ -573,6 +573,6 @@ def test_and_where_the_server_itself_does_it_the_other_silos_refuse(
         return request
 
     monkeypatch.setattr(secure_server.server.Sum, "_check_masked", lambda self, site, masked: None)
-    with pytest.raises(RunError, match="nothing was opened") as caught:
+    with pytest.raises(RunError, match="0 that agreed on the survivors") as caught:
         run(job(rounds=1), tmp_path, change=change)
     assert "TF-610" in str(caught.value)

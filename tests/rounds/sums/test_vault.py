@@ -74,11 +74,11 @@ def test_no_step_is_kept_that_the_journal_has_not(tmp_path: Path, monkeypatch: p
 
     vault = Vault(tmp_path / "run", memory(tmp_path), on_disk=False)
     with pytest.raises(StateError):
-        vault.commit([_slot("j", 0)], None, {"reply": b"bytes"})  # type: ignore[arg-type]
+        vault.commit([_slot("j", 0)], None, {"reply": b"bytes"}, {"term-0": b"z"})  # type: ignore[arg-type]
     monkeypatch.setattr(store.Store, "append", full)
     with pytest.raises(LedgerError), vault.locked():
-        vault.commit([_slot("j", 0)], None, {"reply": b"bytes"})  # type: ignore[arg-type]
-    assert vault.recall("reply") is None
+        vault.commit([_slot("j", 0)], None, {"reply": b"bytes"}, {"term-0": b"z"})  # type: ignore[arg-type]
+    assert vault.recall("reply") is None and vault.recall("term-0") is None
 
 
 def test_two_processes_take_turns(tmp_path: Path) -> None:
@@ -107,6 +107,10 @@ def test_what_is_kept_stays_in_memory_or_is_the_owners_alone(tmp_path: Path) -> 
         assert vault.recall("reply") is None
         vault.keep("reply", b"bytes")
         assert vault.recall("reply") == b"bytes"
+        vault.keep("term-0", b"z")
+        for _ in range(2):
+            vault.erase("term-0")
+            assert vault.recall("term-0") is None
         with pytest.raises(StateError):
             vault.state()
     assert not (tmp_path / "memory").exists()

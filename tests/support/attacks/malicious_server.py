@@ -117,6 +117,7 @@ class Federation:
         self.setup, self.job_id, self.data, self.state = prepare(self.job), job_id, data, state
         self.sessions = {name: self._session(name, policy, entry) for name in sorted(data)}
         self._slot, self._informed = 0, set[str]()
+        self._evidence: server.Evidence | None = None
 
     @staticmethod
     def job_of(values: Mapping[str, Any], names: list[str]) -> JobConfig:
@@ -181,7 +182,7 @@ class Federation:
         for name in self.proposed.roster:
             answer = self.sessions[name].handle("confirm", {"secure": relay.to_bytes()})
             self.session.add(name, answer["secure"])
-        self._slot, self._informed = 0, set()
+        self._slot, self._informed, self._evidence = 0, set(), None
         return self
 
     def sum(
@@ -213,7 +214,13 @@ class Federation:
         name_of_schema = schema_name(sum_id.phase, codec.specs(schema, len(self.proposed.roster)))
         digest = hashlib.sha256(raw).digest()
         turn = server.Sum(
-            self.session, slot=self._slot, sum_id=sum_id, schema=name_of_schema, broadcast=digest
+            self.session,
+            slot=self._slot,
+            sum_id=sum_id,
+            schema=name_of_schema,
+            basis=digest,
+            spool=server.MemorySpool(),
+            rests_on=self._evidence,
         )
         self._slot += 1
         for name in self.proposed.roster:
@@ -226,23 +233,24 @@ class Federation:
                 "evaluate": evaluate,
                 "broadcast": raw,
                 "opened": {},
-                "secure": messages.TermRequest(turn.slot, sum_id, name_of_schema, shown).to_bytes(),
+                "secure": turn.term_request(shown).to_bytes(),
             }
             answer = self.sessions[name].handle("contribute", message)["secure"]
             self._informed.add(name)
             if name not in dead:
                 turn.add(name, answer)
         alive = turn.close()
-        if not turn.full:
-            for name in alive:
-                request = {"secure": turn.agreement_request().to_bytes()}
-                turn.add_agreement(name, self.sessions[name].handle("agree", request)["secure"])
+        for name in alive:
+            request = {"secure": turn.agreement_request().to_bytes()}
+            turn.add_agreement(name, self.sessions[name].handle("agree", request)["secure"])
         for name in alive:
             if name not in mute:
                 request = {"secure": turn.reveal_request().to_bytes()}
                 turn.add_reveal(name, self.sessions[name].handle("reveal", request)["secure"])
         totals: dict[str, np.ndarray] = {}
-        for group, data in turn.open().groups.items():
+        opened = turn.open()
+        self._evidence = opened.evidence
+        for group, data in opened.groups.items():
             totals.update(unpack(schema, group, data))
         shapes = {item.name: item.shape for item in schema.fields}
         shaped = {name: value.reshape(shapes[name]) for name, value in totals.items()}

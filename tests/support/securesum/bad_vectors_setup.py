@@ -103,8 +103,8 @@ def _advertisements_up(maker: Maker) -> None:
         change: Callable[[Player, Advertisement, Advertisement], Advertisement],
     ) -> Callable[[Player, bytes], bytes]:
         def make(player: Player, raw: bytes) -> bytes:
-            first = Advertisement.from_bytes(bytes.fromhex(maker.run["messages"][1]["bytes"]), slots=3)
-            return change(player, Advertisement.from_bytes(raw, slots=3), first).to_bytes()
+            first = Advertisement.from_bytes(bytes.fromhex(maker.run["messages"][1]["bytes"]), slots=4)
+            return change(player, Advertisement.from_bytes(raw, slots=4), first).to_bytes()
 
         return make
 
@@ -143,7 +143,7 @@ def _advertisements_up(maker: Maker) -> None:
     ):
         maker.add(name, after, place, changed(change), why)
     maker.add(
-        "truncated_keys", after, place, lambda p, raw: repacked(raw, slots=b"\x01" * 383), "a slot short"
+        "truncated_keys", after, place, lambda p, raw: repacked(raw, slots=b"\x01" * 511), "a slot short"
     )
     maker.add(
         "truncated_encapsulation_key",
@@ -171,7 +171,7 @@ def _advertisements_down(maker: Maker) -> None:
     ) -> Callable[[Player, bytes], bytes]:
         def make(player: Player, raw: bytes) -> bytes:
             items = list(Advertisements.from_bytes(raw).items)
-            read = [Advertisement.from_bytes(item, slots=3) for item in items]
+            read = [Advertisement.from_bytes(item, slots=4) for item in items]
             made = change(player, items, read)
             return Advertisements(
                 tuple(item if isinstance(item, bytes) else item.to_bytes() for item in made)
@@ -237,7 +237,7 @@ def _confirmations(maker: Maker) -> None:
     def changed(
         change: Callable[[Player, Confirmation], Confirmation],
     ) -> Callable[[Player, bytes], bytes]:
-        return lambda player, raw: change(player, Confirmation.from_bytes(raw, slots=3)).to_bytes()
+        return lambda player, raw: change(player, Confirmation.from_bytes(raw, slots=4)).to_bytes()
 
     def other_ready(player: Player, item: Confirmation) -> Confirmation:
         key = player.sites["clinic"].state.signing
@@ -246,7 +246,7 @@ def _confirmations(maker: Maker) -> None:
     for name, change, why in (
         (
             "tampered_share_hashes",
-            lambda p, i: replace(i, hashes={**i.hashes, "z": bytes(576)}),
+            lambda p, i: replace(i, hashes={**i.hashes, "z": bytes(768)}),
             "not the hashes that were signed",
         ),
         (
@@ -284,7 +284,7 @@ def _setups(maker: Maker) -> None:
     ) -> Callable[[Player, bytes], bytes]:
         def make(player: Player, raw: bytes) -> bytes:
             request = TermRequest.from_bytes(raw)
-            setup = Setup.from_bytes(request.setup, sites=4, slots=3)
+            setup = Setup.from_bytes(request.setup, sites=4, slots=4)
             return replace(request, setup=Setup(change(player, dict(setup.dealt))).to_bytes()).to_bytes()
 
         return make
@@ -303,7 +303,7 @@ def _setups(maker: Maker) -> None:
         encapsulated, ciphertext = mlkem.encapsulate(peer.encapsulation_key, bytes(32))
         agreed = x25519(dealer.channel, peer.channel_key, owner="clinic")
         key = box_key(encapsulated, agreed, session, "z", "clinic", ciphertext)
-        return ciphertext + bytes(12) + seal(key, bytes(12), bytes(768), box_bound(session, "z", "clinic"))
+        return ciphertext + bytes(12) + seal(key, bytes(12), bytes(1024), box_bound(session, "z", "clinic"))
 
     def ready(player: Player, parts: dict[str, messages.Dealt]) -> bytes:
         other = hashlib.sha256(b"another session").digest()
@@ -311,7 +311,7 @@ def _setups(maker: Maker) -> None:
 
     for name, make, why in (
         ("no_setup", changed(setup=b""), "nothing is masked before everybody is known to be ready"),
-        ("slot_of_no_epoch", changed(slot=3), "the epoch has three slots"),
+        ("slot_of_no_epoch", changed(slot=4), "the epoch has four slots"),
         ("schema_of_no_epoch", changed(schema="other"), "the parameters have no such schema"),
         ("schema_of_another_phase", changed(schema="closing"), "not the fields that this site has now"),
         (

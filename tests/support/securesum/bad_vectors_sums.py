@@ -54,7 +54,8 @@ def _terms(maker: Maker) -> None:
         ("tampered_receipt", lambda p, i: replace(i, receipt=replace(i.receipt, slot=1)), "not signed"),
         ("receipt_of_another_round", receipt(sum_id=SumId(7, "train-0")), "signed, for another sum"),
         ("receipt_of_another_slot", receipt(slot=1), "signed, for another slot"),
-        ("other_model", receipt(broadcast=bytes(32)), "made from another broadcast"),
+        ("other_model", receipt(basis=bytes(32)), "made from another state"),
+        ("other_total", receipt(total=bytes(31) + b"1"), "resting on another total"),
         (
             "short_term",
             lambda p, i: replace(
@@ -113,8 +114,18 @@ def _reveal_requests(maker: Maker) -> None:
         ),
         (
             "model_inconsistency",
-            lambda p, r: [*r[:3], _receipt(p, r[3], broadcast=bytes(32))],
+            lambda p, r: [*r[:3], _receipt(p, r[3], basis=bytes(32))],
             "one site was shown another model",
+        ),
+        (
+            "total_inconsistency",
+            lambda p, r: [*r[:3], _receipt(p, r[3], total=bytes(31) + b"1")],
+            "one site was told another total",
+        ),
+        (
+            "seed_inconsistency",
+            lambda p, r: [*r[:3], _receipt(p, r[3], seed=bytes(32))],
+            "not the seeds that were signed",
         ),
         ("own_receipt_replaced", lambda p, r: [_receipt(p, r[0], update=bytes(32)), *r[1:]], "not as sent"),
         ("other_order_of_survivors", lambda p, r: r[::-1], "one form for a set"),
@@ -200,7 +211,7 @@ def _reveals(maker: Maker) -> None:
 
 
 def _after_a_drop_out(maker: Maker) -> None:
-    place, after = ("agree", "server", "clinic"), maker.at("agree", "server", "clinic")
+    place, after = ("agree", "server", "clinic"), maker.at("agree", "server", "clinic", 1)
     full = RevealRequest.from_bytes(
         bytes.fromhex(maker.run["messages"][maker.at("reveal", "server", "clinic")]["bytes"])
     ).receipts
@@ -220,7 +231,7 @@ def _after_a_drop_out(maker: Maker) -> None:
         ("everybody_to_sign", lambda r: [r[0], full[1], *r[1:]], "the dropped site's receipt is replayed"),
     ):
         maker.add(name, after, place, changed(change), why)
-    later = maker.at("agree", "server", "klinikum-süd")
+    later = maker.at("agree", "server", "klinikum-süd", 1)
     first = bytes.fromhex(maker.run["messages"][after]["bytes"])
     maker.add(
         "second_survivor_set",
@@ -231,13 +242,12 @@ def _after_a_drop_out(maker: Maker) -> None:
         ).to_bytes(),
         "a site signs one set a slot, for ever",
     )
-    up, number = ("agree", "clinic", "server"), maker.at("agree", "clinic", "server")
+    up, number = ("agree", "clinic", "server"), maker.at("agree", "clinic", "server", 1)
 
     def signed(slot: int, sum_id: SumId, survivors: tuple[str, ...]) -> Callable[[Player, bytes], bytes]:
         def make(player: Player, raw: bytes) -> bytes:
-            message = messages.survivors_signed(player.session.session, slot, sum_id, survivors)
-            key = player.sites["clinic"].state.signing
-            return Agreement("clinic", 1, ed25519_sign(key, message)).to_bytes()
+            item = Agreement.from_bytes(raw)
+            return _agreement(player, item, slot=slot, sum_id=sum_id, survivors=survivors).to_bytes()
 
         return make
 
@@ -252,35 +262,194 @@ def _after_a_drop_out(maker: Maker) -> None:
         "agreement_of_a_dropped_site",
         number,
         ("agree", "clinic-2", "server"),
-        lambda p, raw: Agreement("clinic-2", 1, bytes(64)).to_bytes(),
+        lambda p, raw: Agreement("clinic-2", 1, {}, bytes(64)).to_bytes(),
         "it is no survivor",
     )
+    forgeries: tuple[tuple[str, Callable[[Player, Agreement], Agreement], str], ...] = (
+        ("combinations_not_signed", lambda p, i: replace(i, combinations={}), "they are signed with the set"),
+        (
+            "combinations_of_another_group",
+            lambda p, i: _agreement(p, i, combinations={"update": i.combinations["update"]}),
+            "of one group of two",
+        ),
+        (
+            "short_combinations",
+            lambda p, i: _agreement(
+                p, i, combinations={**i.combinations, "update": i.combinations["update"][:-4]}
+            ),
+            "not of their size",
+        ),
+    )
+    for name, forge, why in forgeries:
+
+        def forged(player: Player, raw: bytes, forge: Any = forge) -> bytes:
+            return forge(player, Agreement.from_bytes(raw)).to_bytes()
+
+        maker.add(name, number, up, forged, why)
+
+
+def _agreement(player: Player, item: Agreement, **changes: Any) -> Agreement:
+    """An agreement on something else, signed by its site."""
+    total = player.total
+    assert total
+    session = player.session.session
+    values = {
+        "slot": item.slot,
+        "sum_id": total.sum_id,
+        "survivors": total.survivors,
+        "challenge": messages.challenge(session, total.receipts),
+        "combinations": item.combinations,
+        **changes,
+    }
+    key = player.sites[item.name].state.signing
+    signature = ed25519_sign(key, messages.agreement_signed(session, **values))
+    return replace(item, combinations=values["combinations"], signature=signature)
 
 
 def _agreed_reveals(maker: Maker) -> None:
     place, after = ("reveal", "server", "clinic"), maker.at("reveal", "server", "clinic", 1)
 
     def changed(
-        change: Callable[[Player, dict[str, bytes]], dict[str, bytes]],
+        change: Callable[[Player, list[Agreement]], list[Agreement]],
     ) -> Callable[[Player, bytes], bytes]:
         def make(player: Player, raw: bytes) -> bytes:
             request = RevealRequest.from_bytes(raw)
-            return replace(request, agreements=change(player, dict(request.agreements))).to_bytes()
+            return replace(request, agreements=tuple(change(player, list(request.agreements)))).to_bytes()
 
         return make
 
-    def fourth(player: Player, given: dict[str, bytes]) -> dict[str, bytes]:
-        here = ("clinic", "klinikum-süd", "z")
-        message = messages.survivors_signed(player.session.session, 1, SumId(1, "train-1", 1), here)
-        return {**given, "clinic-2": ed25519_sign(player.sites["clinic-2"].state.signing, message)}
+    def false(player: Player, item: Agreement) -> Agreement:
+        bad = bytes([item.combinations["update"][0] ^ 1]) + item.combinations["update"][1:]
+        return _agreement(player, item, combinations={**item.combinations, "update": bad})
+
+    def fourth(player: Player, given: list[Agreement]) -> list[Agreement]:
+        return [given[0], _agreement(player, Agreement("clinic-2", 1, {}, b"")), *given[1:]]
 
     for name, change, why in (
-        ("too_few_agreements", lambda p, g: {k: v for k, v in g.items() if k != "z"}, "fewer than t"),
-        ("forged_agreement", lambda p, g: {**g, "z": bytes(64)}, "nobody signed it"),
-        ("borrowed_agreement", lambda p, g: {**g, "z": g["clinic"]}, "one signature counted twice"),
+        ("too_few_agreements", lambda p, g: g[:2], "fewer than t"),
+        ("forged_agreement", lambda p, g: [*g[:2], replace(g[2], signature=bytes(64))], "nobody signed it"),
+        ("borrowed_agreement", lambda p, g: [*g[:2], replace(g[0], name="z")], "one signature counted twice"),
+        ("doubled_agreement", lambda p, g: [g[0], g[0], g[1]], "one site counted twice"),
         ("agreement_of_no_survivor", fourth, "a dropped site has no say"),
+        (
+            "agreement_on_another_challenge",
+            lambda p, g: [*g[:2], _agreement(p, g[2], challenge=bytes(32))],
+            "made with other seeds",
+        ),
+        ("false_combinations", lambda p, g: [*g[:2], false(p, g[2])], "they do not add up to the total"),
+        (
+            "combinations_left_out",
+            lambda p, g: [*g[:2], _agreement(p, g[2], combinations={})],
+            "one term of the total is not shown",
+        ),
     ):
         maker.add(name, after, place, changed(change), why)
 
 
-PARTS = (_terms, _reveal_requests, _reveals, _after_a_drop_out, _agreed_reveals)
+def _totals(maker: Maker) -> None:
+    place, after = ("contribute", "server", "clinic"), maker.at("contribute", "server", "clinic", 2)
+
+    def changed(change: Callable[[messages.Total], messages.Total]) -> Callable[[Player, bytes], bytes]:
+        def make(player: Player, raw: bytes) -> bytes:
+            request = TermRequest.from_bytes(raw)
+            total = change(messages.Total.from_bytes(request.total))
+            return replace(request, total=total.to_bytes()).to_bytes()
+
+        return make
+
+    first = TermRequest.from_bytes(
+        bytes.fromhex(maker.run["messages"][maker.at("contribute", "server", "clinic", 1)]["bytes"])
+    )
+    zero = messages.Total.from_bytes(first.total)
+    here, everybody = ("clinic", "klinikum-süd", "z"), ("clinic", "clinic-2", "klinikum-süd", "z")
+    for name, change, why in (
+        ("total_of_no_slot_yet", lambda t: replace(t, slot=2), "of the slot that is asked for"),
+        (
+            "total_replaced",
+            lambda t: replace(zero, groups={**zero.groups, "update": bytes(72)}),
+            "told before",
+        ),
+        ("total_of_everybody", lambda t: replace(t, survivors=everybody), "another set than was signed"),
+        ("total_of_too_few", lambda t: replace(t, survivors=here[:2]), "fewer than any site reveals for"),
+        ("total_out_of_order", lambda t: replace(t, survivors=here[::-1]), "one form for a set"),
+        ("total_of_a_stranger", lambda t: replace(t, survivors=("clinic", "y", "z")), "none of the roster"),
+        ("total_of_another_sum", lambda t: replace(t, sum_id=SumId(1, "train-1", 0)), "another try"),
+        ("total_of_another_schema", lambda t: replace(t, schema="closing"), "other fields"),
+        ("total_of_no_schema", lambda t: replace(t, schema="none"), "unknown fields"),
+        ("short_total", lambda t: replace(t, groups={"update": t.groups["update"][:-4]}), "not of its size"),
+        ("total_without_update", lambda t: replace(t, groups={}), "no groups"),
+        (
+            "total_with_a_shut_group",
+            lambda t: replace(t, groups={**t.groups, "static": zero.groups["static"]}),
+            "this site gave no share for it",
+        ),
+    ):
+        maker.add(name, after, place, changed(change), why)
+    withheld = lambda p, raw: replace(TermRequest.from_bytes(raw), total=b"").to_bytes()  # noqa: E731
+    maker.add("withheld_total", after, place, withheld, "a total that was told stays told")
+    last = maker.at("contribute", "server", "clinic", 3)
+    old = lambda p, raw: replace(TermRequest.from_bytes(raw), total=first.total).to_bytes()  # noqa: E731
+    maker.add("older_total", last, place, old, "a later one was told")
+    early = lambda p, raw: replace(TermRequest.from_bytes(raw), total=first.total).to_bytes()  # noqa: E731
+    start = maker.at("contribute", "server", "clinic")
+    maker.add("total_before_any_sum", start, place, early, "an epoch begins without one")
+
+
+def _proofs(maker: Maker) -> None:
+    """The third sum rests on the second one's total: z's term in it is shown, clinic-2 had dropped out."""
+    place, after = ("reveal", "server", "clinic"), maker.at("reveal", "server", "clinic", 2)
+
+    def changed(change: Callable[[RevealRequest], RevealRequest]) -> Callable[[Player, bytes], bytes]:
+        return lambda player, raw: change(RevealRequest.from_bytes(raw)).to_bytes()
+
+    def proof(**changes: Any) -> Callable[[RevealRequest], RevealRequest]:
+        return lambda r: replace(r, missing={"z": replace(r.missing["z"], **changes)})
+
+    def flipped(part: str) -> Callable[[RevealRequest], RevealRequest]:
+        def change(request: RevealRequest) -> RevealRequest:
+            data = getattr(request.missing["z"], part)["update"]
+            return proof(**{part: {"update": bytes([data[0] ^ 8]) + data[1:]}})(request)
+
+        return change
+
+    def key(request: RevealRequest) -> RevealRequest:
+        data = request.dropped["clinic-2"]["update"]
+        return replace(request, dropped={"clinic-2": {"update": bytes([data[0] ^ 8]) + data[1:]}})
+
+    for name, change, why in (
+        ("no_proof", lambda r: replace(r, missing={}, dropped={}), "one term of the total is not shown"),
+        ("proof_with_another_term", flipped("masked"), "not what the receipt names"),
+        ("proof_with_another_seed", flipped("seeds"), "not what was committed to"),
+        ("proof_without_a_group", proof(seeds={}), "one seed a group"),
+        (
+            "proof_with_a_shut_group",
+            lambda r: proof(masked={**r.missing["z"].masked, "static": b""})(r),
+            "of a group that was not opened",
+        ),
+        (
+            "proof_by_a_forged_receipt",
+            lambda r: proof(receipt=replace(r.missing["z"].receipt, update=bytes(32)))(r),
+            "nobody signed it",
+        ),
+        (
+            "proof_by_another_receipt",
+            lambda r: proof(receipt=next(item for item in r.receipts if item.name == "z"))(r),
+            "of another sum",
+        ),
+        (
+            "proof_for_another_site",
+            lambda r: replace(r, missing={"klinikum-süd": r.missing["z"]}),
+            "not its own receipt",
+        ),
+        (
+            "proof_of_no_survivor",
+            lambda r: replace(r, missing={**r.missing, "clinic-2": r.missing["z"]}),
+            "its term is not in the total",
+        ),
+        ("another_key_of_a_dropped_site", key, "not what it advertised"),
+        ("no_key_of_a_dropped_site", lambda r: replace(r, dropped={}), "its masks cannot be taken off"),
+    ):
+        maker.add(name, after, place, changed(change), why)
+
+
+PARTS = (_terms, _reveal_requests, _reveals, _after_a_drop_out, _agreed_reveals, _totals, _proofs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +86,34 @@ def signed_receipt(world: World, receipt: messages.Receipt, **changes: Any) -> m
     receipt = replace(receipt, **changes)
     key = session_key(world, receipt.name)
     return replace(receipt, signature=ed25519_sign(key, receipt.signed(world.session.session)))
+
+
+def signed_agreement(
+    world: World,
+    name: str,
+    receipts: Sequence[messages.Receipt],
+    combinations: Mapping[Group, bytes] | None = None,
+    **changes: Any,
+) -> messages.Agreement:
+    """An agreement of a site that plays along, with these combinations; ``changes`` are of what is signed."""
+    first, session = receipts[0], world.session.session
+    values: dict[str, Any] = {
+        "slot": first.slot,
+        "sum_id": first.sum_id,
+        "survivors": [item.name for item in receipts],
+        "challenge": messages.challenge(session, receipts),
+        "combinations": combinations or {},
+        **changes,
+    }
+    signature = ed25519_sign(session_key(world, name), messages.agreement_signed(session, **values))
+    return messages.Agreement(name, values["slot"], values["combinations"], signature)
+
+
+def agreed(world: World, slot: int = 0, missing: Iterable[str] = (), **options: Any) -> Sum:
+    """A sum whose survivors have agreed."""
+    total = closed(world, slot, missing, **options)
+    world.agree(total, total.survivors)
+    return total
 
 
 def signed_advertisement(world: World, item: Advertisement, **changes: Any) -> Advertisement:
@@ -184,6 +212,7 @@ def difference(fields: Any, group: Group, one: bytes, other: bytes) -> bytes:
 __all__ = [
     "Enrolment",
     "World",
+    "agreed",
     "closed",
     "custom",
     "difference",
@@ -200,6 +229,7 @@ __all__ = [
     "resealed_box",
     "session_key",
     "signed_advertisement",
+    "signed_agreement",
     "signed_receipt",
     "signer",
     "verifier",

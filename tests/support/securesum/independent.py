@@ -34,7 +34,7 @@ GROUPS = ("update", "static")
 
 def fields(tag: str, *values: Any) -> bytes:
     """Prefix, tag, then each value with its type and length."""
-    return b"\xff\x00tightframe/secure-sum/2\x00" + _sized("t", tag.encode()) + b"".join(map(_value, values))
+    return b"\xff\x00tightframe/secure-sum/1\x00" + _sized("t", tag.encode()) + b"".join(map(_value, values))
 
 
 def sha(tag: str, *values: Any) -> bytes:
@@ -131,6 +131,26 @@ def ring_sum(specs: list[Any], group: str, plus: list[bytes], minus: list[bytes]
     return total
 
 
+def combined(specs: list[Any], group: str, challenge: bytes, data: bytes) -> bytes:
+    """128 sums of elements, picked by shifts of one stream of bits, for each ring."""
+    elements: dict[int, list[int]] = {32: [], 64: []}
+    start = 0
+    for item in specs:
+        width = item["ring"] // 8
+        for _ in range(_size(item) if item["group"] == group else 0):
+            elements[item["ring"]].append(int.from_bytes(data[start : start + width], "little"))
+            start += width
+    made = b""
+    for ring, values in elements.items():
+        if values:
+            key = hkdf(challenge, b"", fields("combinations", group, ring))
+            bits = int.from_bytes(stream(key, (len(values) + 134) // 8), "little")
+            for shift in range(128):
+                total = sum(value for place, value in enumerate(values) if bits >> (place + shift) & 1)
+                made += (total % 2**ring).to_bytes(ring // 8, "little")
+    return made
+
+
 def _size(item: Any) -> int:
     size = 1
     for length in item["shape"]:
@@ -174,6 +194,12 @@ class Run:
         self.salted: dict[tuple[str, str], list[bytes]] = {}  # dealer, holder -> salts and shares
         self.sealed: dict[tuple[str, str], bytes] = {}  # and all that is in a box
         self.session = b""
+        self.total: dict[str, Any] = {}  # the last one
+        self.told = bytes(32)
+        self.revealed: list[str] = []  # who gave shares for it
+        self.receipts: dict[str, Any] = {}  # of its survivors
+        self.masked: dict[tuple[str, int], dict[str, bytes]] = {}
+        self.links: dict[tuple[str, int], bytes] = {}
 
     def messages(self) -> Iterator[tuple[str, str, str, bytes]]:
         """Task, sender, receiver, bytes."""
@@ -182,7 +208,7 @@ class Run:
             yield "enroll", name, "server", pack(self._advertisement(name))
         shown = [self.advertised[name] for name in self.roster]
         signed = [[self._advertised_string(item), item["signature"]] for item in shown]
-        self.session = sha("session", self.digest, signed)
+        self.session = sha("session 2", self.digest, signed)
         confirmed = {}
         for name in self.roster:
             yield "confirm", "server", name, pack({"items": [pack(item) for item in shown]})
@@ -243,7 +269,7 @@ class Run:
     def _advertised_string(self, item: Mapping[str, Any]) -> bytes:
         keys = ("name", "certificate", "channel_key", "session_key", "slots", "application")
         values = [item[key] for key in (*keys, "encapsulation_key")]
-        return fields("advertisement", self.digest, *values)
+        return fields("advertisement 2", self.digest, *values)
 
     def _advertisement(self, name: str) -> dict[str, Any]:
         random, given = self.random[name], self.vector["sites"][name]
@@ -345,39 +371,123 @@ class Run:
     def _sum(self, item: Mapping[str, Any], confirmed: Any) -> Iterator[tuple[str, str, str, bytes]]:
         here = [name for name in self.roster if name not in item["missing"]]
         slot, sum_id, receipts = item["slot"], item["sum_id"], []
+        total = pack(self.total) if self.total else b""
+        self.told = self._total_digest() if self.total else bytes(32)
         for name in here:
             setup = self._setup(name, confirmed) if confirmed else b""
-            request = {"slot": slot, "sum_id": sum_id, "schema": item["schema"], "setup": setup}
+            request = {
+                "slot": slot,
+                "sum_id": sum_id,
+                "schema": item["schema"],
+                "setup": setup,
+                "total": total,
+            }
             yield "contribute", "server", name, pack(request)
             masked = self._masked(name, item)
             receipts.append(masked["receipt"])
             yield "contribute", name, "server", pack(masked)
-        agreements = {}
-        if item["missing"]:
-            for name in here:
-                yield "agree", "server", name, pack({"slot": slot, "receipts": receipts})
-                signed = fields("survivors", self.session, slot, sum_id, here)
-                agreements[name] = sign(self.signing[name], signed)
-                yield (
-                    "agree",
-                    name,
-                    "server",
-                    pack({"name": name, "slot": slot, "signature": agreements[name]}),
-                )
-        for name in here:
-            yield (
-                "reveal",
-                "server",
-                name,
-                pack({"slot": slot, "receipts": receipts, "agreements": agreements}),
-            )
+        seeds = [[receipt["name"], receipt["seed"]] for receipt in receipts]
+        basis = bytes.fromhex(item["basis"])
+        challenge = sha("challenge", self.session, slot, sum_id, basis, self.told, seeds)
+        agreements, awake = [], [name for name in here if name not in item["silent"]]
+        for name in awake:
+            yield "agree", "server", name, pack({"slot": slot, "receipts": receipts})
+            combined = self._combined(name, challenge)
+            signed = fields("agreement", self.session, slot, sum_id, here, challenge, combined)
+            signature = sign(self.signing[name], signed)
+            agreements.append({"name": name, "slot": slot, "combinations": combined, "signature": signature})
+            yield "agree", name, "server", pack(agreements[-1])
+        missing, dropped = self._proofs([one["name"] for one in agreements if one["combinations"]])
+        for name in awake:
+            asked = {
+                "slot": slot,
+                "receipts": receipts,
+                "agreements": agreements,
+                "missing": missing,
+                "dropped": dropped,
+            }
+            yield "reveal", "server", name, pack(asked)
             yield "reveal", name, "server", pack(self._reveal(name, slot, here))
+        self._open(item, here, awake, receipts)
+
+    def _open(self, item: Mapping[str, Any], here: list[str], awake: list[str], receipts: list[Any]) -> None:
+        """The total is the sum of the terms themselves."""
+        specs = self.params["schemas"][item["schema"]]
+        groups = ["update"]
+        if here == self.roster and any(spec["group"] == "static" and _size(spec) for spec in specs):
+            groups.append("static")
+        terms = {name: self._term(name, item) for name in here}
+        self.total = {
+            "slot": item["slot"],
+            "sum_id": item["sum_id"],
+            "schema": item["schema"],
+            "survivors": here,
+            "groups": {
+                group: ring_sum(specs, group, [term[group] for term in terms.values()], [])
+                for group in groups
+            },
+        }
+        self.revealed, self.receipts = awake, {receipt["name"]: receipt for receipt in receipts}
+
+    def _total_digest(self) -> bytes:
+        total = self.total
+        hashes_of = {group: hashlib.sha256(data).digest() for group, data in total["groups"].items()}
+        return sha(
+            "total", total["slot"], total["sum_id"], total["schema"], list(total["survivors"]), hashes_of
+        )
+
+    def _between(self, name: str, group: str) -> bytes:
+        """A site's term of the last total with its masks between survivors, and no other."""
+        total, specs = self.total, self.params["schemas"][self.total["schema"]]
+        slot = total["slot"]
+        plus = [self._term(name, {"slot": slot})[group]]
+        minus: list[bytes] = []
+        for other in total["survivors"]:
+            if other != name:
+                first, second = min(name, other), max(name, other)
+                mask = stream(self._pair_key(first, second, slot, group), len(plus[0]))
+                (plus if name == first else minus).append(mask)
+        return ring_sum(specs, group, plus, minus)
+
+    def _combined(self, name: str, challenge: bytes) -> dict[str, bytes]:
+        if not self.total or name not in self.revealed:
+            return {}
+        specs = self.params["schemas"][self.total["schema"]]
+        return {
+            group: combined(specs, group, challenge, self._between(name, group))
+            for group in self.total["groups"]
+        }
+
+    def _proofs(self, given: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if not self.total:
+            return {}, {}
+        slot, groups = self.total["slot"], list(self.total["groups"])
+        missing = {
+            name: {
+                "receipt": self.receipts[name],
+                "masked": {group: self.masked[name, slot][group] for group in groups},
+                "links": self.links[name, slot],
+                "seeds": {group: self._secret(name, slot, group, 0) for group in groups},
+            }
+            for name in self.total["survivors"]
+            if name not in given
+        }
+        dropped = {
+            name: {group: self._secret(name, slot, group, 1) for group in groups}
+            for name in self.roster
+            if missing and name not in self.total["survivors"]
+        }
+        return missing, dropped
+
+    def _term(self, name: str, item: Mapping[str, Any]) -> dict[str, bytes]:
+        given = self.vector["sites"][name]["terms"].get(str(item["slot"]), {"update": "", "static": ""})
+        return {group: bytes.fromhex(data) for group, data in given.items()}
 
     def _masked(self, name: str, item: Mapping[str, Any]) -> dict[str, Any]:
         slot, specs = item["slot"], self.params["schemas"][item["schema"]]
         masked: dict[str, Any] = {}
         for group in GROUPS:
-            term = bytes.fromhex(self.vector["sites"][name]["terms"][str(slot)][group])
+            term = self._term(name, item)[group]
             plus = [term, stream(self._self_key(name, slot, group), len(term))]
             minus: list[bytes] = []
             for other in self.roster:
@@ -398,19 +508,26 @@ class Run:
             for group in GROUPS
             for other in self.roster[self.roster.index(name) + 1 :]
         )
+        self.masked[name, slot] = dict(masked)
+        self.links[name, slot] = links
         receipt = {
             "name": name,
             "slot": slot,
             "sum_id": item["sum_id"],
-            "broadcast": bytes.fromhex(item["broadcast"]),
+            "basis": bytes.fromhex(item["basis"]),
+            "total": self.told,
+            "seed": self.random[name](32),
+            "follows": True,
             **{group: hashlib.sha256(links + masked[group]).digest() for group in GROUPS},
         }
-        receipt["signature"] = sign(self.signing[name], fields("receipt", self.session, *receipt.values()))
+        receipt["signature"] = sign(self.signing[name], fields("receipt 2", self.session, *receipt.values()))
         return {**masked, "receipt": receipt, "links": links}
 
     def _reveal(self, name: str, slot: int, here: list[str]) -> dict[str, Any]:
         shares: dict[str, Any] = {"update": {}, "static": {}}
-        for group in GROUPS if here == self.roster else GROUPS[:1]:
+        item = self.vector["sums"][slot]
+        counted = any(spec["group"] == "static" for spec in self.params["schemas"][item["schema"]])
+        for group in GROUPS if here == self.roster and counted else GROUPS[:1]:
             for dealer in self.roster:
                 place = slot * 4 + GROUPS.index(group) * 2 + (dealer not in here)
                 shares[group][dealer] = self.salted[dealer, name][place]

@@ -6,7 +6,8 @@ Run by hand, from the project's root, and only for a new version of the protocol
 
 It makes new provisioned keys and certificates, so each run gives other vectors. All keys in them are
 for tests alone. ``run.json`` is one run with all its inputs, private keys and random bytes included:
-an epoch of three slots, a sum with everybody, a sum that one site misses. ``refused.json`` are
+an epoch of four slots; a sum with everybody, one that one site misses, one whose total must be shown to be
+right without one site's own word, and a seal. ``refused.json`` are
 messages that must be refused: each says after how many messages of ``run.json`` it arrives, where,
 and the error; and inputs of single steps. ``primitives.json`` are known answers of single functions.
 """
@@ -24,11 +25,23 @@ from tests.support.securesum.bad_vectors import bad_messages, bad_steps
 from tests.support.securesum.protocol import MIXED, seeded
 from tests.support.securesum.replay import VECTORS, VERSION, play
 
-from tightframe.securesum import encoding, masks, messages, primitives, shamir
+from tightframe.securesum import combinations, encoding, masks, messages, primitives, shamir
+from tightframe.securesum.primitives import Random
 
 ROSTER = ("clinic", "clinic-2", "klinikum-süd", "z")
 """One name begins another; one is not ASCII."""
-SCHEMAS = {"train": MIXED, "closing": (messages.FieldSpec("total", (3,), 64, 24, 8.0, "update"),)}
+SCHEMAS = {
+    "train": MIXED,
+    "closing": (messages.FieldSpec("total", (3,), 64, 24, 8.0, "update"),),
+    "seal": (),
+}
+SUMS: tuple[tuple[str, list[str], list[str]], ...] = (
+    ("train", [], []),
+    ("train", ["clinic-2"], []),
+    ("train", [], ["z"]),
+    ("seal", [], []),
+)
+"""Schema, sites that do not contribute, sites that do not agree: their terms of the last total are shown."""
 
 
 def make_run() -> dict[str, Any]:
@@ -41,7 +54,7 @@ def make_run() -> dict[str, Any]:
         roster=ROSTER,
         threshold=3,
         colluders=1,
-        slots=3,
+        slots=4,
         schemas=SCHEMAS,
         weights="exact",
         trust="malicious",
@@ -52,13 +65,13 @@ def make_run() -> dict[str, Any]:
     )
     vector: dict[str, Any] = {
         "version": VERSION,
-        "protocol": "tightframe/secure-sum/2",
+        "protocol": "tightframe/secure-sum/1, messages of version 2",
         "notes": [
             "All keys are for tests alone. Bytes are hexadecimal; messages are in the order of sending.",
             "Random bytes of a site, in the order of use: channel key, session key, 64-byte seed of "
             "ML-KEM-768; for each slot, for update and static: b, a; coefficients of all secrets in that "
             "order, that of x first; 16-byte salts for each holder of each share; for each other holder a "
-            "nonce and the 32 bytes m of FIPS 203, algorithm 17.",
+            "nonce and the 32 bytes m of FIPS 203, algorithm 17; a seed for each term.",
             "Signatures of provisioned keys are deterministic ECDSA (RFC 6979) with SHA-256.",
         ],
         "root": root.certificate.hex(),
@@ -67,12 +80,13 @@ def make_run() -> dict[str, Any]:
         "sums": [
             {
                 "slot": slot,
-                "sum_id": [slot, f"train-{slot}", slot],
-                "schema": "train",
-                "broadcast": hashlib.sha256(f"broadcast {slot}".encode()).hexdigest(),
+                "sum_id": [slot, f"{schema}-{slot}", slot],
+                "schema": schema,
+                "basis": hashlib.sha256(f"state {slot}".encode()).hexdigest(),
                 "missing": missing,
+                "silent": silent,
             }
-            for slot, missing in enumerate(([], ["clinic-2"]))
+            for slot, (schema, missing, silent) in enumerate(SUMS)
         ],
     }
     sizes = {
@@ -87,20 +101,40 @@ def make_run() -> dict[str, Any]:
             "certificate": issued.certificate.hex(),
             "private_key": issued.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()).hex(),
             "application": f"weight of {name}".encode().hex(),
-            "random": random(64 + 64 + 3 * 128 + 2 * 3 * 128 + 4 * 3 * 4 * 16 + 3 * 44).hex(),
+            "random": random(
+                128 + 4 * 128 + 2 * 4 * 128 + 4 * 4 * 4 * 16 + 3 * 44 + 32 * (4 - (name == "clinic-2"))
+            ).hex(),
             "terms": {
                 str(slot): {group: terms.bytes(size).hex() for group, size in sizes.items()}
-                for slot in range(2)
+                for slot in range(3)
             },
         }
     player, vector["messages"] = play(vector)
+    shown = [total.proved for total in player.sums]
+    assert shown == [(), ("clinic-2",), ("z",), ("z",)], shown
     vector["totals"] = [
-        {group: data.hex() for group, data in total.open().groups.items()} for total in player.sums
+        {group: data.hex() for group, data in opened.evidence.total.groups.items()}
+        for opened in player.opened
     ]
     made = independent.Run(vector)
     list(made.messages())
     vector["values"] = made.values()
     return vector
+
+
+RUNS = (((32, 1),), ((64, 1),), ((32, 5), (64, 3), (32, 130)), ((64, 200),), ((32, 1000),))
+
+
+def _combinations(challenge: bytes, runs: tuple[tuple[int, int], ...], random: Random) -> dict[str, Any]:
+    layout = masks.Layout(runs)
+    data = random(layout.nbytes)
+    return {
+        "challenge": challenge.hex(),
+        "group": "update",
+        "runs": runs,
+        "integers": data.hex(),
+        "combinations": combinations.combine(challenge, "update", layout, data).hex(),
+    }
 
 
 def make_primitives() -> dict[str, Any]:
@@ -133,6 +167,7 @@ def make_primitives() -> dict[str, Any]:
             for tag, values in strings
         ],
         "keystream": {"key": key.hex(), "bytes": masks.keystream(key, 100).hex()},
+        "combinations": [_combinations(random(32), runs, random) for runs in RUNS],
         "pair_key": {
             "secret": seed.hex(),
             "session": session.hex(),

@@ -38,7 +38,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import Encapsulate, Random, kem_encapsulate
 from tightframe.securesum.rules import Expected, SiteRules
-from tightframe.securesum.server import Enrolment, Opened, Session, Sum
+from tightframe.securesum.server import Enrolment, Evidence, MemorySpool, Opened, Session, Sum
 from tightframe.securesum.site import (
     Advertised,
     Confirmed,
@@ -53,7 +53,7 @@ from tightframe.securesum.site import (
 from tightframe.securesum.site.journal import Entry, History, Profile, entry_from_value
 
 JOB, VERSION, CONFIG = "job-1", "1.2.3", hashlib.sha256(b"configuration").digest()
-BROADCAST = hashlib.sha256(b"broadcast").digest()
+BASIS = hashlib.sha256(b"state").digest()
 DATASET = "lesions"
 
 MIXED = (
@@ -127,7 +127,7 @@ def make_params(sites: int, **overrides: Any) -> Params:
         "threshold": rules.threshold(sites, colluders, trust),
         "colluders": colluders,
         "slots": 3,
-        "schemas": {"train": MIXED},
+        "schemas": {"train": MIXED, "seal": ()},
         "weights": "exact",
         "trust": trust,
         "min_sites": 3,
@@ -152,8 +152,10 @@ class Site:
     dataset: str = DATASET
     profile: Profile | None = None
     encapsulate: Encapsulate = kem_encapsulate
+    follows: bool = True
     state: Any = None
     entries: list[Entry] = field(default_factory=list)
+    kept: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def history(self) -> History:
@@ -164,6 +166,11 @@ class Site:
         """What a caller does with a step: journal, state, reply."""
         self.entries += step.entries
         self.state = step.state
+        for name, data in step.kept.items():
+            if data is None:
+                self.kept.pop(name, None)
+            else:
+                self.kept[name] = data
         if self.stored:
             kind: Any = type(step.state)
             self.state = kind.from_bytes(step.state.to_bytes())
@@ -181,6 +188,7 @@ class Site:
                 dataset=self.dataset,
                 application=f"weight of {self.name}".encode(),
                 profile=self.profile,
+                previous=self.state if isinstance(self.state, Established) else None,
                 random=self.random,
             )
         )
@@ -202,7 +210,7 @@ class Site:
         raw: bytes,
         fields: tuple[FieldSpec, ...],
         term: Mapping[Group, bytes],
-        broadcast: bytes = BROADCAST,
+        basis: bytes = BASIS,
     ) -> bytes:
         request = TermRequest.from_bytes(raw)
         return self.take(
@@ -210,18 +218,22 @@ class Site:
                 self.state,
                 request,
                 fields=fields,
-                broadcast=broadcast,
+                basis=basis,
+                follows=self.follows,
                 term=term,
                 history=self.history,
                 profile=self.profile,
+                random=self.random,
             )
         )
 
     def agree(self, raw: bytes) -> bytes:
-        return self.take(agree(self.state, AgreementRequest.from_bytes(raw), history=self.history))
+        request = AgreementRequest.from_bytes(raw)
+        return self.take(agree(self.state, request, history=self.history, kept=self.kept.get))
 
     def reveal(self, raw: bytes) -> bytes:
-        return self.take(reveal(self.state, RevealRequest.from_bytes(raw), history=self.history))
+        request = RevealRequest.from_bytes(raw)
+        return self.take(reveal(self.state, request, history=self.history, kept=self.kept.get))
 
 
 class World:
@@ -277,6 +289,8 @@ class World:
         }
         self.enrolment = Enrolment(self.params, verifier=verifier())
         self.session: Session
+        self.spool = MemorySpool()
+        self.evidence: Evidence | None = None
         self.refused: dict[str, ProtocolError] = {}
 
     # Setup -----------------------------------------------------------------------------------
@@ -324,14 +338,24 @@ class World:
             slot=slot,
             sum_id=sum_id or SumId(slot, "train-0"),
             schema=schema,
-            broadcast=BROADCAST,
+            basis=BASIS,
+            spool=self.spool,
+            rests_on=self.evidence,
         )
+
+    def finish(self, total: Sum) -> Opened:
+        """Open a sum; its total is what the next one rests on."""
+        opened = total.open()
+        if self.evidence is not None:
+            self.spool.erase(self.evidence.total.slot)
+        self.evidence = opened.evidence
+        return opened
 
     def request(self, name: str, total: Sum, schema: str = "train") -> bytes:
         """The server's request for a term; with a setup if it is the site's first."""
         first = isinstance(self.sites[name].state, Confirmed)
         setup = self.session.setup_for(name).to_bytes() if first else b""
-        return TermRequest(total.slot, total.sum_id, schema, setup).to_bytes()
+        return replace(total.term_request(setup), schema=schema).to_bytes()
 
     def contribute(self, total: Sum, sites: Iterable[str], schema: str = "train") -> None:
         """Exchange 3: terms from these sites."""
@@ -341,7 +365,7 @@ class World:
             self._arrive(total.add, "masked", name, raw)
 
     def agree(self, total: Sum, sites: Iterable[str]) -> None:
-        """Exchange 4, only after a drop-out."""
+        """Exchange 4."""
         request = total.agreement_request().to_bytes()
         for name in sites:
             raw = self.sites[name].agree(self.tamper("agreement_request", name, request))
@@ -372,12 +396,14 @@ class World:
         here = [name for name in self.params.roster if name not in set(drop_term)]
         self.contribute(total, here, schema)
         survivors = total.close()
-        here = list(survivors)
-        if not total.full:
-            here = [name for name in here if name not in set(drop_agree)]
-            self.agree(total, here)
+        here = [name for name in survivors if name not in set(drop_agree)]
+        self.agree(total, here)
         self.reveal(total, [name for name in here if name not in set(drop_reveal)])
-        return total.open()
+        return self.finish(total)
+
+    def seal(self, slot: int, **options: Any) -> Opened:
+        """A sum without fields, in which the last total is verified."""
+        return self.run(slot, schema="seal", sum_id=SumId(0, "seal-0"), **options)
 
     def _arrive(self, add: Callable[[str, bytes], None], stage: str, name: str, raw: bytes) -> None:
         try:
@@ -400,7 +426,7 @@ def add_integers(fields: Iterable[FieldSpec], group: Group, terms: list[dict[Gro
 
 
 __all__ = [
-    "BROADCAST",
+    "BASIS",
     "CONFIG",
     "DATASET",
     "JOB",

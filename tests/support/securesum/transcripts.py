@@ -1,4 +1,4 @@
-"""Transcripts with real signatures, right and wrong, without running the protocol.
+"""Transcripts with real signatures and combinations, right and wrong, without running the protocol.
 
 ``Run`` writes what it is told to; what does not fit the rules is then for ``verify`` to find.
 """
@@ -14,21 +14,27 @@ from datetime import datetime
 from typing import Any
 
 from tests.support.securesum.certificates import AT, Issued, issue, make_root
+from tests.support.securesum.protocol import add_integers
 
 from tightframe.securesum import transcript
 from tightframe.securesum.messages import (
     GROUPS,
+    NO_TOTAL,
     Advertisement,
+    Agreement,
     FieldSpec,
     Group,
     Params,
     Receipt,
     SumId,
+    Told,
+    agreement_signed,
+    challenge,
     ready_signed,
     session_id,
-    survivors_signed,
 )
 from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, kem_public, x25519_public
+from tightframe.securesum.proofs import Ground
 from tightframe.securesum.transcript import SERVER, SIMULATED, Chain, SumRecord
 from tightframe.securesum.transcript.lines import line_hash
 
@@ -84,12 +90,26 @@ class Epoch:
     def ready(self) -> dict[str, bytes]:
         return {name: self.sign(name, ready_signed(self.session, name)) for name in self.params.roster}
 
-    def receipt(self, name: str, slot: int, sum_id: SumId, broadcast: bytes) -> Receipt:
-        unsigned = Receipt(name, slot, sum_id, broadcast, os.urandom(32), os.urandom(32), b"")
+    def receipt(
+        self, name: str, slot: int, sum_id: SumId, basis: bytes, told: Told | None, **changes: Any
+    ) -> Receipt:
+        total = NO_TOTAL if told is None else told.digest()
+        hashes = os.urandom(32), os.urandom(32)
+        unsigned = Receipt(name, slot, sum_id, basis, total, os.urandom(32), True, *hashes, b"")
+        unsigned = replace(unsigned, **changes)
         return replace(unsigned, signature=self.sign(name, unsigned.signed(self.session)))
 
-    def agreement(self, name: str, slot: int, sum_id: SumId, survivors: Sequence[str]) -> bytes:
-        return self.sign(name, survivors_signed(self.session, slot, sum_id, survivors))
+    def agreement(
+        self, name: str, receipts: Sequence[Receipt], combinations: Mapping[Group, bytes], **changes: Any
+    ) -> Agreement:
+        """An agreement; ``changes`` are of what is signed, too."""
+        item = replace(Agreement(name, receipts[0].slot, combinations, b""), **changes)
+        survivors = [receipt.name for receipt in receipts]
+        made = challenge(self.session, receipts)
+        signed = agreement_signed(
+            self.session, item.slot, receipts[0].sum_id, survivors, made, item.combinations
+        )
+        return replace(item, signature=self.sign(name, signed))
 
 
 def advertise(params: Params, name: str, identity: Issued, secret: Secret, **changes: Any) -> Advertisement:
@@ -108,15 +128,26 @@ def advertise(params: Params, name: str, identity: Issued, secret: Secret, **cha
     return replace(item, signature=identity.signer().sign(item.signed(params.digest())))
 
 
+@dataclass(frozen=True)
+class Opening:
+    """The last total of a session, with what each silo knows of its own term in it."""
+
+    told: Told
+    terms: Mapping[str, Mapping[Group, bytes]]
+
+
 @dataclass
 class Run:
-    """A transcript in the making."""
+    """A transcript in the making; ``last`` by session, and ``totals``, the integers, by their digest."""
 
     root: Issued = field(default_factory=make_root)
     view: str = SERVER
     sites: dict[str, Issued] = field(default_factory=dict)
     lines: list[bytes] = field(default_factory=list)
     time: datetime = AT
+    sessions: dict[int, bytes] = field(default_factory=dict)
+    last: dict[bytes, Opening] = field(default_factory=dict)
+    totals: dict[bytes, Mapping[Group, bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sites = self.sites or identities(self.root)
@@ -145,6 +176,7 @@ class Run:
                 time=self.time,
             )
         )
+        self.sessions[epoch.params.epoch] = epoch.session
         return epoch
 
     def record(
@@ -159,21 +191,38 @@ class Run:
     ) -> SumRecord:
         """What is recorded of a sum in which some were missing."""
         sum_id = SumId.of("train", 10 * epoch.params.epoch + slot, 0, attempt)
-        broadcast = hashlib.sha256(str(sum_id).encode()).digest()
+        basis = hashlib.sha256(str(sum_id).encode()).digest()
         survivors = tuple(name for name in epoch.params.roster if name not in missing)
-        if agreeing is None:
-            agreeing = survivors if missing else ()
+        last = self.last.get(epoch.session)
+        told = None if last is None else last.told
+        receipts = tuple(epoch.receipt(name, slot, sum_id, basis, told) for name in survivors)
         made = SumRecord(
             epoch=epoch.params.epoch,
             slot=slot,
             sum_id=sum_id,
             schema="train",
-            broadcast=broadcast,
-            receipts=tuple(epoch.receipt(name, slot, sum_id, broadcast) for name in survivors),
+            basis=basis,
+            rests_on=told,
+            receipts=receipts,
             survivors=survivors,
-            agreements={name: epoch.agreement(name, slot, sum_id, survivors) for name in agreeing},
+            agreements=self.agreements(epoch, receipts, survivors if agreeing is None else agreeing),
         )
-        return replace(made, **changes)
+        gone = () if told is None else set(told.survivors) - {item.name for item in made.agreements}
+        return replace(replace(made, proved=tuple(sorted(gone))), **changes)
+
+    def agreements(
+        self, epoch: Epoch, receipts: Sequence[Receipt], agreeing: Sequence[str]
+    ) -> tuple[Agreement, ...]:
+        """The agreements of these silos, with true combinations."""
+        last, made = self.last.get(epoch.session), []
+        for name in agreeing:
+            combined: Mapping[Group, bytes] = {}
+            if last is not None and name in last.terms:
+                peers = {item.name: item for item in epoch.advertisements}
+                ground = Ground(epoch.session, epoch.params, peers, last.told)
+                combined = ground.combine(challenge(epoch.session, receipts), last.terms[name])
+            made.append(epoch.agreement(name, receipts, combined))
+        return tuple(made)
 
     def opened(
         self,
@@ -181,9 +230,24 @@ class Run:
         groups: Sequence[Group] = ("update",),
         blamed: Mapping[str, str] | None = None,
     ) -> None:
-        """Write a sum that was opened."""
-        total = {group: os.urandom(24) for group in groups} if self.view == SERVER else None
-        self.lines.append(transcript.opened(self.chain, record, groups=groups, total=total, blamed=blamed))
+        """Write a sum that was opened; the next one of its session rests on its total."""
+        params = replace(PARAMS, roster=record.survivors)
+        fields = params.schemas[record.schema]
+        terms = {name: {group: _random(fields, group) for group in groups} for name in record.survivors}
+        total = {group: add_integers(fields, group, [*terms.values()]) for group in groups}
+        self.lines.append(
+            transcript.opened(
+                self.chain,
+                record,
+                groups=groups,
+                total={**total} if self.view == SERVER else None,
+                blamed=blamed,
+            )
+        )
+        hashes = {group: hashlib.sha256(data).digest() for group, data in total.items()}
+        told = Told(record.slot, record.sum_id, record.schema, record.survivors, hashes)
+        session = self.sessions[record.epoch]
+        self.last[session], self.totals[told.digest()] = Opening(told, terms), total
 
     def failed(
         self, record: SumRecord, code: str = "TF-613", blamed: Mapping[str, str] | None = None
@@ -202,13 +266,17 @@ class Run:
         return transcript.verify(self.lines, self.root.anchor(), **options)
 
 
+def _random(fields: Sequence[FieldSpec], group: Group) -> bytes:
+    return os.urandom(sum(item.size * item.ring // 8 for item in fields if item.group == group))
+
+
 def short_run(view: str = SERVER) -> Run:
     """One epoch; a sum of everybody, one of three, one that failed early; an end."""
     run = Run(view=view)
     epoch = run.epoch()
     run.opened(run.record(epoch, 0), GROUPS)
     run.opened(run.record(epoch, 1, missing=["site-2"]), blamed={"site-3": "a share is not the one signed"})
-    early = run.record(epoch, 2, missing=["site-2", "site-3"], agreeing=[], survivors=())
+    early = run.record(epoch, 2, missing=["site-2", "site-3"], agreeing=[], survivors=(), proved=())
     run.failed(early, "TF-611", blamed={"site-4": "silent"})
     run.end("too few silos")
     return run
@@ -220,8 +288,10 @@ def whole_run(view: str = SERVER, *, simulated: bool = False) -> Run:
     epoch = run.epoch()
     run.opened(run.record(epoch, 0), GROUPS)
     run.opened(run.record(epoch, 1, missing=["site-2"]), blamed={"site-3": "a share is not the one signed"})
-    run.failed(run.record(epoch, 2, missing=["site-2"], agreeing=["site-1"]), blamed={"site-4": "silent"})
-    run.failed(run.record(epoch, 3, missing=["site-2", "site-3"], agreeing=[], survivors=()), "TF-611")
+    late = run.record(epoch, 2, missing=["site-2"], agreeing=["site-1"], proved=())
+    run.failed(late, blamed={"site-4": "silent"})
+    early = run.record(epoch, 3, missing=["site-2", "site-3"], agreeing=[], survivors=(), proved=())
+    run.failed(early, "TF-611")
     epoch = run.epoch(epoch=2, roster=NAMES[:3], static_open=False)
     run.opened(run.record(epoch, 1))
     run.end("too few silos")

@@ -160,6 +160,7 @@ class Coordinator:
         self.record.trained = True
         self._close(transport, state)
         self._personal(transport, state)
+        self._sums.seal(transport)
         self.record.write_card(sha256)
         return state
 

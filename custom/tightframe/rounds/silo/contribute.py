@@ -6,6 +6,7 @@ Only processes that train import this module, because it imports torch.
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -95,7 +96,9 @@ class Contributor:
         if contribution.proposed_state is not None:
             self._store.propose(sum_id, contribution.proposed_state)
         specs = codec.specs(phase.schema, parties=len(weights))
-        encoded = Encoded(sum_id, specs, _term(silo, phase.schema, contribution.tensors, weights))
+        term = _term(silo, phase.schema, contribution.tensors, weights)
+        basis = hashlib.sha256(message["broadcast"]).digest()
+        encoded = Encoded(sum_id, specs, term, basis, follows=True)
         report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
 

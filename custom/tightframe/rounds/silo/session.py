@@ -7,7 +7,8 @@ the silo's own log. Only tasks that train import torch.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
@@ -17,9 +18,11 @@ from tightframe.errors import JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, Message, SiloContext
 from tightframe.rounds.silo import requests, state
-from tightframe.rounds.sums.common import SECURE
+from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
+from tightframe.rounds.sums.plain import Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite
+from tightframe.securesum.messages import SumId, Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.contribute import Contributor
@@ -141,12 +144,26 @@ class SiloSession:
             SECURE: self._secure.contribute(
                 message.get(SECURE),
                 message["broadcast"],
-                lambda weights, honest, fold_silos: self._training().contribute(
-                    message, weights, honest=honest, fold_silos=fold_silos
-                ),
+                self._sealed(message) if message["kind"] == SEAL else self._trained(message),
                 lambda: self._training().setup,
             )
         }
+
+    def _trained(self, message: Message) -> Callable[..., Encoded]:
+        """Return what makes the term of a sum, with training."""
+
+        def train(
+            weights: Mapping[str, float], honest: int, fold_silos: Mapping[str, int], *, total: Total | None
+        ) -> Encoded:
+            return self._training().contribute(message, weights, honest=honest, fold_silos=fold_silos)
+
+        return train
+
+    def _sealed(self, message: Message) -> Callable[..., Encoded]:
+        """Return what makes the term of a seal: nothing, only its last total is verified."""
+        sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
+        basis = hashlib.sha256(message["broadcast"]).digest()
+        return lambda weights, honest, fold_silos, *, total: Encoded(sum_id, (), {}, basis, follows=True)
 
     def _plain_weights(self, raw: object) -> Mapping[str, float]:
         """Return the weights of a plain sum, from the declarations that the server forwards.

@@ -12,6 +12,10 @@ from tightframe.securesum.errors import ProtocolError
 
 SECURE = "secure"
 """Key of the protocol message within a message."""
+SEAL = "seal"
+"""Kind, and schema, of the sum without fields in which an epoch's last total is verified."""
+SEALS = 2
+"""Slots of an epoch that are kept for seals: the second one is for silos that drop out during the first."""
 
 
 ADVICE = {

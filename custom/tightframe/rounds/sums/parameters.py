@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tightframe import __version__
 from tightframe.rounds import codec
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import minimum
+from tightframe.rounds.sums.common import SEAL, SEALS, minimum
 from tightframe.securesum import messages, rules
 from tightframe.securesum.primitives import digest
 
@@ -29,8 +29,8 @@ def epoch_params(
     """
     job = setup.job
     sites, colluders = len(roster), job.assumed_colluders(len(roster))
-    schemas: dict[str, tuple[messages.FieldSpec, ...]] = {}
-    needed = RETRIES
+    schemas: dict[str, tuple[messages.FieldSpec, ...]] = {SEAL: ()}
+    needed = RETRIES + SEALS
     for exchange in setup.plan:
         needed += 1
         for phase in exchange.phases:

@@ -20,7 +20,7 @@ from tightframe.phases import RING_DTYPE, Group, Schema
 from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.securesum.encoding import add_into
-from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
+from tightframe.securesum.messages import GROUPS, FieldSpec, SumId, Total
 
 Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
@@ -50,11 +50,15 @@ class Encoded:
         sum_id: of the sum that it is a term of.
         fields: of the sum's schema.
         term: bytes of each group.
+        basis: SHA-256 of the state that it rests on.
+        follows: whether the silo computed that state by itself, from totals.
     """
 
     sum_id: SumId
     fields: tuple[FieldSpec, ...]
     term: Term = field(repr=False)
+    basis: bytes
+    follows: bool
 
 
 @dataclass
@@ -81,6 +85,7 @@ class Collected:
         shut: whether the static group was not opened, because the cohort is not the enrolled one.
         bytes_down: size of the requests for terms.
         bytes_up: size of the terms.
+        total: what was opened, as the silos are told it with the next request; None if nothing was.
     """
 
     cohort: list[str]
@@ -89,6 +94,7 @@ class Collected:
     shut: bool
     bytes_down: int
     bytes_up: int
+    total: Total | None
 
 
 class TooFewError(RunError):
@@ -192,6 +198,9 @@ class Sums(Protocol):
         Raises:
             TooFewError: TF-501; nothing was opened.
         """
+
+    def seal(self, transport: Transport) -> None:
+        """Let the silos verify the last total, on which no later sum rests; raise nothing if they do not."""
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""
@@ -354,7 +363,14 @@ class PlainSums:
         if len(cohort) < self._min_sites:
             raise TooFewError(sum_title(sum_id), self._min_sites, cohort, failed)
         down = sum(len(request["broadcast"]) for request in requests.values())
-        return Collected(sorted(cohort), failed, total.open(), False, down, up)
+        totals = total.open()
+        groups = {group: pack(schema, group, totals) for group in GROUPS}
+        # Plain sums have neither slots nor named schemas.
+        opened = Total(0, sum_id, sum_id.phase, tuple(sorted(cohort)), groups)
+        return Collected(sorted(cohort), failed, totals, False, down, up, opened)
+
+    def seal(self, transport: Transport) -> None:
+        """Do nothing: silos verify no plain totals."""
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""

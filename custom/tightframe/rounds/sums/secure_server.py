@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from tightframe.errors import RunError, SecureSumError, TightframeError
+from tightframe.errors import REPLACED, RunError, SecureSumError, TightframeError
 from tightframe.phases import Schema
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import SECURE, minimum, package_errors
+from tightframe.rounds.sums.common import SEAL, SEALS, SECURE, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import (
@@ -25,9 +25,10 @@ from tightframe.rounds.sums.plain import (
     sum_title,
     unpack,
 )
+from tightframe.rounds.sums.spool import FileSpool
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 from tightframe.securesum import messages, rules, server
-from tightframe.securesum.errors import RecoveryError, SurvivorsError
+from tightframe.securesum.errors import RecoveryError, SurvivorsError, VerificationError
 from tightframe.securesum.identity import Verifier
 
 
@@ -56,6 +57,8 @@ class SecureSums:
         self._request: Message = {}
         self._weights: dict[str, float] = {}
         self._any_cohort = False  # whether every silo opens counts for any cohort (research profile)
+        self._spool: server.Spool = FileSpool()
+        self._evidence: server.Evidence | None = None  # of this epoch's last total
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -78,6 +81,9 @@ class SecureSums:
         )
         if params.trust == "semi_honest":
             text += ", a semi-honest server assumed"
+        if self._evidence is not None:
+            last = sum_title(self._evidence.total.sum_id)
+            text += f"; the silos have not verified the last total, of {last}"
         return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
@@ -97,17 +103,85 @@ class SecureSums:
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """Collect a sum in two exchanges, terms and shares; after a drop-out in three.
+        """Collect a sum in three exchanges: terms, agreement and proof of the last total, shares.
 
         Raises:
             TooFewError: TF-501; nothing was opened.
             RunError: if a silo is to blame that nothing was opened.
         """
-        if self._slot >= self.params.slots:
+        if self._slot >= self.params.slots - SEALS:
+            self._close_epoch(transport)
             self._epoch += 1
             self._log.info("all %d slots are used: setting up the next epoch", self.params.slots)
             self._set_up(transport, self.params.roster)
-        total = self._sum(sum_id, schema, requests)
+        name = schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster)))
+        broadcast = next(iter(requests.values()))["broadcast"]
+        total = self._sum(sum_id, name, hashlib.sha256(broadcast).digest())
+        if self.params.static_open and schema.group("static"):
+            # Silos record the cohort when they mask, whether or not the sum is opened.
+            self.static_cohort = self.params.roster
+        return self._run(transport, total, schema, requests, accepted)
+
+    def seal(self, transport: Transport) -> None:
+        """Let the silos verify this epoch's last total, in a sum without fields, tried twice.
+
+        A total that they do not verify stays as it is: the log, the transcript and ``describe`` say so.
+        """
+        attempt = 0
+        while self._evidence is not None and self._slot < self.params.slots:
+            if self._seal(transport, self._evidence, attempt):
+                self._drop_evidence()
+            attempt += 1
+
+    def _seal(self, transport: Transport, evidence: server.Evidence, attempt: int) -> bool:
+        """Try to have a total verified; return whether it was."""
+        # Silos that gave shares in an earlier seal take part in no second try of the same sum.
+        sum_id = messages.SumId.of(SEAL, self.params.epoch, attempt, 0)
+        request = {
+            "kind": SEAL,
+            "round": sum_id.round,
+            "phase": attempt,
+            "attempt": 0,
+            "evaluate": False,
+            "broadcast": b"",
+            "opened": {},
+        }
+        requests = {site: dict(request) for site in self.params.roster}
+        total = self._sum(sum_id, SEAL, hashlib.sha256(b"").digest())
+        try:
+            self._run(transport, total, Schema(()), requests, lambda site: None)
+        except TightframeError as error:
+            if error.code == REPLACED:
+                raise
+            title = sum_title(evidence.total.sum_id)
+            self._log.warning("the silos did not verify the last total, of %s: %s", title, error)
+            return False
+        return True
+
+    def _close_epoch(self, transport: Transport) -> None:
+        """Let the silos verify the epoch's last total; without that they take part in no other epoch.
+
+        Raises:
+            RunError: TF-623, if they do not.
+        """
+        self.seal(transport)
+        if self._evidence is not None:
+            last = sum_title(self._evidence.total.sum_id)
+            raise RunError(
+                f"the silos did not verify the total of {last}, so that they set up no other epoch: the log "
+                "says which silos failed. Resume the job once they are back.",
+                code="TF-623",
+            )
+
+    def _run(
+        self,
+        transport: Transport,
+        total: server.Sum,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """Collect and open one sum."""
         down, up = 0, 0
 
         def add(site: str, answer: Message) -> None:
@@ -119,33 +193,38 @@ class SecureSums:
             accepted(site)
 
         to_all = {}
+        common = total.term_request().to_bytes()  # as large as the total: one copy for all
         for site in self.params.roster:
             if site not in requests:
                 continue
-            setup = b"" if site in self._informed else self._ready().setup_for(site).to_bytes()
-            term = messages.TermRequest(total.slot, sum_id, total.schema, setup)
-            to_all[site] = {**requests[site], SECURE: term.to_bytes()}
-            down += len(requests[site]["broadcast"]) + len(to_all[site][SECURE])
-        if self.params.static_open and schema.group("static"):
-            # Silos record the cohort when they mask, whether or not the sum is opened.
-            self.static_cohort = self.params.roster
+            known, setup = site in self._informed, self._ready()
+            own = common if known else total.term_request(setup.setup_for(site).to_bytes()).to_bytes()
+            to_all[site] = {**requests[site], SECURE: own}
+            down += len(requests[site]["broadcast"]) + len(own)
         failed = dict(transport.exchange("contribute", to_all, add))
         try:
             return self._open(transport, total, schema, failed, (down, up))
         except RunError as error:
             self._record.failed(total, error.code)
+            self._spool.erase(total.slot)
             raise
 
-    def _sum(self, sum_id: messages.SumId, schema: Schema, requests: Mapping[str, Message]) -> server.Sum:
-        broadcast = next(iter(requests.values()))["broadcast"]
+    def _sum(self, sum_id: messages.SumId, schema: str, basis: bytes) -> server.Sum:
         slot, self._slot = self._slot, self._slot + 1
         return server.Sum(
             self._ready(),
             slot=slot,
             sum_id=sum_id,
-            schema=schema_name(sum_id.phase, codec.specs(schema, len(self.params.roster))),
-            broadcast=hashlib.sha256(broadcast).digest(),
+            schema=schema,
+            basis=basis,
+            spool=self._spool,
+            rests_on=self._evidence,
         )
+
+    def _drop_evidence(self) -> None:
+        if self._evidence is not None:
+            self._spool.erase(self._evidence.total.slot)
+        self._evidence = None
 
     def _open(
         self,
@@ -170,23 +249,24 @@ class SecureSums:
         except SurvivorsError:
             raise TooFewError(title, least, [item.name for item in total.receipts], failed) from None
         counts = self._any_cohort or (total.full and self.params.static_open)
-        if not counts and not schema.group("update"):
+        if not counts and schema.group("static") and not schema.group("update"):
             # Only counts, which are not opened for another cohort: there is nothing to reveal.
             self._record.failed(total, "TF-612")
-            return Collected(cohort, failed, {}, True, *traffic)
-        lost: dict[str, str] = {}
-        if not total.full:
-            request = total.agreement_request().to_bytes()
-            lost |= self._ask(transport, "agree", request, cohort, total.add_agreement)
-            if len(total.agreements) < self.params.threshold:
-                raise TooFewError(
-                    title,
-                    self.params.threshold,
-                    list(total.agreements),
-                    lost,
-                    " that agreed on the survivors",
-                )
-        request = total.reveal_request().to_bytes()
+            self._spool.erase(total.slot)
+            return Collected(cohort, failed, {}, True, *traffic, None)
+        request = total.agreement_request().to_bytes()
+        lost = self._ask(transport, "agree", request, cohort, total.add_agreement)
+        if len(total.agreements) < self.params.threshold:
+            agreed = [item.name for item in total.agreements]
+            detail = " that agreed on the survivors"
+            raise TooFewError(title, self.params.threshold, agreed, lost, detail)
+        try:
+            request = total.reveal_request().to_bytes()
+        except VerificationError as error:
+            raise RunError(
+                f"nothing was opened in {title}: {error} This server's own total is wrong; please report it.",
+                code=error.code,
+            ) from None
         lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
         try:
             opened = total.open()
@@ -198,8 +278,11 @@ class SecureSums:
         for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
+        # At least t silos gave shares, which they do only once they have verified the total told.
+        self._drop_evidence()
+        self._evidence = opened.evidence
         shut = "static" not in opened.groups and bool(schema.group("static"))
-        return Collected(cohort, failed, _totals(schema, opened), shut, *traffic)
+        return Collected(cohort, failed, _totals(schema, opened), shut, *traffic, opened.evidence.total)
 
     def _unopened(
         self, error: RecoveryError, total: server.Sum, title: str, lost: Mapping[str, str]
@@ -241,6 +324,7 @@ class SecureSums:
             absent |= lost
             roster = [site for site in roster if site not in lost]
             self._epoch += 1
+        self._drop_evidence()
         self._session, self._slot, self._informed = session, 0, set()
         self._record.session(session)
         declared = {

@@ -19,7 +19,7 @@ from tightframe.securesum import messages, rules, site
 from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Established, Masked
+from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Established
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -33,6 +33,17 @@ Codes instead of error classes, so that a task that charges nothing need not imp
 
 class _Declare(Protocol):
     def __call__(self, *, again: bool) -> Declaration: ...
+
+
+class _Train(Protocol):
+    def __call__(
+        self,
+        weights: Mapping[str, float],
+        honest: int,
+        fold_silos: Mapping[str, int],
+        *,
+        total: messages.Total | None,
+    ) -> Encoded: ...
 
 
 class SecureSite:
@@ -79,6 +90,7 @@ class SecureSite:
                     dataset=self._context.site.records_id(self._context.job.dataset),
                     application=application,
                     profile=self._profile(setup),
+                    previous=self._vault.established(),
                 )
                 return self._commit("enroll", key, step)
 
@@ -132,17 +144,17 @@ class SecureSite:
         self,
         raw: Any,
         broadcast: bytes,
-        train: Callable[[Mapping[str, float], int, Mapping[str, int]], Encoded],
+        train: _Train,
         setup: Callable[[], JobSetup],
     ) -> bytes:
         """Train, mask and sign this silo's term.
 
         Args:
             raw: bytes of ``TermRequest``.
-            broadcast: canonical tensor bytes of the broadcast received.
+            broadcast: bytes that were received with the request, if any; a repeated request has the same.
             train: makes the term from the public weights of all silos, from t - c, the least number of
-                honest silos in a sum that can be opened, and from the number of silos that evaluate each
-                fold.
+                honest silos in a sum that can be opened, from the number of silos that evaluate each fold,
+                and from the total that the request rests on, which is not verified yet.
             setup: plans the job's sums.
         """
         received = hashlib.sha256(broadcast).digest()
@@ -152,12 +164,13 @@ class SecureSite:
             with self._vault.locked() as history:  # as `mask` does, but before the training
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
+                total = site.check_told(self._ready(), request, history)
             declared = {
                 name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
             honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
-            encoded = train(weights, honest, fold_silos(declared.values()))
+            encoded = train(weights, honest, fold_silos(declared.values()), total=total)
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
@@ -168,7 +181,8 @@ class SecureSite:
                     state,
                     request,
                     fields=encoded.fields,
-                    broadcast=received,
+                    basis=encoded.basis,
+                    follows=encoded.follows,
                     term=encoded.term,
                     history=history,
                     profile=self._profile(setup),
@@ -183,28 +197,29 @@ class SecureSite:
         return self._once("contribute", raw, received, make)
 
     def agree(self, raw: Any) -> bytes:
-        """Sign the list of a sum's survivors; a second list for the same sum is refused for ever."""
+        """Sign a sum's survivors and challenge, once for ever; combine this site's term of the total told."""
 
         def make(key: bytes) -> bytes:
             request = messages.AgreementRequest.from_bytes(raw)
             with self._vault.locked() as history:
-                step = site.agree(self._established(), request, history=history)
+                kept = self._vault.recall
+                step = site.agree(self._established(), request, history=history, kept=kept)
                 return self._commit("agree", key, step)
 
         return self._once("agree", raw, b"", make)
 
     def reveal(self, raw: Any) -> bytes:
-        """Reveal this site's shares of the masks in the survivors' sum, and forget the slot's secrets."""
+        """Verify the total told; reveal this site's shares of the masks in the survivors' sum."""
 
         def make(key: bytes) -> bytes:
             request = messages.RevealRequest.from_bytes(raw)
             with self._vault.locked() as history:
                 state = self._established()
-                step = site.reveal(state, request, history=history)
+                step = site.reveal(state, request, history=history, kept=self._vault.recall)
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
-            assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            self._record.sum(state.epoch.params, slot, request, step.reply)
+            assert isinstance(slot, Agreed)  # noqa: S101 - nothing else is revealed
+            self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
 
         return self._once("reveal", raw, b"", make)
@@ -332,7 +347,7 @@ class SecureSite:
 
     def _commit(self, task: str, key: bytes, step: Any) -> bytes:
         reply: bytes = step.reply.to_bytes()
-        self._vault.commit(step.entries, step.state, {f"reply-{task}": key + reply})
+        self._vault.commit(step.entries, step.state, {f"reply-{task}": key + reply}, step.kept)
         return reply
 
 

@@ -17,8 +17,8 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
-from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest
-from tightframe.securesum.site.state import Agreed, Established, Masked
+from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest, Told
+from tightframe.securesum.site.state import Agreed, Established
 
 if TYPE_CHECKING:
     from tightframe.securesum import server  # not loaded at silos, where every task may be a process
@@ -90,7 +90,9 @@ class SiteRecord:
         )
         self._file.write(line)
 
-    def sum(self, params: Params, slot: Masked | Agreed, request: RevealRequest, reply: Reveal) -> None:
+    def sum(
+        self, params: Params, slot: Agreed, told: Told | None, request: RevealRequest, reply: Reveal
+    ) -> None:
         """Record a sum for which this site gave its shares; a site never learns whether it was opened."""
         groups = [group for group in GROUPS if getattr(reply, group)]
         record = transcript.SumRecord(
@@ -98,10 +100,12 @@ class SiteRecord:
             slot=request.slot,
             sum_id=slot.receipt.sum_id,
             schema=slot.schema,
-            broadcast=slot.receipt.broadcast,
+            basis=slot.receipt.basis,
+            rests_on=told,
             receipts=request.receipts,
             survivors=tuple(sorted(item.name for item in request.receipts)),
             agreements=request.agreements,
+            proved=tuple(sorted(request.missing)),
         )
         self._file.write(transcript.opened(self._file.chain(), record, groups=groups))
 
@@ -135,8 +139,8 @@ class ServerRecord:
         line = transcript.opened(
             self._file.chain(),
             _record(total),
-            groups=list(opened.groups),
-            total=opened.groups,
+            groups=list(opened.evidence.total.groups),
+            total=opened.evidence.total.groups,
             blamed=opened.blamed,
         )
         self._file.write(line)
@@ -157,10 +161,12 @@ def _record(total: server.Sum) -> transcript.SumRecord:
         slot=total.slot,
         sum_id=total.sum_id,
         schema=total.schema,
-        broadcast=total.broadcast,
+        basis=total.basis,
+        rests_on=None if total.rests_on is None else total.rests_on.ground.told,
         receipts=total.receipts,
         survivors=total.survivors,
         agreements=total.agreements,
+        proved=total.proved,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -150,17 +150,49 @@ class Vault:
             raise StateError("this site's session", expected="set up by enroll and confirm", found="none")
         return self._state
 
-    def commit(self, entries: Sequence[journal.Entry], state: State, replies: dict[str, bytes]) -> None:
-        """Make a step durable: the journal first, then the state and the replies by name."""
+    def established(self) -> Established | None:
+        """Return the state of this run, if it can take part in sums."""
+        with suppress(StateError):
+            state = self.state()
+            return state if isinstance(state, Established) else None
+        return None
+
+    def commit(
+        self,
+        entries: Sequence[journal.Entry],
+        state: State,
+        replies: Mapping[str, bytes],
+        kept: Mapping[str, bytes | None],
+    ) -> None:
+        """Make a step durable: the journal first, then what it keeps, the state and the replies by name.
+
+        Args:
+            entries: of the journal.
+            state: the next one.
+            replies: name -> bytes.
+            kept: name -> bytes; None to erase them.
+        """
         if entries:
             if self._ledger is None:
                 raise StateError("the journal", expected="locked while a step is made", found="open")
             remember(self._ledger, entries)
+        for name, part in kept.items():
+            if part is not None:
+                self.keep(name, part)
         self._state = state
         if self._on_disk:
             self.keep("state", state.to_bytes())
         for name, data in replies.items():
             self.keep(name, data)
+        for name, part in kept.items():
+            if part is None:
+                self.erase(name)
+
+    def erase(self, name: str) -> None:
+        """Erase the bytes stored under a name, if there are any."""
+        self._stored.pop(name, None)
+        if self._on_disk:
+            (self._folder / name).unlink(missing_ok=True)
 
     def keep(self, name: str, data: bytes) -> None:
         """Store bytes of this run under a name."""

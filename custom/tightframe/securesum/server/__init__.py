@@ -1,7 +1,8 @@
 """The server's half of the secure sum: it adds masked terms and removes the masks from their total.
 
 Setup (``Enrolment``, ``Session``) is in ``server.setup``. A ``Sum`` holds one accumulator for each
-group, whatever the number of sites; an upload is added when it arrives, and not kept.
+group, whatever the number of sites. An upload is added when it arrives; its bytes go to the caller's
+``Spool`` until the sum's total is verified, because a site may be gone by then (``server.evidence``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from tightframe.securesum.checks import (
     commitment,
+    dropped_masks,
+    dropped_secrets,
     group_layout,
-    link,
     masked_hash,
-    pair_secret,
     verify,
     verify_receipt,
 )
@@ -32,10 +33,12 @@ from tightframe.securesum.errors import (
     ShareError,
     StateError,
     SurvivorsError,
+    VerificationError,
 )
-from tightframe.securesum.masks import Accumulator, pair_key, self_key
+from tightframe.securesum.masks import Accumulator, self_key
 from tightframe.securesum.messages import (
     GROUPS,
+    NO_TOTAL,
     SALT_BYTES,
     Agreement,
     AgreementRequest,
@@ -46,17 +49,22 @@ from tightframe.securesum.messages import (
     Reveal,
     RevealRequest,
     SumId,
+    TermProof,
+    TermRequest,
+    Total,
+    agreement_signed,
+    challenge,
     links_of,
     pair_secret_hash,
     share_hash,
-    survivors_signed,
 )
 from tightframe.securesum.primitives import KEY_BYTES, Secret
 from tightframe.securesum.rules import minimum_survivors
+from tightframe.securesum.server.evidence import Evidence, MemorySpool, Spool
 from tightframe.securesum.server.setup import Enrolment, Session, check_name, check_sender
 from tightframe.securesum.shamir import recover_many
 
-__all__ = ["Enrolment", "Opened", "Session", "Sum"]
+__all__ = ["Enrolment", "Evidence", "MemorySpool", "Opened", "Session", "Spool", "Sum"]
 
 
 @dataclass(frozen=True)
@@ -67,16 +75,18 @@ class Opened:
         survivors: the sites whose terms are in it, in roster order.
         groups: group -> its total, integers of the ring, little-endian in schema order; without
             ``static`` if that was not opened.
-        blamed: site -> code, for sites whose reveal was refused.
+        blamed: site -> code, for sites whose reveal was refused, or whose combinations were false.
+        evidence: of its total, for the sum that rests on it.
     """
 
     survivors: tuple[str, ...]
     groups: Mapping[Group, bytes] = field(repr=False)
     blamed: Mapping[str, str]
+    evidence: Evidence
 
 
 class Sum:
-    """One sum in one slot: collect terms, close, agree after a drop-out, reveal, open.
+    """One sum in one slot: collect terms, close, agree, reveal, open.
 
     A message that an ``add`` method refuses leaves the sum unchanged, and the sum continues without it.
 
@@ -85,10 +95,22 @@ class Sum:
         slot: the slot whose one-time secrets are used.
         sum_id: the sum's id.
         schema: name of the schema in the epoch's parameters.
-        broadcast: SHA-256 of the broadcast's canonical tensor bytes.
+        basis: SHA-256 of the state that the terms rest on.
+        spool: keeps masked terms.
+        rests_on: evidence of the epoch's last total; None if there is none yet.
     """
 
-    def __init__(self, session: Session, *, slot: int, sum_id: SumId, schema: str, broadcast: bytes) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        slot: int,
+        sum_id: SumId,
+        schema: str,
+        basis: bytes,
+        spool: Spool,
+        rests_on: Evidence | None = None,
+    ) -> None:
         session.require_complete()
         params = session.params
         if not 0 <= slot < params.slots:
@@ -98,13 +120,18 @@ class Sum:
                 "the schema", expected=f"one of {sorted(params.schemas)}", found=repr(schema)
             )
         self._session, self._params = session, params
-        self.slot, self.sum_id, self.schema, self.broadcast = slot, sum_id, schema, broadcast
+        self.slot, self.sum_id, self.schema, self.basis = slot, sum_id, schema, basis
+        self.rests_on, self._spool = rests_on, spool
+        self.told = NO_TOTAL if rests_on is None else rests_on.ground.told.digest()
         self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
         self._totals = {group: Accumulator(self._layouts[group]) for group in GROUPS}
         self._receipts: dict[str, Receipt] = {}
-        self._links: dict[str, dict[Group, dict[str, bytes]]] = {}
+        self._links: dict[str, bytes] = {}
         self._survivors: tuple[str, ...] | None = None
-        self._agreements: dict[str, bytes] = {}
+        self._agreements: dict[str, Agreement] = {}
+        self._proved: dict[str, TermProof] | None = (
+            None  # instead of combinations; None before they are checked
+        )
         self._reveals: dict[str, Reveal] = {}
         self._blamed: dict[str, str] = {}
         self._opened = False
@@ -125,9 +152,14 @@ class Sum:
         return self._survivors or ()
 
     @property
-    def agreements(self) -> Mapping[str, bytes]:
-        """Site -> its signature of the survivor set, so far."""
-        return MappingProxyType(dict(sorted(self._agreements.items())))
+    def agreements(self) -> tuple[Agreement, ...]:
+        """The survivors' agreements so far, in roster order."""
+        return tuple(self._agreements[name] for name in self._params.roster if name in self._agreements)
+
+    @property
+    def proved(self) -> tuple[str, ...]:
+        """The sites for which the server shows a proof instead of combinations, in roster order."""
+        return tuple(name for name in self._params.roster if name in (self._proved or {}))
 
     @property
     def revealers(self) -> tuple[str, ...]:
@@ -138,6 +170,11 @@ class Sum:
     def full(self) -> bool:
         """True if the terms of all sites have arrived."""
         return len(self._receipts) == len(self._params.roster)
+
+    def term_request(self, setup: bytes = b"") -> TermRequest:
+        """Return the request for a term, with the total that it rests on."""
+        total = b"" if self.rests_on is None else self.rests_on.total.to_bytes()
+        return TermRequest(self.slot, self.sum_id, self.schema, setup, total)
 
     def add(self, site: str, raw: bytes) -> None:
         """Check one site's masked term, then add it.
@@ -154,13 +191,14 @@ class Sum:
         try:
             masked = Masked.from_bytes(raw)
             self._check_masked(site, masked)
-            links = {group: links_of(masked.links, group, self._params.roster, site) for group in GROUPS}
         except ProtocolError as error:
             error.blamed = site
             raise
+        self._spool.keep(self.slot, site, "update", masked.update)
+        self._spool.keep(self.slot, site, "static", masked.static)
         self._totals["update"].add(masked.update)
         self._totals["static"].add(masked.static)
-        self._receipts[site], self._links[site] = masked.receipt, links
+        self._receipts[site], self._links[site] = masked.receipt, masked.links
 
     def close(self) -> tuple[str, ...]:
         """Stop accepting terms and return the survivors, in roster order.
@@ -179,23 +217,25 @@ class Sum:
         return self._survivors
 
     def agreement_request(self) -> AgreementRequest:
-        """Return the request to sign the survivor set, after a drop-out.
+        """Return the request to sign the survivor set and the challenge.
 
         Raises:
-            StateError: TF-609, before ``close`` or if no site dropped out.
+            StateError: TF-609, before ``close``.
         """
-        survivors = self._closed()
-        if self.full:
-            raise StateError("the survivors", expected="fewer than the roster", found="the whole roster")
-        return AgreementRequest(self.slot, tuple(self._receipts[name] for name in survivors))
+        return AgreementRequest(self.slot, tuple(self._receipts[name] for name in self._closed()))
 
     def add_agreement(self, site: str, raw: bytes) -> None:
-        """Add one survivor's signature of the survivor set.
+        """Add one survivor's signature of the survivor set and the challenge, and its combinations.
 
         Raises:
+            StateError: TF-609, before ``close``, or once the request to reveal was made.
             ProtocolError: of the kind that fits, with ``blamed`` set to ``site``.
         """
         survivors = self._closed()
+        if self._proved is not None:
+            raise StateError(
+                f"the agreement of {site}", expected="sent before shares were asked for", found="a late one"
+            )
         check_sender(site, self._params, self._agreements)
         try:
             item = Agreement.from_bytes(raw)
@@ -203,30 +243,45 @@ class Sum:
             verify(
                 self._session.peers[site].session_key,
                 item.signature,
-                survivors_signed(self._session.session, self.slot, self.sum_id, survivors),
+                agreement_signed(
+                    self._session.session,
+                    self.slot,
+                    self.sum_id,
+                    survivors,
+                    self._challenge(),
+                    item.combinations,
+                ),
                 owner=site,
-                what="the survivor set",
+                what="the survivor set and the challenge",
             )
+            self._check_combinations(site, item.combinations)
         except ProtocolError as error:
             error.blamed = site
             raise
-        self._agreements[site] = item.signature
+        self._agreements[site] = item
 
     def reveal_request(self) -> RevealRequest:
         """Return the request to reveal shares, with everything that a survivor checks first.
 
+        Where a site sent no combinations, or false ones, the server shows its term instead; who sent false
+        ones is named by ``open``.
+
         Raises:
-            RecoveryError: TF-613, after a drop-out with fewer than t signatures: no site would reveal.
+            RecoveryError: TF-613, with fewer than t signatures: no site would reveal.
+            VerificationError: TF-623, if the total that this sum rests on is not the sum of its terms.
         """
         survivors, needed = self._closed(), self._params.threshold
-        if not self.full and len(self._agreements) < needed:
+        if len(self._agreements) < needed:
             raise RecoveryError(
                 f"the number of signatures under the survivor set of sum {self.sum_id}",
                 expected=f"at least {needed}",
                 found=str(len(self._agreements)),
             )
+        if self._proved is None:
+            self._proved = {} if self.rests_on is None else self._settle(self.rests_on)
         receipts = tuple(self._receipts[name] for name in survivors)
-        return RevealRequest(self.slot, receipts, dict(sorted(self._agreements.items())))
+        dropped = {} if self.rests_on is None or not self._proved else self.rests_on.seeds_of_dropped()
+        return RevealRequest(self.slot, receipts, self.agreements, self._proved, dropped)
 
     def add_reveal(self, site: str, raw: bytes) -> None:
         """Add one survivor's shares, each checked against the hash that its dealer signed.
@@ -271,24 +326,32 @@ class Sum:
         survivors = self._closed()
         if self._opened:
             raise StateError(f"sum {self.sum_id}", expected="opened once", found="an earlier opening")
-        with_static = {site: item for site, item in self._reveals.items() if item.static}
         usable: dict[Group, Mapping[str, Reveal]] = {"update": self._reveals}
-        if self._layouts["static"].nbytes and len(with_static) >= self._params.threshold:
-            usable["static"] = with_static
+        # A site vouches only for a total of groups for which it gave shares, so one that keeps counts shut
+        # keeps them shut for all.
+        if self._layouts["static"].nbytes and all(item.static for item in self._reveals.values()):
+            usable["static"] = self._reveals
         # All secrets are recovered and checked before any mask is removed, so that after an error the
         # totals are still masked and another reveal can be added.
-        streams = {
-            group: self._streams(group, self._recover(group, reveals)) for group, reveals in usable.items()
-        }
+        secrets = {group: self._recover(group, reveals) for group, reveals in usable.items()}
+        streams = {group: self._streams(group, recovered) for group, recovered in secrets.items()}
         for group, (plus, minus) in streams.items():
             self._totals[group].add_streams(plus, minus)
         self._opened = True
-        groups = {group: self._totals[group].to_bytes() for group in streams}
-        if not self._layouts["static"].nbytes:
-            groups["static"] = b""
-        return Opened(
-            survivors, MappingProxyType(groups), MappingProxyType(dict(sorted(self._blamed.items())))
+        groups = {group: self._totals[group].to_bytes() for group in secrets}
+        total = Total(self.slot, self.sum_id, self.schema, survivors, MappingProxyType(groups))
+        evidence = Evidence(
+            self._session,
+            total,
+            MappingProxyType(self._receipts),
+            MappingProxyType(self._links),
+            secrets,
+            self._spool,
         )
+        if not self._layouts["static"].nbytes:
+            groups = {**groups, "static": b""}
+        blamed = MappingProxyType(dict(sorted(self._blamed.items())))
+        return Opened(survivors, MappingProxyType(groups), blamed, evidence)
 
     def _closed(self) -> tuple[str, ...]:
         if self._survivors is None:
@@ -306,7 +369,8 @@ class Sum:
         for part, expected, received in (
             ("slot", str(self.slot), str(receipt.slot)),
             ("sum", str(self.sum_id), str(receipt.sum_id)),
-            ("broadcast", self.broadcast.hex(), receipt.broadcast.hex()),
+            ("basis", self.basis.hex(), receipt.basis.hex()),
+            ("total", self.told.hex(), receipt.total.hex()),
             ("update group's hash", hashes["update"].hex(), receipt.update.hex()),
             ("static group's hash", hashes["static"].hex(), receipt.static.hex()),
         ):
@@ -319,6 +383,45 @@ class Sum:
             needed = self._layouts[group].nbytes
             if size != needed:
                 raise MessageError(f"the {group} term of {site}", expected=f"{needed} bytes", found=str(size))
+            links_of(masked.links, group, self._params.roster, site)
+
+    def _challenge(self) -> bytes:
+        return challenge(self._session.session, [self._receipts[name] for name in self._closed()])
+
+    def _check_combinations(self, site: str, combined: Mapping[Group, bytes]) -> None:
+        """Check the form of a site's combinations; it may send none."""
+        if not combined:
+            return
+        ground = None if self.rests_on is None else self.rests_on.ground
+        if ground is None or site not in ground.told.survivors or not ground.has_form(combined):
+            raise MessageError(
+                f"the combinations of {site}",
+                expected="none, or those of the groups of a total that its term is in",
+                found=f"{ {group: len(data) for group, data in combined.items()} }",
+            )
+
+    def _settle(self, evidence: Evidence) -> dict[str, TermProof]:
+        """Check the total that this sum rests on; return a proof for each of its sites without combinations.
+
+        Raises:
+            VerificationError: TF-623, if it is false.
+        """
+        ground, made = evidence.ground, self._challenge()
+        expected = ground.combine(made, evidence.total.groups)
+        given = {name: item.combinations for name, item in self._agreements.items() if item.combinations}
+        proofs = {name: evidence.proof(name) for name in ground.told.survivors if name not in given}
+        shown = {name: ground.combine(made, evidence.term(proof)) for name, proof in proofs.items()}
+        try:
+            ground.check_sum(expected, {**given, **shown})
+        except VerificationError as error:
+            for name in given:
+                proof = evidence.proof(name)
+                right = ground.combine(made, evidence.term(proof))
+                if right != given[name]:
+                    self._blamed[name] = error.code
+                    proofs[name], shown[name] = proof, right
+            ground.check_sum(expected, {**given, **shown})
+        return proofs
 
     def _check_answer(self, what: str, site: str, name: str, slot: int) -> None:
         check_name(what, site, name)
@@ -384,40 +487,39 @@ class Sum:
         """Return the keys of the streams to add and to subtract, so that no mask is left in the total.
 
         Raises:
-            RecoveryError: TF-613, as ``_mask_secret`` raises.
+            RecoveryError: TF-613, as ``_check_pair_secrets`` raises.
         """
         session, slot = self._session.session, self.slot
         plus: list[bytes] = []
         minus: list[bytes] = []
         for site in self._closed():
             minus.append(self_key(secrets[site].expose(), session, slot, group, site))
-        for dropped in sorted(set(self._params.roster) - set(self._receipts)):
-            for site in self._closed():
-                first, second = sorted((site, dropped))  # the roster is sorted
-                secret = self._mask_secret(group, dropped, secrets[dropped], site)
-                key = pair_key(secret, session, slot, group, first, second)
-                # The survivor added this stream if the dropped site comes after it, else it subtracted it.
-                (minus if site == first else plus).append(key)
+        seeds = {name: secret for name, secret in secrets.items() if name not in self._receipts}
+        for site in self._closed():
+            links = links_of(self._links[site], group, self._params.roster, site)
+            found = dropped_secrets(session, slot, group, site, seeds, links)
+            self._check_pair_secrets(group, site, found)
+            added, taken = dropped_masks(session, slot, group, site, found)
+            plus += added
+            minus += taken
         return plus, minus
 
-    def _mask_secret(self, group: Group, dropped: str, seed: Secret, survivor: str) -> bytes:
-        """Return the pair secret that keys the mask between a dropped site and a survivor.
+    def _check_pair_secrets(
+        self, group: Group, survivor: str, secrets: Mapping[str, tuple[bytes, bytes]]
+    ) -> None:
+        """Check the pair secrets between a survivor and the dropped sites against their signed hashes.
 
-        If the dropped site comes first, it is its own. Otherwise it is the survivor's, which the
-        survivor's link and the dropped site's own give.
+        The survivor checked what it was dealt, and each hash is signed by the dealer of its secret: no third
+        site can be at fault.
 
         Raises:
-            RecoveryError: TF-613, naming the dropped site if it dealt another pair secret than its seed
-                gives, or the survivor if its link is wrong. The survivor checked what it was dealt, and
-                the dealer's signature is under both hashes: no third site can be at fault.
+            RecoveryError: TF-613, naming a dropped site that dealt another pair secret than its seed gives,
+                or the survivor if its link is wrong.
         """
-        own = pair_secret(seed.expose(), self._session.session, self.slot, group, dropped, survivor)
-        self._check_pair_secret(group, dropped, survivor, own, "its pair seed")
-        if dropped < survivor:
-            return own
-        other = link(self._links[survivor][group][dropped], own)
-        self._check_pair_secret(group, survivor, dropped, other, "its link")
-        return other
+        for dropped, (dealt, keyed) in secrets.items():
+            self._check_pair_secret(group, dropped, survivor, dealt, "its pair seed")
+            if survivor < dropped:
+                self._check_pair_secret(group, survivor, dropped, keyed, "its link")
 
     def _check_pair_secret(self, group: Group, dealer: str, holder: str, secret: bytes, source: str) -> None:
         session, slot = self._session, self.slot

@@ -2,14 +2,18 @@
 
 Every handler takes a state and a message and returns a ``Step``: the next state, the reply and the
 journal entries. The caller makes the entries durable, stores the state, then sends the reply. It
-answers a repeated message with the stored reply, because most handlers refuse to run twice. The
-first half, ``advertise`` and ``confirm``, is in ``site.setup``; the states are in ``site.state``.
+answers a repeated message with the stored reply, because most handlers refuse to run twice. What a
+step keeps aside (``Step.kept``) the caller hands to later handlers by name, as ``kept``. The first half,
+``advertise`` and ``confirm``, is in ``site.setup``; the states are in ``site.state``; what is checked of
+totals is in ``site.totals``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from tightframe.securesum.checks import group_layout, link, masked_hash, pair_secret, verify, verify_receipt
 from tightframe.securesum.errors import (
@@ -23,6 +27,8 @@ from tightframe.securesum.errors import (
 from tightframe.securesum.masks import Accumulator, Layout, pair_key, self_key
 from tightframe.securesum.messages import (
     GROUPS,
+    NO_TOTAL,
+    SEED_BYTES,
     Agreement,
     AgreementRequest,
     FieldSpec,
@@ -32,9 +38,12 @@ from tightframe.securesum.messages import (
     Reveal,
     RevealRequest,
     TermRequest,
-    survivors_signed,
+    Told,
+    Total,
+    agreement_signed,
+    challenge,
 )
-from tightframe.securesum.primitives import HASH_BYTES, ed25519_sign
+from tightframe.securesum.primitives import HASH_BYTES, Random, ed25519_sign
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.setup import (
     Step,
@@ -45,6 +54,7 @@ from tightframe.securesum.site.setup import (
     setup_digest,
 )
 from tightframe.securesum.site.state import (
+    TOTAL,
     Abandoned,
     Advertised,
     Confirmed,
@@ -56,9 +66,19 @@ from tightframe.securesum.site.state import (
     dealt_pair_secret,
     slot_secret,
     slot_share,
+    term_name,
 )
 from tightframe.securesum.site.state import Agreed as AgreedSlot
 from tightframe.securesum.site.state import Masked as MaskedSlot
+from tightframe.securesum.site.totals import (
+    KeptTerm,
+    check_followers,
+    check_told,
+    check_total,
+    combined_term,
+    ground_of,
+    require,
+)
 
 __all__ = [
     "Advertised",
@@ -67,10 +87,14 @@ __all__ = [
     "Step",
     "advertise",
     "agree",
+    "check_told",
     "confirm",
     "mask",
     "reveal",
 ]
+
+Kept: TypeAlias = Callable[[str], bytes | None]
+"""Returns what earlier steps kept under a name; None if there is nothing."""
 
 
 def mask(
@@ -78,12 +102,17 @@ def mask(
     request: TermRequest,
     *,
     fields: tuple[FieldSpec, ...],
-    broadcast: bytes,
+    basis: bytes,
+    follows: bool,
     term: Mapping[Group, bytes],
     history: journal.History,
     profile: journal.Profile | None = None,
+    random: Random = os.urandom,
 ) -> Step[Established, Masked]:
     """Mask a term with the one-time secrets of a slot, and drop these secrets.
+
+    The term with its masks between sites, and their keys, are kept until shares of the slot are revealed;
+    then the term without the keys, until a request rests on a later total: see ``site.totals``.
 
     Once a masked term has left, t other sites can open it without this one. So the cohort and the
     release profile that it commits its site to are in the journal before it leaves, whether or not
@@ -96,10 +125,12 @@ def mask(
         state: ``Confirmed`` before the first term of an epoch, which needs a setup in the request.
         request: the server's request.
         fields: this site's own schema.
-        broadcast: SHA-256 of the broadcast as it was received.
+        basis: SHA-256 of the state that the term rests on.
+        follows: whether this site computed that state by itself.
         term: the encoded integers of each group, little-endian in schema order.
         history: everything in this site's journal.
         profile: the term's release profile; None if noise makes a single profile unnecessary.
+        random: source of random bytes.
 
     Raises:
         ParametersError: TF-601, if slot or schema are not those of the epoch's parameters.
@@ -108,17 +139,20 @@ def mask(
         StateError: TF-609, if the setup is missing.
         StaticCohortError: TF-612, if the static group was masked for another cohort meanwhile.
         ReleaseProfileError: TF-617, if terms were formed under another profile meanwhile.
+        TotalError: TF-622, if the request rests on another total than it may; see ``check_told``.
         ProtocolError: as ``establish`` raises with the first request.
     """
     require_state(state, Confirmed, Established)
     params, slot = state.epoch.params, request.slot
     _check_request(state, request, fields)
-    if len(broadcast) != HASH_BYTES or not set(term) <= set(GROUPS):
+    if len(basis) != HASH_BYTES or not set(term) <= set(GROUPS):
         raise ValueError(
-            f"Expected `broadcast` to be a SHA-256 and `term` to hold the two groups {list(GROUPS)} only, "
-            f"but got {len(broadcast)} bytes and {sorted(term)}."
+            f"Expected `basis` to be a SHA-256 and `term` to hold the two groups {list(GROUPS)} only, "
+            f"but got {len(basis)} bytes and {sorted(term)}."
         )
     history.check_slot(params.job, params.epoch, slot, request.sum_id)
+    total = check_told(state, request, history)
+    told = None if total is None else total.told()
     layouts = {group: group_layout(fields, group) for group in GROUPS}
     commitments = _commitments(state.epoch, layouts["static"], profile, history)
     established = _established(state, request)
@@ -129,74 +163,121 @@ def mask(
         raise ReplayError(
             f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
         )
-    secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
-    masked = {
-        group: _masked(established, fresh, slot, group, layouts[group], term.get(group, b""), secrets[group])
-        for group in GROUPS
-    }
     own = established.epoch.name
+    secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
+    keys = {group: _pair_keys(established, slot, group, secrets[group]) for group in GROUPS}
     links = b"".join(link(*pair) for group in GROUPS for other, pair in secrets[group].items() if own < other)
-    receipt = _receipt(established, request, broadcast, masked, links)
+    between: dict[Group, bytes] = {}
+    masked: dict[Group, bytes] = {}
+    for group in GROUPS:
+        vector = Accumulator(layouts[group], term.get(group, b""))
+        vector.add_streams(
+            [key for name, key in keys[group].items() if own < name],
+            [key for name, key in keys[group].items() if name < own],
+        )
+        between[group] = vector.to_bytes()
+        seed = slot_secret(fresh.secrets, group, "self").expose()
+        vector.add_streams([self_key(seed, established.session, slot, group, own)], [])
+        masked[group] = vector.to_bytes()
+    unsigned = Receipt(
+        name=own,
+        slot=slot,
+        sum_id=request.sum_id,
+        basis=basis,
+        total=NO_TOTAL if told is None else told.digest(),
+        seed=random(SEED_BYTES),
+        follows=follows,
+        update=masked_hash(masked["update"], links),
+        static=masked_hash(masked["static"], links),
+        signature=b"",
+    )
+    signature = ed25519_sign(established.signing, unsigned.signed(established.session))
+    receipt = replace(unsigned, signature=signature)
     slots = (
         *(_erased(item) for item in established.slots[:slot]),
         MaskedSlot(request.schema, receipt, fresh.shares),
         *established.slots[slot + 1 :],
     )
     used = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
-    after = replace(established, sums=(*established.sums, request.sum_id), slots=slots)
+    after = replace(established, sums=(*established.sums, request.sum_id), slots=slots, told=told)
+    kept: dict[str, bytes | None] = {
+        term_name(earlier): None
+        for earlier, held in enumerate(established.slots[:slot])
+        if not isinstance(held, Fresh | Abandoned) and not _still_needed(held, earlier, told)
+    }
+    kept |= {term_name(slot): KeptTerm(between, keys).to_bytes(), TOTAL: request.total or None}
     reply = Masked(masked["update"], masked["static"], receipt, links)
-    return Step(after, reply, (*commitments, used))
+    return Step(after, reply, (*commitments, used), kept)
 
 
 def agree(
-    state: Established, request: AgreementRequest, *, history: journal.History
+    state: Established, request: AgreementRequest, *, history: journal.History, kept: Kept
 ) -> Step[Established, Agreement]:
-    """Sign the survivor set of a slot after a drop-out; a site signs one set for each slot.
+    """Sign the survivor set of a slot and the challenge; combine this site's own term of the total told.
+
+    A site signs one set and one challenge for each slot. It combines its term only of the total that it was
+    told last, and only if it revealed its shares for that total, so that the server knows the total anyway.
 
     Raises:
         SignatureError: TF-603, if a receipt was not signed by its site in this session.
-        StateError: TF-609, if this slot holds no masked term of this site, or no longer.
-        InconsistencyError: TF-610, if a receipt is of another sum or another broadcast than this site's.
-        SurvivorsError: TF-611, if the set is the whole roster, too small, lacks this site, or differs
-            from the one signed before.
-    """
-    require_state(state, Established)
-    epoch, params = state.epoch, state.epoch.params
-    held, survivors = _survivors(state, request.slot, request.receipts, history)
-    if survivors == params.roster:
-        raise SurvivorsError(
-            f"the survivors to sign in slot {request.slot}",
-            expected="fewer than the roster",
-            found="the whole roster, which needs no signature",
-        )
-    signed = survivors_signed(state.session, request.slot, held.receipt.sum_id, survivors)
-    reply = Agreement(epoch.name, request.slot, ed25519_sign(state.signing, signed))
-    entry = journal.Agreed(params.job, params.epoch, request.slot, survivors)
-    agreed = AgreedSlot(held.schema, held.receipt, held.shares, survivors)
-    return Step(state.with_slot(request.slot, agreed), reply, (entry,))
-
-
-def reveal(
-    state: Established, request: RevealRequest, *, history: journal.History
-) -> Step[Established, Reveal]:
-    """Reveal this site's shares of a slot: of b for the survivors, of a for the dropped sites.
-
-    If all sites survived, receipts are enough. Otherwise at least t sites must have signed exactly
-    the set that this site signed. Opening one slot over two different sets would need t - c honest
-    sites for each, which 2t > n + c rules out.
-
-    Raises:
-        SignatureError: TF-603, if a receipt or an agreement was not signed by its site.
-        StateError: TF-609, if this slot holds no masked term of this site, or no longer.
-        InconsistencyError: TF-610, if a receipt is of another sum or another broadcast than this site's.
-        SurvivorsError: TF-611, if the set is too small, lacks this site, was not signed by it, was signed
-            by fewer than t, or differs from the one signed before.
+        StateError: TF-609, if this slot holds no masked term of this site, or what was kept is lost.
+        InconsistencyError: TF-610, if a receipt is of another sum, basis or total than this site's, or the
+            challenge is another one than that signed before.
+        SurvivorsError: TF-611, if the set is too small, lacks this site, or is not the one signed before.
+        FollowersError: TF-624, if too few sites computed the state by themselves.
     """
     require_state(state, Established)
     epoch, params, slot = state.epoch, state.epoch.params, request.slot
     held, survivors = _survivors(state, slot, request.receipts, history)
-    if survivors != params.roster:
-        _check_agreements(state, held, survivors, request.agreements)
+    made = challenge(state.session, request.receipts)
+    if isinstance(held, AgreedSlot) and held.challenge != made:
+        raise _another_challenge(slot)
+    own: Mapping[Group, bytes] = {}
+    expected: Mapping[Group, bytes] = {}
+    if state.told is not None:
+        ground = ground_of(state, state.told)
+        total = Total.from_bytes(require(kept(TOTAL), state.told.slot))
+        expected = ground.combine(made, total.groups)
+        own = combined_term(ground, state, made, kept(term_name(state.told.slot)))
+    signed = agreement_signed(state.session, slot, held.receipt.sum_id, survivors, made, own)
+    reply = Agreement(epoch.name, slot, own, ed25519_sign(state.signing, signed))
+    entry = journal.Agreed(params.job, params.epoch, slot, survivors)
+    agreed = AgreedSlot(held.schema, held.receipt, held.shares, survivors, made, expected)
+    return Step(state.with_slot(slot, agreed), reply, (entry,))
+
+
+def reveal(
+    state: Established, request: RevealRequest, *, history: journal.History, kept: Kept
+) -> Step[Established, Reveal]:
+    """Reveal this site's shares of a slot: of b for the survivors, of a for the dropped sites.
+
+    At least t sites must have signed exactly the set and the challenge that this site signed. Opening one
+    slot over two different sets would need t - c honest sites for each, which 2t > n + c rules out. And the
+    combinations of all terms of the total told must add up to those of the total: what was computed from a
+    false total is never opened.
+
+    Raises:
+        SignatureError: TF-603, if a receipt or an agreement was not signed by its site.
+        StateError: TF-609, if this slot holds no masked term of this site, or no longer.
+        InconsistencyError: TF-610, if a receipt is of another sum, basis or total than this site's, or the
+            challenge is not the one that this site signed.
+        SurvivorsError: TF-611, if the set is too small, lacks this site, was not signed by it, was signed
+            by fewer than t, or differs from the one signed before.
+        VerificationError: TF-623, if the total told is false, or is not shown to be the sum of its terms.
+        FollowersError: TF-624, if too few sites computed the state by themselves.
+    """
+    require_state(state, Established)
+    epoch, params, slot = state.epoch, state.epoch.params, request.slot
+    held, survivors = _survivors(state, slot, request.receipts, history)
+    if isinstance(held, MaskedSlot):
+        raise SurvivorsError(
+            f"the survivors of slot {slot}", expected="signed by this site", found=str(list(survivors))
+        )
+    if held.challenge != challenge(state.session, request.receipts):
+        raise _another_challenge(slot)
+    _check_agreements(state, held, request.agreements)
+    if state.told is not None:
+        check_total(ground_of(state, state.told), request, held.challenge, held.expected)
     groups = _groups(state, held, survivors, history)
     for group in groups:
         history.check_kinds(params.job, params.epoch, slot, survivors, group)
@@ -209,12 +290,19 @@ def reveal(
         else {}
         for group in GROUPS
     }
+    term = KeptTerm.from_bytes(require(kept(term_name(slot)), slot))
+    rest = term.revealed(state, held.schema, survivors, groups)
     unsigned = Reveal(epoch.name, slot, shares["update"], shares["static"], b"")
     reply = replace(unsigned, signature=ed25519_sign(state.signing, unsigned.signed(state.session)))
     entries: list[journal.Entry] = [journal.Revealed(params.job, params.epoch, slot, survivors, groups)]
+    if state.told is not None:
+        verified = state.told.slot, state.told.digest()
+        entries.insert(0, journal.TotalVerified(params.job, params.epoch, *verified))
     if "static" in groups:
         entries.append(journal.StaticOpened(epoch.dataset, survivors, params.lineage))
-    return Step(state.with_slot(slot, Revealed(survivors)), reply, tuple(entries))
+    revealed = Revealed(held.schema, held.receipt.sum_id, survivors, groups)
+    left = {term_name(slot): rest.to_bytes(), TOTAL: None}
+    return Step(state.with_slot(slot, revealed), reply, tuple(entries), left)
 
 
 def _commitments(
@@ -286,43 +374,22 @@ def _pair_secrets(
     }
 
 
-def _masked(
-    state: Established,
-    fresh: Fresh,
-    slot: int,
-    group: Group,
-    layout: Layout,
-    data: bytes,
-    secrets: Mapping[str, tuple[bytes, bytes]],
-) -> bytes:
-    """Return enc(x) + PRG(b) + the sum of PRG(m_ij) over later sites - that over earlier ones, as bytes."""
-    total = Accumulator(layout, data)
+def _pair_keys(
+    state: Established, slot: int, group: Group, secrets: Mapping[str, tuple[bytes, bytes]]
+) -> dict[str, bytes]:
+    """Return the key m_ij of the mask with every other site, from the pair secrets to it and from it."""
     own, session = state.epoch.name, state.session
-    seed = slot_secret(fresh.secrets, group, "self")
-    plus = [self_key(seed.expose(), session, slot, group, own)]
-    minus: list[bytes] = []
-    for other, (sent, received) in secrets.items():
-        if own < other:
-            plus.append(pair_key(sent, session, slot, group, own, other))
-        else:
-            minus.append(pair_key(received, session, slot, group, other, own))
-    total.add_streams(plus, minus)
-    return total.to_bytes()
+    return {
+        other: pair_key(sent, session, slot, group, own, other)
+        if own < other
+        else pair_key(received, session, slot, group, other, own)
+        for other, (sent, received) in secrets.items()
+    }
 
 
-def _receipt(
-    state: Established, request: TermRequest, broadcast: bytes, masked: Mapping[Group, bytes], links: bytes
-) -> Receipt:
-    unsigned = Receipt(
-        name=state.epoch.name,
-        slot=request.slot,
-        sum_id=request.sum_id,
-        broadcast=broadcast,
-        update=masked_hash(masked["update"], links),
-        static=masked_hash(masked["static"], links),
-        signature=b"",
-    )
-    return replace(unsigned, signature=ed25519_sign(state.signing, unsigned.signed(state.session)))
+def _still_needed(held: SlotState, slot: int, told: Told | None) -> bool:
+    """Return True for the slot of the total told, if this site gave its shares for it."""
+    return told is not None and told.slot == slot and isinstance(held, Revealed)
 
 
 def _erased(slot: SlotState) -> SlotState:
@@ -363,6 +430,7 @@ def _survivors(
         )
     for receipt in receipts:
         _check_receipt(state, held.receipt, receipt)
+    check_followers(receipts, params)
     return held, survivors
 
 
@@ -371,9 +439,10 @@ def _check_receipt(state: Established, own: Receipt, receipt: Receipt) -> None:
     for part, expected, received in (
         ("slot", str(own.slot), str(receipt.slot)),
         ("sum", str(own.sum_id), str(receipt.sum_id)),
-        ("broadcast", own.broadcast.hex(), receipt.broadcast.hex()),
+        ("basis", own.basis.hex(), receipt.basis.hex()),
+        ("total", own.total.hex(), receipt.total.hex()),
     ):
-        # No site is blamed, because a server that shows sites different models causes this as well.
+        # No site is blamed, because a server that tells sites different totals causes this as well.
         if expected != received:
             raise InconsistencyError(
                 f"the {part} in the receipt of {receipt.name}", expected=expected, found=received
@@ -384,36 +453,51 @@ def _check_receipt(state: Established, own: Receipt, receipt: Receipt) -> None:
         )
 
 
-def _check_agreements(
-    state: Established,
-    held: MaskedSlot | AgreedSlot,
-    survivors: tuple[str, ...],
-    agreements: Mapping[str, bytes],
-) -> None:
+def _check_agreements(state: Established, held: AgreedSlot, agreements: Sequence[Agreement]) -> None:
+    """Check that at least t survivors signed the survivors and the challenge that this site signed."""
     slot, threshold = held.receipt.slot, state.epoch.params.threshold
-    if isinstance(held, MaskedSlot):
+    signers = [item.name for item in agreements]
+    in_order = [name for name in held.survivors if name in signers]
+    if signers != in_order:
         raise SurvivorsError(
-            f"the survivors of slot {slot}", expected="signed by this site", found=str(list(survivors))
+            f"the signers of the survivor set of slot {slot}",
+            expected="survivors, sorted, each once",
+            found=str(signers),
         )
-    outsiders = sorted(set(agreements) - set(survivors))
-    if outsiders:
-        raise SurvivorsError(
-            f"the signers of the survivor set of slot {slot}", expected="survivors", found=str(outsiders)
-        )
-    if len(agreements) < threshold:
+    if len(signers) < threshold:
         raise SurvivorsError(
             f"the number of signatures under the survivor set of slot {slot}",
             expected=f"at least {threshold}",
-            found=str(len(agreements)),
+            found=str(len(signers)),
         )
-    signed = survivors_signed(state.session, slot, held.receipt.sum_id, survivors)
-    for name, signature in agreements.items():
-        verify(state.peers[name].session_key, signature, signed, owner=name, what="the survivor set")
+    for item in agreements:
+        signed = agreement_signed(
+            state.session,
+            item.slot,
+            held.receipt.sum_id,
+            held.survivors,
+            held.challenge,
+            item.combinations,
+        )
+        what = "the survivor set and the challenge"
+        verify(state.peers[item.name].session_key, item.signature, signed, owner=item.name, what=what)
+        if item.slot != slot:
+            raise InconsistencyError(
+                f"the slot in the agreement of {item.name}", expected=str(slot), found=str(item.slot)
+            )
+
+
+def _another_challenge(slot: int) -> InconsistencyError:
+    return InconsistencyError(
+        f"the seeds in the receipts of slot {slot}",
+        expected="those under which this site signed the survivor set",
+        found="others",
+    )
 
 
 def _groups(
     state: Established,
-    held: MaskedSlot | AgreedSlot,
+    held: AgreedSlot,
     survivors: tuple[str, ...],
     history: journal.History,
 ) -> tuple[Group, ...]:

@@ -204,6 +204,19 @@ class ProfileAccepted(JournalEntry):
         return {**super().as_value(), "profile": dict(self.profile)}
 
 
+@dataclass(frozen=True)
+class TotalVerified(JournalEntry):
+    """This site checked that a total told is the sum of its terms: slot and digest of the total."""
+
+    job: str
+    epoch: int
+    slot: int
+    total: bytes
+
+    KIND = "total_verified"
+    KEYS = {**_SLOT, "total": _digits}  # noqa: RUF012
+
+
 Entry: TypeAlias = (
     Advertised
     | SlotUsed
@@ -214,6 +227,7 @@ Entry: TypeAlias = (
     | CohortAccepted
     | ProfileUsed
     | ProfileAccepted
+    | TotalVerified
 )
 
 _ENTRIES: Mapping[object, type[Entry]] = {kind.KIND: kind for kind in get_args(Entry)}
@@ -247,6 +261,7 @@ class History:
         self._answered: set[tuple[str, int, str]] = set()  # (job, round, phase) of sums with revealed shares
         self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
         self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
+        self._verified: set[Slot] = set()  # of totals
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
         self._profiles: dict[str, list[Profile]] = {}  # in the order in which they came
         for entry in entries:
@@ -283,6 +298,8 @@ class History:
                 known = self._profiles.setdefault(entry.dataset, [])
                 if entry.profile not in known:
                     known.append(entry.profile)
+            case TotalVerified():
+                self._verified.add((entry.job, entry.epoch, entry.slot))
             case _:
                 assert_never(entry)
 
@@ -322,6 +339,10 @@ class History:
                 expected="of a sum without revealed shares",
                 found="one with revealed shares",
             )
+
+    def verified(self, job: str, epoch: int, slot: int) -> bool:
+        """Return True if this site has verified the total of a slot."""
+        return (job, epoch, slot) in self._verified
 
     def check_survivors(self, job: str, epoch: int, slot: int, survivors: Sequence[str]) -> None:
         """Check that this site has signed or revealed for no other survivor set in this slot.

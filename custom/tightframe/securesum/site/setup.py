@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from tightframe.securesum.errors import (
     RosterError,
     ShareError,
     StateError,
+    TotalError,
 )
 from tightframe.securesum.identity import Signer, Verifier
 from tightframe.securesum.messages import (
@@ -71,12 +73,14 @@ from tightframe.securesum.shamir import split_many
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import (
     SLOT_SHARES,
+    TOTAL,
     Advertised,
     Confirmed,
     Epoch,
     Established,
     Fresh,
     slot_secret,
+    term_name,
 )
 
 State = TypeVar("State", Advertised, Confirmed, Established)
@@ -91,11 +95,14 @@ class Step(Generic[State, Reply]):
         state: the site's next state.
         reply: the message to send.
         entries: journal entries that must be durable before the state is stored and the reply sent.
+        kept: name -> bytes to keep, secretly, until a later step replaces them; None to erase them. They are
+            as large as a term, so they are not part of the state.
     """
 
     state: State
     reply: Reply
     entries: tuple[journal.Entry, ...] = ()
+    kept: Mapping[str, bytes | None] = field(default_factory=dict, repr=False)
 
 
 def advertise(
@@ -108,6 +115,7 @@ def advertise(
     dataset: str,
     application: bytes,
     profile: journal.Profile | None = None,
+    previous: Established | None = None,
     random: Random = os.urandom,
 ) -> Step[Advertised, Advertisement]:
     """Accept an epoch's parameters and advertise fresh keys for it.
@@ -121,10 +129,12 @@ def advertise(
         dataset: this site's data set.
         application: application data sent and signed with the keys, at most 4096 bytes.
         profile: the release profile of this site's terms; None if noise makes a single profile unnecessary.
+        previous: this site's state of the epoch before; None if there was none in this job.
         random: source of random bytes.
 
     Raises:
         ParametersError: TF-601.
+        TotalError: TF-622, if the last total that this site was told in the epoch before was never verified.
         ReplayError: TF-608, if this epoch of the job, or a later one, was begun before.
         StaticCohortError: TF-612, if the static group is to be opened for another cohort than before.
         ReleaseProfileError: TF-617, if terms would be formed under another profile than before.
@@ -132,6 +142,7 @@ def advertise(
     check(params, rules, expected)
     _check_rings(params)
     history.check_epoch(params)
+    left = _left_behind(previous, history)
     if params.may_open_static and not rules.any_static_cohort:
         history.check_static(dataset, params.roster)
     if profile is not None:
@@ -163,7 +174,7 @@ def advertise(
     raw = reply.to_bytes()
     entry = journal.Advertised(params.job, params.epoch, agreed, digest("advertised", raw))
     state = Advertised(epoch, raw, channel, decapsulation, signing, tuple(secrets))
-    return Step(state, reply, (entry,))
+    return Step(state, reply, (entry,), left)
 
 
 def confirm(
@@ -273,8 +284,28 @@ def establish(state: Confirmed, raw: bytes) -> Established:
         for slot, secrets in enumerate(state.secrets)
     )
     return Established(
-        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots
+        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots, None
     )
+
+
+def _left_behind(previous: Established | None, history: journal.History) -> dict[str, bytes | None]:
+    """Return what is erased of the epoch before, once its last total is verified.
+
+    In a new epoch nothing asks for it any more, although what this site computes from then on rests on it.
+
+    Raises:
+        TotalError: TF-622.
+    """
+    if previous is None:
+        return {}
+    params, told = previous.epoch.params, previous.told
+    if told is not None and not history.verified(params.job, params.epoch, told.slot):
+        raise TotalError(
+            f"the total of sum {told.sum_id}, which was told in epoch {params.epoch}",
+            expected="verified before the next epoch",
+            found="one that was not",
+        )
+    return {name: None for name in (TOTAL, *(term_name(slot) for slot in range(params.slots)))}
 
 
 def require_state(state: object, *kinds: type[object]) -> None:

@@ -32,6 +32,7 @@ from tightframe.securesum.messages import (
     Params,
     Receipt,
     SumId,
+    Told,
     share_offset,
 )
 from tightframe.securesum.primitives import KEY_BYTES, Secret
@@ -40,6 +41,15 @@ from tightframe.securesum.rules import minimum_survivors
 VERSION = 2
 SLOT_SHARES = len(GROUPS) * len(KINDS) * SHARE_BYTES
 """Bytes of one dealer's shares of one slot."""
+
+
+TOTAL = "total"
+"""Name under which a total told is kept until the site has combined it."""
+
+
+def term_name(slot: int) -> str:
+    """Return the name under which a site keeps its term of a slot."""
+    return f"term-{slot}"
 
 
 @dataclass(frozen=True)
@@ -110,19 +120,31 @@ class Masked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A slot for which this site signed a survivor set smaller than the roster."""
+    """A slot for which this site signed a survivor set and a challenge.
+
+    Attributes:
+        schema, receipt, shares: as in ``Masked``.
+        survivors: the set.
+        challenge: of the combinations.
+        expected: group -> combinations of the total told; empty if none was.
+    """
 
     schema: str
     receipt: Receipt
     shares: Secret
     survivors: tuple[str, ...]
+    challenge: bytes
+    expected: Mapping[Group, bytes]
 
 
 @dataclass(frozen=True)
 class Revealed:
-    """A slot whose shares were revealed for these survivors and are erased."""
+    """A slot whose shares of these groups were revealed for these survivors and are erased."""
 
+    schema: str
+    sum_id: SumId
     survivors: tuple[str, ...]
+    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True)
@@ -308,6 +330,7 @@ class Established(_Stored, _Peers):
         setup: ``setup_digest`` of the setup that it checked.
         sums: the sums for which it masked a term.
         slots: the state of each slot.
+        told: the total that the last request for a term rested on; None if none did.
     """
 
     _kind = "established"
@@ -318,6 +341,7 @@ class Established(_Stored, _Peers):
     setup: bytes
     sums: tuple[SumId, ...]
     slots: tuple[SlotState, ...]
+    told: Told | None
 
     def with_slot(self, slot: int, state: SlotState) -> Established:
         """Return this state with one slot's state replaced."""
@@ -332,11 +356,12 @@ class Established(_Stored, _Peers):
             self.setup,
             [item.as_value() for item in self.sums],
             [_slot_stored(item) for item in self.slots],
+            None if self.told is None else _told_stored(self.told),
         ]
 
     @classmethod
     def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, advertisements, signing, setup, sums, slots = parts
+        epoch, session, advertisements, signing, setup, sums, slots, told = parts
         return cls(
             Epoch._restored(epoch),
             session,
@@ -345,6 +370,7 @@ class Established(_Stored, _Peers):
             setup,
             tuple(SumId(*item) for item in sums),
             tuple(_slot_restored(item) for item in slots),
+            None if told is None else _told_restored(told),
         )
 
 
@@ -368,10 +394,11 @@ def _slot_stored(slot: SlotState) -> list[Any]:
             return ["fresh", secrets.expose(), shares.expose(), pair_secrets.expose()]
         case Masked(schema, receipt, shares):
             return ["masked", schema, receipt.as_value(), shares.expose()]
-        case Agreed(schema, receipt, shares, survivors):
-            return ["agreed", schema, receipt.as_value(), shares.expose(), list(survivors)]
-        case Revealed(survivors):
-            return ["revealed", list(survivors)]
+        case Agreed(schema, receipt, shares, survivors, challenge, expected):
+            own = [schema, receipt.as_value(), shares.expose()]
+            return ["agreed", *own, list(survivors), challenge, dict(expected)]
+        case Revealed(schema, sum_id, survivors, groups):
+            return ["revealed", schema, sum_id.as_value(), list(survivors), list(groups)]
         case Abandoned():
             return ["abandoned"]
         case _:
@@ -384,14 +411,25 @@ def _slot_restored(value: list[Any]) -> SlotState:
             return Fresh(_secret(secrets), _secret(shares), _secret(pair_secrets))
         case ["masked", schema, receipt, shares]:
             return Masked(schema, _receipt_restored(receipt), _secret(shares))
-        case ["agreed", schema, receipt, shares, survivors]:
-            return Agreed(schema, _receipt_restored(receipt), _secret(shares), tuple(survivors))
-        case ["revealed", survivors]:
-            return Revealed(tuple(survivors))
+        case ["agreed", schema, receipt, shares, survivors, challenge, expected]:
+            own = _receipt_restored(receipt), _secret(shares)
+            return Agreed(schema, *own, tuple(survivors), challenge, expected)
+        case ["revealed", schema, sum_id, survivors, groups]:
+            return Revealed(schema, SumId(*sum_id), tuple(survivors), tuple(groups))
         case ["abandoned"]:
             return Abandoned()
         case _:
             raise ValueError("Expected a stored slot state, but got another value.")
+
+
+def _told_stored(told: Told) -> list[Any]:
+    survivors = list(told.survivors)
+    return [told.slot, told.sum_id.as_value(), told.schema, survivors, dict(told.hashes)]
+
+
+def _told_restored(value: list[Any]) -> Told:
+    slot, sum_id, schema, survivors, hashes = value
+    return Told(slot, SumId(*sum_id), schema, tuple(survivors), hashes)
 
 
 def _receipt_restored(value: dict[str, Any]) -> Receipt:

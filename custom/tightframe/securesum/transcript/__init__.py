@@ -3,41 +3,58 @@
 No line can be altered, removed or moved without changing all that follow. The chain itself is not
 signed: whoever holds a file can rewrite it. A rewrite cannot forge the sites' signatures, and these
 are what ``verify`` relies on: advertisements signed by provisioned keys, a signature of readiness of
-every site over the whole session, and for each sum the receipts and, after a drop-out, the
-agreements. All that is *not* signed rests on the writer's word: whose view it is, times, the name of
-a schema, which groups were opened, their totals, who was blamed, why a sum failed or a run ended,
-which receipts are listed for a sum that failed before it had a survivor set, and that no sum was
-left out. ``docs/transcript.md`` explains the consequences.
+every site over the whole session, and for each sum the receipts and the agreements. A receipt names
+the total that its sum rests on by its hash, and the agreements have the combinations by which the
+silos checked that total. All that is *not* signed rests on the writer's word: whose view it is, times,
+the name of a schema, which groups were opened, who was blamed, why a sum failed or a run ended, the
+total of a sum on which no later one rests, which receipts are listed for a sum that failed before it
+had a survivor set, and that no sum was left out. ``docs/transcript.md`` explains the consequences.
 
-``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript.lines``).
+``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript.lines``). A
+transcript of format 1, from before totals were verified, is read by the rules of its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from cryptography import x509
 
 from tightframe.securesum import rules
-from tightframe.securesum.checks import Keys, read_advertisements, verify_advertisement, verify_receipt
+from tightframe.securesum.checks import (
+    Keys,
+    in_roster_order,
+    read_advertisements,
+    verify_advertisement,
+    verify_receipt,
+)
 from tightframe.securesum.checks import verify as check_signature
 from tightframe.securesum.errors import IdentityError, ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier, public_key_hash
 from tightframe.securesum.messages import (
     GROUPS,
+    NO_TOTAL,
+    Advertisement,
     Advertisements,
+    AnyAdvertisement,
     Group,
     Params,
     SumId,
+    Told,
+    agreement_signed,
+    challenge,
     ready_signed,
     session_id,
-    survivors_signed,
 )
+from tightframe.securesum.proofs import Ground
+from tightframe.securesum.transcript import format_1
 from tightframe.securesum.transcript.lines import (
     FIRST,
+    FORMAT,
     MAX_LINE,
     SERVER,
     Chain,
@@ -62,6 +79,8 @@ __all__ = [
     "Report",
     "SumRecord",
     "SumReport",
+    "TotalReport",
+    "Totals",
     "TranscriptError",
     "end",
     "failed",
@@ -73,6 +92,10 @@ __all__ = [
 
 SIMULATED = "SIMULATED IDENTITY"
 """Mark in the subject of a root certificate that the simulator generated."""
+
+
+Totals: TypeAlias = Callable[[int, Told], Mapping[Group, bytes] | None]
+"""Returns the integers of a total of an epoch, for whoever has them; None for whoever has not."""
 
 
 class TranscriptError(ProtocolError):
@@ -115,10 +138,32 @@ class SumReport:
     epoch: int
     slot: int
     sum_id: SumId
+    schema: str
     groups: tuple[Group, ...]
     missing: tuple[str, ...]
     failure: str | None
     blamed: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TotalReport:
+    """One total that the silos checked before they opened the sum that rests on it.
+
+    Attributes:
+        epoch: of its sum.
+        told: the total, as the receipts of the sum that rests on it name it.
+        agreed: the silos that signed the challenge of the check.
+        combined: the silos of the total whose own signed combinations are in the check.
+        proved: the silos of the total whose term the server showed to the others instead.
+        recomputed: whether the combinations were added up here and compared with those of the integers.
+    """
+
+    epoch: int
+    told: Told
+    agreed: tuple[str, ...]
+    combined: tuple[str, ...]
+    proved: tuple[str, ...]
+    recomputed: bool
 
 
 @dataclass(frozen=True)
@@ -127,7 +172,10 @@ class Report:
 
     Attributes:
         view, job, version, started: of the run, according to its writer.
+        form: the format of the transcript; totals are verified in format 2 only.
         epochs, sums: in order.
+        totals: the totals that were checked, in order.
+        unchecked: the opened sums of any content on whose total no later opened sum rests, in order.
         simulated: whether the subject of the root certificate is marked as a simulated identity.
         complete: whether the transcript has its end line.
         reason: why the run ended early, according to the writer.
@@ -138,8 +186,11 @@ class Report:
     job: str
     version: str
     started: datetime
+    form: int
     epochs: tuple[EpochReport, ...]
     sums: tuple[SumReport, ...]
+    totals: tuple[TotalReport, ...]
+    unchecked: tuple[SumReport, ...]
     simulated: bool
     complete: bool
     reason: str | None
@@ -175,6 +226,7 @@ def verify(
     *,
     pins: Mapping[str, frozenset[bytes]] | None = None,
     any_static_cohort: bool = False,
+    totals: Totals = lambda epoch, told: None,
 ) -> Report:
     """Read a transcript and check everything that can be checked without a secret.
 
@@ -184,6 +236,7 @@ def verify(
         pins: site -> SHA-256 of the public keys that are accepted for it.
         any_static_cohort: accept that the static group was opened for more than one cohort, as the
             sites' rule of that name permits.
+        totals: gives the integers of totals; where it does, the silos' check of them is made anew.
 
     Raises:
         TranscriptError: TF-616, at the first invalid line. A missing end line is not an error; see
@@ -197,7 +250,8 @@ def verify(
             value = parse(line.removesuffix(b"\n"))
             if reading is None:
                 _demand(value["line"] == "run", "the first line", "a run line", repr(value["line"]))
-                reading = _Reading(anchor, pins or {}, any_static_cohort, read_body(value, server=False))
+                run = read_body(value, server=False)
+                reading = _Reading(anchor, pins or {}, any_static_cohort, totals, run)
             reading.take(value)
             reading.previous = line_hash(line)
         except ProtocolError as error:
@@ -211,8 +265,11 @@ def verify(
         job=reading.run["job"],
         version=reading.run["version"],
         started=reading.run["started"],
+        form=reading.form,
         epochs=tuple(reading.epochs),
         sums=tuple(reading.sums),
+        totals=tuple(reading.checked),
+        unchecked=reading.unchecked(),
         simulated=simulated,
         complete=reading.last is not None,
         reason=reading.last["reason"] if reading.last else None,
@@ -222,12 +279,27 @@ def verify(
 
 @dataclass
 class _Session:
-    """The current epoch: its parameters, session id (T), session keys by site, and the slots used so far."""
+    """The current epoch.
+
+    Attributes:
+        params: of the epoch.
+        identifier: the session's id, T.
+        peers: site -> its advertisement; empty in format 1.
+        keys: site -> its session key.
+        slots: slot -> the sum in it, so far.
+        last: the last total that the server says it opened; None if none, and in a site's view.
+    """
 
     params: Params
     identifier: bytes
+    peers: Mapping[str, Advertisement]
     keys: Mapping[str, bytes]
-    slots: set[int] = field(default_factory=set)
+    slots: dict[int, _Place] = field(default_factory=dict)
+    last: Told | None = None
+
+
+_Place: TypeAlias = tuple[SumId, str, tuple[str, ...], tuple[Group, ...]]
+"""Sum, schema, survivors and opened groups of a line."""
 
 
 @dataclass
@@ -237,11 +309,13 @@ class _Reading:
     anchor: Anchor
     pins: Mapping[str, frozenset[bytes]]
     any_static_cohort: bool
+    totals: Totals
     run: Mapping[str, Any]
     previous: str = FIRST
     session: _Session | None = None
     epochs: list[EpochReport] = field(default_factory=list)
     sums: list[SumReport] = field(default_factory=list)
+    checked: list[TotalReport] = field(default_factory=list)
     identifiers: set[SumId] = field(default_factory=set)
     static_cohort: tuple[str, ...] = ()
     last: Mapping[str, Any] | None = None
@@ -249,6 +323,20 @@ class _Reading:
     @property
     def view(self) -> str:
         return str(self.run["view"])
+
+    @property
+    def form(self) -> int:
+        return int(self.run["format"])
+
+    def unchecked(self) -> tuple[SumReport, ...]:
+        """Return the opened sums with fields that no later opened sum of their epoch rests on."""
+        checked = {(item.epoch, item.told.slot) for item in self.checked}
+        schemas = {item.params.epoch: item.params.schemas for item in self.epochs}
+        return tuple(
+            item
+            for item in self.sums
+            if item.groups and schemas[item.epoch][item.schema] and (item.epoch, item.slot) not in checked
+        )
 
     def take(self, value: Mapping[str, Any]) -> None:
         kind = value["line"]
@@ -259,7 +347,7 @@ class _Reading:
             self.previous,
             value["previous"],
         )
-        body = read_body(value, server=self.view == SERVER)
+        body = read_body(value, server=self.view == SERVER, form=self.form)
         if kind == "session":
             self.take_session(body)
         elif kind == "sum":
@@ -279,7 +367,7 @@ class _Reading:
         params = Params.from_bytes(body["params"])
         _demand(params.to_bytes() == body["params"], "session.params", "in canonical form", "another form")
         self.check_params(params)
-        items = read_advertisements(params, Advertisements(body["advertisements"]))
+        items, peers, identifier = _advertised(params, body["advertisements"], self.form)
         encoded = tuple(item.to_bytes() for item in items)
         canonical = encoded == body["advertisements"]
         _demand(canonical, "session.advertisements", "in canonical form", "another form")
@@ -289,13 +377,13 @@ class _Reading:
             verify_advertisement(verifier, item, digest)
             keys.add(item)
         session_keys = {item.name: item.session_key for item in items}
-        current, ready = _Session(params, session_id(params, items), session_keys), body["ready"]
+        current, ready = _Session(params, identifier, peers, session_keys), body["ready"]
         roster = params.roster
         _demand(set(ready) == set(roster), "session.ready", f"of {list(roster)}", str(sorted(ready)))
         for name in roster:
             signed = ready_signed(current.identifier, name)
             check_signature(
-                session_keys[name], ready[name], signed, owner=name, what="readiness for this session"
+                current.keys[name], ready[name], signed, owner=name, what="readiness for this session"
             )
         self.session = current
         hashes = {item.name: public_key_hash(item.certificate).hex() for item in items}
@@ -338,34 +426,106 @@ class _Reading:
             _demand(holds, what, required, stated)
 
     def take_sum(self, body: Mapping[str, Any], current: _Session) -> None:
-        record = SumRecord(
-            epoch=body["epoch"],
-            slot=body["slot"],
-            sum_id=body["sum_id"],
-            schema=body["schema"],
-            broadcast=body["broadcast"],
-            receipts=body["receipts"],
-            survivors=body["survivors"],
-            agreements=body["agreements"],
-        )
+        if self.form == FORMAT:
+            keys = set(SumRecord.__dataclass_fields__)
+            record = SumRecord(**{key: part for key, part in body.items() if key in keys})
+        else:
+            same = {key: body[key] for key in ("epoch", "slot", "sum_id", "schema", "receipts", "survivors")}
+            record = SumRecord(**same, basis=body["broadcast"], rests_on=None, agreements=())
         groups, roster = body.get("groups", ()), current.params.roster
         self.check_place(record, current)
-        signers = _check_receipts(record, current)
-        _check_agreed(record, current, signers, opened=bool(groups))
+        signers = _check_receipts(record, current, self.form)
+        _check_survivors(record, signers, opened=bool(groups))
+        if self.form == FORMAT:
+            self.check_rests_on(record, current)
+            _check_agreed(record, current, opened=bool(groups))
+            if groups:
+                _check_followers(record, current)
+                self.check_totals(record, current)
+        else:
+            _check_agreed_1(record, current, body["agreements"], opened=bool(groups))
         if groups:
             self.check_opened(record, current, groups)
             total = body.get("total", groups)
             _demand(set(total) == set(groups), "sum.total", f"of {list(groups)}", str(sorted(total)))
+            if self.view == SERVER:
+                current.last = Told(record.slot, record.sum_id, record.schema, record.survivors, total)
         blamed = body.get("blamed", {})
         _demand(set(blamed) <= set(roster), "sum.blamed", f"sites of {list(roster)}", str(sorted(blamed)))
-        current.slots.add(record.slot)
+        current.slots[record.slot] = (record.sum_id, record.schema, record.survivors, groups)
         self.identifiers.add(record.sum_id)
         # A site that was not shown the receipts does not know which other sites took part: none is missing.
         present = signers if self.view == SERVER else record.survivors or roster
         missing = tuple(name for name in roster if name not in present)
         failure = None if groups else body["failure"]["code"]
         self.sums.append(
-            SumReport(record.epoch, record.slot, record.sum_id, groups, missing, failure, blamed)
+            SumReport(
+                record.epoch, record.slot, record.sum_id, record.schema, groups, missing, failure, blamed
+            )
+        )
+
+    def check_rests_on(self, record: SumRecord, current: _Session) -> None:
+        """Check the total that a sum rests on against the lines before; its digest stands in each receipt."""
+        told, params = record.rests_on, current.params
+        if self.view == SERVER:
+            stated, last = _named(told), _named(current.last)
+            _demand(told == current.last, "sum.rests_on", f"the last opened total, {last}", stated)
+        if told is None:
+            return
+        place = current.slots.get(told.slot)
+        for holds, what, required, found in (
+            (told.slot < record.slot, "slot", f"below {record.slot}", str(told.slot)),
+            (told.schema in params.schemas, "schema", f"one of {sorted(params.schemas)}", repr(told.schema)),
+            (
+                list(told.survivors) == [name for name in params.roster if name in told.survivors],
+                "survivors",
+                f"sites of {list(params.roster)}, sorted, each once",
+                str(list(told.survivors)),
+            ),
+            (
+                place is None or place[:3] == (told.sum_id, told.schema, told.survivors),
+                "sum",
+                f"that of the line of slot {told.slot}",
+                "another",
+            ),
+            (
+                place is None or set(told.groups) <= set(place[3]),
+                "groups",
+                f"opened in slot {told.slot}",
+                str(list(told.groups)),
+            ),
+        ):
+            _demand(holds, f"sum.rests_on.{what}", required, found)
+
+    def check_totals(self, record: SumRecord, current: _Session) -> None:
+        """Check the combinations by which the silos verified a total before they opened this sum."""
+        told = record.rests_on
+        if told is None:
+            _demand(not record.proved, "sum.proved", "empty without a total", str(list(record.proved)))
+            return
+        ground = Ground(current.identifier, current.params, current.peers, told)
+        parts = {item.name: item.combinations for item in record.agreements if item.combinations}
+        survivors = list(told.survivors)
+        sites = {*parts, *record.proved}
+        _demand(sites == set(survivors), "the parts of the check", f"of {survivors}", str(sorted(sites)))
+        for name, combined in parts.items():
+            form = ground.has_form(combined)
+            _demand(form, f"the combinations of {name}", f"of {list(told.groups)}", "of another form")
+        integers = None if record.proved else self.totals(current.params.epoch, told)
+        if integers is not None:
+            hashes = {group: hashlib.sha256(data).digest() for group, data in integers.items()}
+            _demand(hashes == told.hashes, "the total that was given", "the one with these hashes", "another")
+            expected = ground.combine(challenge(current.identifier, record.receipts), integers)
+            ground.check_sum(expected, parts)
+        self.checked.append(
+            TotalReport(
+                current.params.epoch,
+                told,
+                tuple(item.name for item in record.agreements),
+                tuple(name for name in survivors if name in parts and name not in record.proved),
+                tuple(record.proved),
+                integers is not None,
+            )
         )
 
     def check_place(self, record: SumRecord, current: _Session) -> None:
@@ -410,49 +570,99 @@ class _Reading:
             self.static_cohort = cohort
 
 
-def _check_receipts(record: SumRecord, current: _Session) -> tuple[str, ...]:
-    """Check that every receipt is its site's, for this sum and this broadcast; return the signers."""
+def _named(told: Told | None) -> str:
+    return "none" if told is None else f"that of sum {told.sum_id} with the digest {told.digest().hex()}"
+
+
+def _advertised(
+    params: Params, raws: tuple[bytes, ...], form: int
+) -> tuple[Sequence[AnyAdvertisement], Mapping[str, Advertisement], bytes]:
+    """Read an epoch's advertisements; return them, those of version 2 by site, and the session's id."""
+    if form == FORMAT:
+        items = read_advertisements(params, Advertisements(raws))
+        return items, {item.name: item for item in items}, session_id(params, items)
+    old = [format_1.Advertisement1.from_bytes(raw, slots=params.slots) for raw in raws]
+    return in_roster_order(params, old), {}, format_1.session_id(params, old)
+
+
+def _check_receipts(record: SumRecord, current: _Session, form: int) -> tuple[str, ...]:
+    """Check that every receipt is its site's, for this sum, basis and total; return the signers."""
     signers = tuple(item.name for item in record.receipts)
     _demand(list(signers) == sorted(set(signers)), "sum.receipts", "sorted, one a site", str(list(signers)))
+    told = NO_TOTAL if record.rests_on is None else record.rests_on.digest()
     for item in record.receipts:
         name, what = item.name, f"the receipt of {item.name}"
+        total = item.total if form == FORMAT else told
         for holds, part, required, stated in (
             (name in current.keys, "the site", f"one of {list(current.keys)}", repr(name)),
             (item.slot == record.slot, "the slot", str(record.slot), str(item.slot)),
             (item.sum_id == record.sum_id, "the sum id", str(record.sum_id), str(item.sum_id)),
-            (
-                item.broadcast == record.broadcast,
-                "the broadcast",
-                record.broadcast.hex(),
-                item.broadcast.hex(),
-            ),
+            (item.basis == record.basis, "the basis", record.basis.hex(), item.basis.hex()),
+            (total == told, "the total", told.hex(), total.hex()),
         ):
             _demand(holds, f"{part} in {what}", required, stated)
         verify_receipt(item, current.identifier, current.keys[name])
     return signers
 
 
-def _check_agreed(record: SumRecord, current: _Session, signers: tuple[str, ...], *, opened: bool) -> None:
-    """Check that the survivors are the signers of the receipts and, after a drop-out, that enough agreed."""
-    params, survivors, agreed = current.params, record.survivors, record.agreements
+def _check_survivors(record: SumRecord, signers: tuple[str, ...], *, opened: bool) -> None:
+    """Check that the survivors are the signers of the receipts."""
+    survivors = record.survivors
     _demand(
         survivors == signers or not (survivors or opened),
         "sum.survivors",
         f"the signers of the receipts {list(signers)}",
         str(list(survivors)),
     )
+
+
+def _check_followers(record: SumRecord, current: _Session) -> None:
+    """Check that more sites computed the state by themselves than are assumed to collude."""
+    following, needed = sum(item.follows for item in record.receipts), current.params.colluders + 1
+    what = "the number of sites that computed the state by themselves"
+    _demand(following >= needed, what, f"at least {needed}", str(following))
+
+
+def _check_agreed(record: SumRecord, current: _Session, *, opened: bool) -> None:
+    """Check that the agreements are survivors', on this set and this challenge, and enough of them."""
+    params, survivors = current.params, record.survivors
+    names = [item.name for item in record.agreements]
+    allowed = [name for name in survivors if name in names]
+    _demand(names == allowed, "sum.agreements", f"of sites of {list(survivors)}, sorted", str(names))
+    for item in record.agreements:
+        signed = agreement_signed(
+            current.identifier,
+            item.slot,
+            record.sum_id,
+            survivors,
+            challenge(current.identifier, record.receipts),
+            item.combinations,
+        )
+        what = "a survivor set and a challenge"
+        check_signature(current.keys[item.name], item.signature, signed, owner=item.name, what=what)
+        of_slot = item.slot == record.slot
+        _demand(of_slot, f"the slot in the agreement of {item.name}", str(record.slot), str(item.slot))
+    _demand_threshold(len(names), params.threshold, opened=opened)
+
+
+def _check_agreed_1(
+    record: SumRecord, current: _Session, agreed: Mapping[str, bytes], *, opened: bool
+) -> None:
+    """Check the agreements of a sum of version 1: after a drop-out only, on the survivors alone."""
+    params, survivors = current.params, record.survivors
     everyone = survivors == params.roster
     allowed = [] if everyone else list(survivors)
     _demand(set(agreed) <= set(allowed), "sum.agreements", f"of sites of {allowed}", str(sorted(agreed)))
-    signed = survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
+    signed = format_1.survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
     for name, signature in agreed.items():
         check_signature(current.keys[name], signature, signed, owner=name, what="a survivor set")
-    _demand(
-        everyone or not opened or len(agreed) >= params.threshold,
-        "the number of agreements on the survivors",
-        f"at least {params.threshold}",
-        str(len(agreed)),
-    )
+    if not everyone:
+        _demand_threshold(len(agreed), params.threshold, opened=opened)
+
+
+def _demand_threshold(count: int, threshold: int, *, opened: bool) -> None:
+    enough = not opened or count >= threshold
+    _demand(enough, "the number of agreements on the survivors", f"at least {threshold}", str(count))
 
 
 def _is_simulated(root: bytes) -> bool:

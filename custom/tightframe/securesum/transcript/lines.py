@@ -14,24 +14,29 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.messages import (
     GROUPS,
     MAX_ADVERTISEMENT,
+    MAX_COMBINATIONS,
     Advertisement,
+    Agreement,
     Group,
     Params,
     Receipt,
     SumId,
+    Told,
+    by_group,
     read_sum_id,
 )
 from tightframe.securesum.primitives import HASH_BYTES, SIGNATURE_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
+from tightframe.securesum.transcript.format_1 import Receipt1
 
-FORMAT = 1
+FORMAT = 2
 FIRST = "0" * 64
 """The value of ``previous`` in the first line."""
 SERVER = "server"
@@ -64,21 +69,25 @@ class SumRecord:
 
     Attributes:
         epoch, slot, sum_id, schema: of the sum.
-        broadcast: SHA-256 of the broadcast's canonical tensor bytes.
+        basis: SHA-256 of the state that the terms rest on.
+        rests_on: the total that was told with the requests; None if the epoch had none yet.
         receipts: those of the survivors; if the sum failed before there was a survivor set, all that
             arrived.
         survivors: the survivor set; empty if the sum failed before there was one.
-        agreements: site -> its signature of the survivor set; empty if no site was missing.
+        agreements: of the survivors that signed, sorted by name.
+        proved: sites of ``rests_on`` for which the server showed the term itself to the survivors.
     """
 
     epoch: int
     slot: int
     sum_id: SumId
     schema: str
-    broadcast: bytes
+    basis: bytes
+    rests_on: Told | None
     receipts: tuple[Receipt, ...]
     survivors: tuple[str, ...]
-    agreements: Mapping[str, bytes]
+    agreements: tuple[Agreement, ...]
+    proved: tuple[str, ...] = ()
 
 
 def start(*, view: str, job: str, version: str, time: datetime) -> bytes:
@@ -169,12 +178,13 @@ def parse(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
+def read_body(value: Mapping[str, Any], *, server: bool, form: int = FORMAT) -> dict[str, Any]:
     """Check the body of a parsed line, and convert it to the protocol's own types.
 
     Args:
         value: the result of ``parse``.
         server: whether the transcript is the server's, whose sum lines have more keys.
+        form: the format that the first line names.
 
     Raises:
         MessageError: TF-604, if a key is missing or unknown, or a value malformed.
@@ -184,7 +194,10 @@ def read_body(value: Mapping[str, Any], *, server: bool) -> dict[str, Any]:
     if kind != "sum":
         return _read(BODIES[kind], body, kind)
     opened = "failure" not in body
-    keys = {**SUM, **({"groups": _GROUPS} if opened else {"failure": reading.record({"code": _code})})}
+    keys = {
+        **(SUM if form == FORMAT else SUM_1),
+        **({"groups": _GROUPS} if opened else {"failure": reading.record({"code": _code})}),
+    }
     if server:
         keys["blamed"] = reading.mapping(reading.text(MAX_WORDS), 0, MAX_SITES)
     if server and opened:
@@ -216,13 +229,17 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
         "slot": record.slot,
         "sum_id": record.sum_id.as_value(),
         "schema": record.schema,
-        "broadcast": record.broadcast.hex(),
+        "basis": record.basis.hex(),
+        "rests_on": None if record.rests_on is None else _told_values(record.rests_on),
         "receipts": [
             {
                 "name": item.name,
                 "slot": item.slot,
                 "sum_id": item.sum_id.as_value(),
-                "broadcast": item.broadcast.hex(),
+                "basis": item.basis.hex(),
+                "total": item.total.hex(),
+                "seed": item.seed.hex(),
+                "follows": item.follows,
                 "update": item.update.hex(),
                 "static": item.static.hex(),
                 "signature": _base64_text(item.signature),
@@ -230,7 +247,26 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
             for item in sorted(record.receipts, key=lambda item: item.name)
         ],
         "survivors": sorted(record.survivors),
-        "agreements": {name: _base64_text(signature) for name, signature in record.agreements.items()},
+        "agreements": [
+            {
+                "name": item.name,
+                "slot": item.slot,
+                "combinations": {group: _base64_text(data) for group, data in item.combinations.items()},
+                "signature": _base64_text(item.signature),
+            }
+            for item in sorted(record.agreements, key=lambda item: item.name)
+        ],
+        "proved": sorted(record.proved),
+    }
+
+
+def _told_values(told: Told) -> dict[str, Any]:
+    return {
+        "slot": told.slot,
+        "sum_id": told.sum_id.as_value(),
+        "schema": told.schema,
+        "survivors": list(told.survivors),
+        "hashes": {group: data.hex() for group, data in told.hashes.items()},
     }
 
 
@@ -299,6 +335,46 @@ _RECEIPT = reading.built(
         "name": reading.text(64),
         "slot": reading.integer(0, MAX_SLOTS - 1),
         "sum_id": read_sum_id,
+        "basis": _hex,
+        "total": _hex,
+        "seed": _hex,
+        "follows": reading.flag,
+        "update": _hex,
+        "static": _hex,
+        "signature": _SIGNATURE,
+    },
+)
+_AGREEMENT = reading.built(
+    Agreement,
+    {
+        "name": reading.text(64),
+        "slot": reading.integer(0, MAX_SLOTS - 1),
+        "combinations": by_group(_base64(0, MAX_COMBINATIONS)),
+        "signature": _SIGNATURE,
+    },
+)
+_TOLD = reading.built(
+    Told,
+    {
+        "slot": reading.integer(0, MAX_SLOTS - 1),
+        "sum_id": read_sum_id,
+        "schema": reading.text(256),
+        "survivors": reading.sequence(reading.text(64), 1, MAX_SITES),
+        "hashes": by_group(_hex),
+    },
+)
+
+
+def _maybe_told(value: object, where: str) -> Told | None:
+    return None if value is None else cast(Told, _TOLD(value, where))
+
+
+_RECEIPT_1 = reading.built(
+    Receipt1,
+    {
+        "name": reading.text(64),
+        "slot": reading.integer(0, MAX_SLOTS - 1),
+        "sum_id": read_sum_id,
         "broadcast": _hex,
         "update": _hex,
         "static": _hex,
@@ -308,7 +384,7 @@ _RECEIPT = reading.built(
 
 BODIES: Mapping[str, reading.Keys] = {
     "run": {
-        "format": reading.integer(FORMAT, FORMAT),
+        "format": reading.integer(1, FORMAT),
         "view": reading.text(64),
         "job": reading.text(256),
         "version": reading.text(64),
@@ -327,8 +403,17 @@ SUM: reading.Keys = {
     "slot": reading.integer(0, MAX_SLOTS - 1),
     "sum_id": read_sum_id,
     "schema": reading.text(256),
-    "broadcast": _hex,
+    "basis": _hex,
+    "rests_on": _maybe_told,
     "receipts": reading.sequence(_RECEIPT, 0, MAX_SITES),
     "survivors": reading.sequence(reading.text(64), 0, MAX_SITES),
+    "agreements": reading.sequence(_AGREEMENT, 0, MAX_SITES),
+    "proved": reading.sequence(reading.text(64), 0, MAX_SITES),
+}
+SUM_1: reading.Keys = {
+    **{key: SUM[key] for key in ("epoch", "slot", "sum_id", "schema", "survivors")},
+    "broadcast": _hex,
+    "receipts": reading.sequence(_RECEIPT_1, 0, MAX_SITES),
     "agreements": reading.mapping(_SIGNATURE, 0, MAX_SITES),
 }
+"""The keys of a sum in a transcript of format 1 (``format_1``)."""

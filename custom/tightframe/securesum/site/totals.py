@@ -1,0 +1,237 @@
+"""What a site checks of the totals that it is told, and what it tells of its own term in them.
+
+A total is told with the request for the next term. The site answers ``agree`` with combinations of its own
+term of that total, and reveals shares of the next sum only if everybody's add up to those of the total. Until
+then nothing that was computed from the total is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from tightframe.securesum import reading
+from tightframe.securesum.checks import group_layout
+from tightframe.securesum.errors import FollowersError, StateError, TotalError, VerificationError
+from tightframe.securesum.masks import Accumulator
+from tightframe.securesum.messages import (
+    MAX_TERM,
+    Group,
+    Params,
+    Receipt,
+    RevealRequest,
+    TermRequest,
+    Told,
+    Total,
+    by_group,
+)
+from tightframe.securesum.primitives import KEY_BYTES
+from tightframe.securesum.proofs import Ground
+from tightframe.securesum.rules import MAX_SITES
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import Confirmed, Established, Fresh, Revealed
+
+
+@dataclass(frozen=True)
+class KeptTerm(reading.Message):
+    """A site's term with the masks between sites, but without its own: what it keeps of a slot, secretly.
+
+    Attributes:
+        integers: group -> z before shares are revealed; z' of the revealed groups after that.
+        keys: group -> every other site -> the key of the mask with it; empty after shares are revealed.
+    """
+
+    integers: Mapping[Group, bytes]
+    keys: Mapping[Group, Mapping[str, bytes]]
+
+    KEYS = MappingProxyType(
+        {
+            "integers": by_group(reading.blob(0, MAX_TERM)),
+            "keys": by_group(reading.mapping(reading.blob(KEY_BYTES), 0, MAX_SITES)),
+        }
+    )
+
+    def __repr__(self) -> str:
+        return f"KeptTerm({sorted(self.integers)})"
+
+    def revealed(
+        self, state: Established, schema: str, survivors: Sequence[str], groups: Sequence[Group]
+    ) -> KeptTerm:
+        """Return z' of the groups for which shares are revealed, without any key.
+
+        Without keys it is z' already: a crash came after it was kept and before the state was. The journal
+        allows no other survivors than those of then.
+        """
+        own, fields = state.epoch.name, state.epoch.params.schemas[schema]
+        integers: dict[Group, bytes] = {}
+        for group in groups:
+            if not self.keys:
+                integers[group] = self.integers[group]
+                continue
+            term = Accumulator(group_layout(fields, group), self.integers[group])
+            keys = {name: key for name, key in self.keys[group].items() if name not in survivors}
+            # The site added the stream of a site after it, and subtracted that of a site before it.
+            term.add_streams(
+                [key for name, key in keys.items() if name < own],
+                [key for name, key in keys.items() if own < name],
+            )
+            integers[group] = term.to_bytes()
+        return KeptTerm(integers, {})
+
+
+def check_told(
+    state: Confirmed | Established, request: TermRequest, history: journal.History
+) -> Total | None:
+    """Check the total that a request for a term rests on; None if this epoch has none yet.
+
+    The server's last opened total is the one that it told before, or one of a later sum. Nothing that it
+    opened is withdrawn, and nothing that it passed over comes back.
+
+    Raises:
+        TotalError: TF-622, if the total was withheld or replayed, or is not of the sum for which this site
+            revealed its shares: other survivors, groups or sizes.
+        SurvivorsError: TF-611, if this site signed another survivor set of that sum.
+    """
+    told = state.told if isinstance(state, Established) else None
+    if not request.total:
+        if told is not None:
+            raise _refused("a total", f"at least that of sum {told.sum_id}, told before", "none")
+        return None
+    if not isinstance(state, Established):
+        raise _refused("the total of an epoch's first request", "none", "one")
+    total = Total.from_bytes(request.total)
+    what, params = f"the total of sum {total.sum_id}", state.epoch.params
+    last = max((slot for slot, item in enumerate(state.slots) if not isinstance(item, Fresh)), default=-1)
+    if told is not None and total.slot == told.slot:
+        if total.told() != told:
+            raise _refused(what, "the one that was told before", "another")
+    elif not last <= total.slot < request.slot:
+        raise _refused(
+            what, f"of a slot from {max(last, 0)} to {request.slot - 1}, or told before", f"of {total.slot}"
+        )
+    _check_content(what, total, params, state.epoch.least)
+    _check_own(what, total, state, history)
+    return total
+
+
+def _check_content(what: str, total: Total, params: Params, least: int) -> None:
+    """Check schema, survivors and sizes of a total."""
+    if total.schema not in params.schemas:
+        raise _refused(f"the schema of {what}", f"one of {sorted(params.schemas)}", repr(total.schema))
+    in_order = [name for name in params.roster if name in total.survivors]
+    if list(total.survivors) != in_order or len(in_order) < least:
+        raise _refused(
+            f"the survivors of {what}",
+            f"at least {least} sites of the roster, sorted, each once",
+            str(list(total.survivors)),
+        )
+    layouts = {group: group_layout(params.schemas[total.schema], group) for group in ("update", "static")}
+    allowed = ["update", "static"] if layouts["static"].nbytes else ["update"]
+    if "update" not in total.groups or not set(total.groups) <= set(allowed):
+        raise _refused(f"the groups of {what}", f"update, of {allowed}", str(sorted(total.groups)))
+    for group, data in total.groups.items():
+        if len(data) != layouts[group].nbytes:
+            raise _refused(f"the {group} group of {what}", f"{layouts[group].nbytes} bytes", str(len(data)))
+
+
+def _check_own(what: str, total: Total, state: Established, history: journal.History) -> None:
+    """Check a total against what this site did in its slot."""
+    params, held = state.epoch.params, state.slots[total.slot]
+    history.check_survivors(params.job, params.epoch, total.slot, total.survivors)
+    if isinstance(held, Revealed):
+        mine = (held.sum_id, held.schema)
+        if (total.sum_id, total.schema) != mine or not set(total.groups) <= set(held.groups):
+            raise _refused(
+                what,
+                f"of sum {held.sum_id} and {list(held.groups)}, for which this site gave its shares",
+                f"{total.sum_id}, {sorted(total.groups)}",
+            )
+    elif state.epoch.name in total.survivors and total.sum_id not in state.sums:
+        raise _refused(f"the survivors of {what}", "without this site, which has no term in it", "with it")
+
+
+def combined_term(
+    ground: Ground, state: Established, challenge: bytes, kept: bytes | None
+) -> dict[Group, bytes]:
+    """Return the combinations of this site's own term of the total told; empty if it gave no shares for it.
+
+    Raises:
+        StateError: TF-609, if the term is lost.
+    """
+    if not isinstance(state.slots[ground.told.slot], Revealed):
+        return {}
+    return ground.combine(challenge, KeptTerm.from_bytes(require(kept, ground.told.slot)).integers)
+
+
+def require(kept: bytes | None, slot: int) -> bytes:
+    """Return what this site kept of a slot.
+
+    Raises:
+        StateError: TF-609, if it is lost.
+    """
+    if kept is None:
+        raise StateError(f"what this site kept of slot {slot}", expected="at hand", found="nothing")
+    return kept
+
+
+def check_followers(receipts: Sequence[Receipt], params: Params) -> None:
+    """Check that more sites computed the state by themselves than are assumed to collude.
+
+    Raises:
+        FollowersError: TF-624.
+    """
+    following, needed = sum(item.follows for item in receipts), params.colluders + 1
+    if following < needed:
+        raise FollowersError(
+            "the number of silos that computed the state of this sum by themselves",
+            expected=f"at least {needed}",
+            found=str(following),
+        )
+
+
+def check_total(
+    ground: Ground, request: RevealRequest, challenge: bytes, expected: Mapping[Group, bytes]
+) -> None:
+    """Check that the total told is the sum of its terms.
+
+    Args:
+        ground: of the total.
+        request: its agreements' signatures are checked already.
+        challenge: of the combinations.
+        expected: group -> combinations of the total that this site was told.
+
+    Raises:
+        VerificationError: TF-623.
+        SignatureError: TF-603, if a receipt in a proof was not signed by its site.
+    """
+    parts = {item.name: item.combinations for item in request.agreements if item.combinations}
+    outside = sorted({*parts, *request.missing} - set(ground.told.survivors))
+    if outside:
+        raise VerificationError(
+            f"the proof of the total of sum {ground.told.sum_id}",
+            expected=f"of {list(ground.told.survivors)}",
+            found=f"also of {outside}",
+        )
+    for name, combined in parts.items():
+        if not ground.has_form(combined):
+            raise VerificationError(
+                f"the combinations of {name} in the proof of sum {ground.told.sum_id}",
+                expected=f"of the groups {list(ground.told.groups)}, of their size",
+                found="others",
+                blamed=name,
+            )
+    if request.missing:
+        ground.check_dropped(request.dropped)
+    for name, proof in request.missing.items():
+        parts[name] = ground.combine(challenge, ground.show(name, proof, request.dropped))
+    ground.check_sum(expected, parts)
+
+
+def ground_of(state: Established, told: Told) -> Ground:
+    """Return what a proof of this total is checked against."""
+    return Ground(state.session, state.epoch.params, state.peers, told)
+
+
+def _refused(what: str, expected: str, found: str) -> TotalError:
+    return TotalError(what, expected=expected, found=found)
