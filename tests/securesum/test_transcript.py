@@ -13,10 +13,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.securesum import protocol
 from tests.support.securesum.certificates import AT, issue, make_root
+from tests.support.securesum.replay import VECTORS
 from tests.support.securesum.transcripts import (
     NAMES,
     PARAMS,
@@ -34,7 +37,7 @@ from tests.support.securesum.transcripts import (
 from tightframe.securesum import checks, identity, transcript
 from tightframe.securesum.errors import IdentityError, MessageError, ParametersError, SignatureError
 from tightframe.securesum.identity import public_key_hash
-from tightframe.securesum.messages import GROUPS, SumId
+from tightframe.securesum.messages import GROUPS, Agreement, SumId, Told
 from tightframe.securesum.transcript import SERVER, Chain, SumRecord, TranscriptError, verify
 from tightframe.securesum.transcript import lines as transcript_lines
 
@@ -51,6 +54,12 @@ UNSIGNED = {
     "failed/receipts",
     "failed/receipts/0",
     "failed/receipts/1",
+    # Agreements beyond the threshold may be left out of a sum that checks no total.
+    "sum/agreements",
+    "sum/agreements/0",
+    "sum/agreements/1",
+    "sum/agreements/2",
+    "sum/agreements/3",
     "end/reason",
 }
 UNSIGNED_AT_SERVER = {
@@ -127,7 +136,7 @@ def test_report_of_a_site(site_run: Run) -> None:
     assert report.view == "site-1"
     assert [item.missing for item in report.sums][3] == (), "without a survivor set a site cannot know"
     assert all(not item.blamed for item in report.sums)
-    assert b'"total"' not in b"".join(site_run.lines)
+    assert not any("total" in json.loads(line) for line in site_run.lines)
 
 
 def test_newlines_at_the_end_are_no_part_of_a_line(server_run: Run) -> None:
@@ -195,23 +204,25 @@ def protocol_run(*, sites: int = 4) -> tuple[protocol.World, list[bytes], list[b
         here = [name for name in world.params.roster if name not in missing]
         world.contribute(total, here)
         total.close()
-        if missing:
-            world.agree(total, here)
+        world.agree(total, here)
         world.reveal(total, here)
-        done = total.open()
+        done = world.finish(total)
         record = SumRecord(
             epoch=world.params.epoch,
             slot=slot,
             sum_id=total.sum_id,
             schema=total.schema,
-            broadcast=total.broadcast,
+            basis=total.basis,
+            rests_on=None if total.rests_on is None else total.rests_on.ground.told,
             receipts=total.receipts,
             survivors=total.survivors,
             agreements=total.agreements,
+            proved=total.proved,
         )
         for view, lines in views.items():
-            at_server = {"total": done.groups, "blamed": done.blamed} if view == SERVER else {}
-            groups = tuple(done.groups)
+            opened = done.evidence.total.groups
+            at_server = {"total": opened, "blamed": done.blamed} if view == SERVER else {}
+            groups = tuple(opened)
             lines.append(transcript.opened(Chain.resume(lines[-1]), record, groups=groups, **at_server))
     return world, views[SERVER], views[site]
 
@@ -225,6 +236,9 @@ def test_a_run_of_the_protocol_gives_valid_transcripts() -> None:
         assert [item.missing for item in report.opened] == [(), (last,)]
         assert [item.groups for item in report.opened] == [GROUPS, ("update",)]
         assert report.epochs[0].params == world.params
+        (checked,) = report.totals
+        assert (checked.combined, checked.proved) == (protocol.names(3), (last,))
+        assert [item.slot for item in report.unchecked] == [1]
     shown = json.loads(at_server[2])["total"]
     assert shown == {
         group: hashlib.sha256(data).hexdigest() for group, data in world.plain(world.params.roster).items()
@@ -673,23 +687,27 @@ def test_every_site_was_ready_for_this_session() -> None:
 # Sums
 
 
-def test_receipts_of_another_session_slot_sum_or_broadcast() -> None:
+def test_receipts_of_another_session_slot_sum_basis_or_total() -> None:
     run = Run()
     epoch, other = run.epoch(), Epoch.make(PARAMS, run.sites)
     right = run.record(epoch, 0)
     name, sum_id = "site-3", right.sum_id
     wrong = {
-        "another session": other.receipt(name, 0, sum_id, right.broadcast),
-        "another slot": epoch.receipt(name, 1, sum_id, right.broadcast),
-        "another sum": epoch.receipt(name, 0, SumId(0, "train-0", 1), right.broadcast),
-        "another broadcast": epoch.receipt(name, 0, sum_id, bytes(32)),
+        "another session": other.receipt(name, 0, sum_id, right.basis, None),
+        "another slot": epoch.receipt(name, 1, sum_id, right.basis, None),
+        "another sum": epoch.receipt(name, 0, SumId(0, "train-0", 1), right.basis, None),
+        "another basis": epoch.receipt(name, 0, sum_id, bytes(32), None),
+        "another total": epoch.receipt(name, 0, sum_id, right.basis, None, total=bytes(31) + b"1"),
         "borrowed": replace(right.receipts[0], name=name),
         "a stranger's": replace(right.receipts[2], name="site-9"),
     }
     for what, receipt in wrong.items():
         kept = [item for item in right.receipts if item.name != name]
         survivors = tuple(sorted([*(item.name for item in kept), receipt.name]))
-        run.opened(replace(right, receipts=(*kept, receipt), survivors=survivors))
+        receipts = tuple(sorted([*kept, receipt], key=lambda item: item.name))
+        agreements = run.agreements(epoch, receipts, [item for item in survivors if item in NAMES])
+        wrong_one = replace(right, receipts=receipts, survivors=survivors, agreements=agreements)
+        run.opened(wrong_one)
         assert refused(run.lines, run).line == 3, what
         del run.lines[2:]
     run.opened(right)
@@ -715,10 +733,10 @@ def test_survivors_are_those_who_signed() -> None:
 def test_a_failed_sum_may_lack_survivors_but_has_no_others() -> None:
     run = Run()
     epoch = run.epoch()
-    run.failed(run.record(epoch, 0, receipts=(), survivors=()))
-    run.failed(run.record(epoch, 1, survivors=()))
+    run.failed(run.record(epoch, 0, receipts=(), survivors=(), agreements=()))
+    run.failed(run.record(epoch, 1, survivors=(), agreements=()))
     run.verify()
-    run.failed(run.record(epoch, 2, missing=["site-1"], survivors=NAMES))
+    run.failed(run.record(epoch, 2, missing=["site-1"], survivors=NAMES, agreements=()))
     assert refused(run.lines, run).line == 5
 
 
@@ -732,34 +750,44 @@ def test_too_few_survivors() -> None:
     assert error.line == 4 and (error.expected, error.found) == ("at least 4", "3")
 
 
-def test_agreements_after_a_drop_out() -> None:
+@pytest.mark.parametrize("gone", [[], ["site-6"]])
+def test_agreements_on_survivors_and_challenge(gone: list[str]) -> None:
     sites = (*NAMES, "site-5", "site-6")
     root = make_root()
     run = Run(root, sites=identities(root, sites))
     epoch = run.epoch(roster=sites, threshold=5)
-    right = run.record(epoch, 0, missing=["site-6"])
+    right = run.record(epoch, 0, missing=gone)
     run.opened(right)
     run.verify()
     del run.lines[2:]
-    signatures = dict(right.agreements)
-    foreign = epoch.agreement("site-1", 0, right.sum_id, sites)
-    wrong: dict[str, dict[str, bytes]] = {
-        "none": {},
-        "too few": {name: signatures[name] for name in sites[:4]},
-        "of another set": {**signatures, "site-1": foreign},
-        "of another slot": {**signatures, "site-1": epoch.agreement("site-1", 1, right.sum_id, sites[:5])},
-        "borrowed": {**signatures, "site-1": signatures["site-2"]},
-        "of the one missing": {
-            **{name: signatures[name] for name in sites[:4]},
-            "site-6": epoch.agreement("site-6", 0, right.sum_id, sites[:5]),
-        },
+    first, second, *others = right.agreements
+    here = right.receipts
+    other_seed = epoch.receipt("site-2", 0, right.sum_id, right.basis, None)
+    wrong: dict[str, list[Agreement]] = {
+        "none": [],
+        "too few": list(right.agreements[:4]),
+        "of another set": [epoch.agreement("site-1", here[:4], {}), second, *others],
+        "of another challenge": [
+            epoch.agreement("site-1", [here[0], other_seed, *here[2:]], {}),
+            second,
+            *others,
+        ],
+        "of another slot": [epoch.agreement("site-1", here, {}, slot=1), second, *others],
+        "of other combinations": [replace(first, combinations={"update": b""}), second, *others],
+        "borrowed": [replace(second, name="site-1"), second, *others],
+        "doubled": [first, first, second, *others],
+        "out of order": [second, first, *others],
     }
+    if gone:
+        wrong["of the one missing"] = [*right.agreements[:4], epoch.agreement("site-6", here, {})]
     for what, agreements in wrong.items():
-        run.opened(replace(right, agreements=agreements))
+        line = transcript.opened(run.chain, right, groups=("update",), total={"update": b""})
+        values = transcript.opened(run.chain, replace(right, agreements=tuple(agreements)), groups=())
+        listed = {item["name"]: item for item in json.loads(values)["agreements"]}
+        in_order = [listed[item.name] for item in agreements]
+        run.lines.append(edited(line, lambda value, made=in_order: value.update(agreements=made)))
         assert refused(run.lines, run).line == 3, what
         del run.lines[2:]
-    run.opened(run.record(epoch, 0, agreeing=["site-1"]))
-    assert "agreements" in refused(run.lines, run).what, "nobody was missing, so nobody signs"
 
 
 def test_agreements_need_survivors() -> None:
@@ -767,6 +795,204 @@ def test_agreements_need_survivors() -> None:
     epoch = run.epoch()
     run.failed(run.record(epoch, 0, missing=["site-1"], agreeing=["site-2"], survivors=()))
     assert "agreements" in refused(run.lines, run).what
+
+
+def test_totals_that_the_silos_verified(server_run: Run, site_run: Run) -> None:
+    """Each is named by all receipts of the next sum; whoever has its integers can make the check anew."""
+    for run in (server_run, site_run):
+        report = run.verify()
+        (checked,) = report.totals
+        assert (checked.epoch, checked.told.slot, checked.told.groups) == (0, 0, GROUPS)
+        assert checked.agreed == checked.combined == ("site-1", "site-3", "site-4")
+        assert checked.proved == ("site-2",) and not checked.recomputed
+        assert [(item.epoch, item.slot) for item in report.unchecked] == [(0, 1), (2, 1)]
+
+
+def chained_sums(*, missing: Sequence[str] = (), view: str = SERVER, **changes: Any) -> Run:
+    """A sum, and one that rests on its total."""
+    run = Run(view=view)
+    epoch = run.epoch()
+    run.opened(run.record(epoch, 0), GROUPS)
+    run.opened(run.record(epoch, 1, missing=missing, **changes))
+    return run
+
+
+def test_a_total_whose_integers_are_there_is_checked_anew() -> None:
+    run = chained_sums()
+    right = run.totals[run.verify().totals[0].told.digest()]
+    asked = []
+
+    def given(epoch: int, told: Told) -> Any:
+        asked.append((epoch, told.slot))
+        return right
+
+    (checked,) = run.verify(totals=given).totals
+    assert checked.recomputed and checked.combined == NAMES and asked == [(0, 0)]
+    flipped = bytes([right["update"][0] ^ 1]) + right["update"][1:]
+    other = {**right, "update": flipped}
+    error = refused(run.lines, run, totals=lambda epoch, told: other)
+    assert error.line == 4 and "these hashes" in error.expected
+    # A server that names a false total by its own hash is found out by the silos' combinations.
+    lied = Run()
+    epoch = lied.epoch()
+    lied.opened(lied.record(epoch, 0), GROUPS)
+    opening = lied.last[epoch.session]
+    false = {**lied.totals[opening.told.digest()]}
+    false["update"] = bytes([false["update"][0] ^ 1]) + false["update"][1:]
+    hashes = {group: hashlib.sha256(data).digest() for group, data in false.items()}
+    lied.last[epoch.session] = replace(opening, told=replace(opening.told, hashes=hashes))
+    lied.lines[2] = edited(
+        lied.lines[2], lambda value: value.update(total={group: data.hex() for group, data in hashes.items()})
+    )
+    lied.opened(lied.record(epoch, 1))
+    assert not lied.verify().totals[0].recomputed, "without the integers nobody can tell"
+    error = refused(lied.lines, lied, totals=lambda epoch, told: false)
+    assert error.line == 4 and "the sum of its silos' terms" in error.expected
+    # With a term that the server showed the file has not all combinations.
+    partly = chained_sums(missing=["site-2"])
+    assert not partly.verify(totals=lambda epoch, told: given(epoch, told)).totals[0].recomputed
+
+
+@pytest.mark.parametrize("view", [SERVER, "site-1"])
+def test_a_sum_rests_on_the_last_opened_total(view: str) -> None:
+    run = chained_sums(view=view)
+    epoch_line, right = run.lines[1], json.loads(run.lines[3])["rests_on"]
+    assert run.verify().totals
+    session = next(iter(run.last))
+    told = Told(0, SumId(0, "train-0"), "train", NAMES, dict(run.last[session].told.hashes))
+    assert epoch_line and right["slot"] == 0
+    for wrong in (
+        replace(told, slot=1),
+        replace(told, slot=3),
+        replace(told, sum_id=SumId(9, "x")),
+        replace(told, schema="closing"),
+        replace(told, schema="none"),
+        replace(told, survivors=NAMES[:3]),
+        replace(told, survivors=NAMES[::-1]),
+        replace(told, survivors=("site-9", *NAMES[1:])),
+        replace(told, hashes={**told.hashes, "update": bytes(32)}) if view == SERVER else None,
+        None if view == SERVER else replace(told, slot=9),
+    ):
+        again = Run(view=view)
+        epoch = again.epoch()
+        again.opened(again.record(epoch, 0), ("update",) if wrong == told else GROUPS)
+        opening = again.last[epoch.session]
+        if wrong is None:
+            again.last.clear()
+            if view != SERVER:
+                continue
+        else:
+            hashes = wrong.hashes if wrong.hashes != told.hashes else opening.told.hashes
+            again.last[epoch.session] = replace(opening, told=replace(wrong, hashes=hashes))
+        receipts = again.record(epoch, 1, agreeing=())
+        again.lines.append(
+            transcript.opened(
+                again.chain, receipts, groups=("update",), total={"update": b""} if view == SERVER else None
+            )
+        )
+        error = refused(again.lines, again)
+        assert error.line == 4 and "rests_on" in error.what, wrong
+
+
+def test_groups_of_a_total_are_those_that_were_opened() -> None:
+    run = Run(view="site-1")
+    epoch = run.epoch()
+    run.opened(run.record(epoch, 0))
+    opening = run.last[epoch.session]
+    more = {**opening.told.hashes, "static": bytes(32)}
+    run.last[epoch.session] = replace(opening, told=replace(opening.told, hashes=more))
+    run.lines.append(transcript.opened(run.chain, run.record(epoch, 1, agreeing=()), groups=("update",)))
+    assert "groups" in refused(run.lines, run).what
+
+
+def test_the_parts_of_a_check_are_the_totals_sites() -> None:
+    run = Run()
+    epoch = run.epoch()
+    run.opened(run.record(epoch, 0, missing=["site-4"]))
+    start = list(run.lines)
+    last = run.last[epoch.session]
+    good = run.record(epoch, 1)
+    one = good.agreements[0].combinations
+    run.opened(replace(good, proved=("site-1",)))
+    assert run.verify().totals[0].combined == NAMES[1:3], "a proof takes the place of combinations"
+    for what, record in {
+        "left out": replace(good, agreements=good.agreements[:1] + good.agreements[2:]),
+        "proved and not in the total": replace(good, proved=("site-4",)),
+        "doubled": replace(good, proved=("site-1", "site-1")),
+        "of a site without a term": replace(
+            good, agreements=(*good.agreements[:3], epoch.agreement("site-4", good.receipts, one))
+        ),
+        "of another form": replace(
+            good,
+            agreements=(
+                epoch.agreement("site-1", good.receipts, {"update": one["update"][:-4]}),
+                *good.agreements[1:],
+            ),
+        ),
+        "of another group": replace(
+            good,
+            agreements=(
+                epoch.agreement("site-1", good.receipts, {"static": one["update"]}),
+                *good.agreements[1:],
+            ),
+        ),
+    }.items():
+        run.lines, run.last = list(start), {epoch.session: last}
+        run.opened(record)
+        assert refused(run.lines, run).line == 4, what
+    first = Run()
+    epoch = first.epoch()
+    first.opened(first.record(epoch, 0, proved=("site-1",)))
+    assert "proved" in refused(first.lines, first).what, "there is no total to prove"
+
+
+def test_more_than_c_silos_follow_the_run_by_themselves() -> None:
+    run = Run()
+    epoch = run.epoch(colluders=2, threshold=4)
+    record = run.record(epoch, 0)
+    for following, valid in ((3, True), (2, False)):
+        receipts = tuple(
+            epoch.receipt(item.name, 0, record.sum_id, record.basis, None, follows=place < following)
+            for place, item in enumerate(record.receipts)
+        )
+        agreements = run.agreements(epoch, receipts, NAMES)
+        run.last.clear()
+        run.opened(replace(record, receipts=receipts, agreements=agreements))
+        if valid:
+            run.verify()
+        else:
+            error = refused(run.lines, run)
+            assert (error.expected, error.found) == ("at least 3", "2")
+        del run.lines[2:]
+
+
+@pytest.mark.parametrize("view", ["server", "site"])
+def test_a_transcript_of_format_1_is_still_read(view: str) -> None:
+    """Written by the code of before totals were verified; what it signed then is what is checked now."""
+    lines = (VECTORS / f"transcript-format-1-{view}.jsonl").read_bytes().splitlines(keepends=True)
+    root = x509.load_pem_x509_certificate((VECTORS / "transcript-format-1-root.pem").read_bytes())
+    anchor = identity.Anchor(root.public_bytes(Encoding.DER))
+    report = verify(lines, anchor)
+    assert (report.form, report.complete, report.totals) == (1, True, ())
+    assert [item.missing for item in report.opened] == [(), ("site-004",)]
+    assert [item.slot for item in report.unchecked] == [0, 1]
+    for number in (2, 3):
+        value = json.loads(lines[number])
+        for path in leaves(value):
+            if path and path[0] in ("receipts", "survivors", "agreements", "broadcast"):
+                for made in changes(value, path):
+                    with pytest.raises(TranscriptError) as caught:
+                        verify([*lines[:number], dumped(made)], anchor)
+                    assert caught.value.line == number + 1
+    few = json.loads(lines[3])
+    few["agreements"].pop("site-001")
+    with pytest.raises(TranscriptError, match="at least 3, but found 2"):
+        verify([*lines[:3], dumped(few)], anchor)
+    later = [edited(lines[0], lambda value: value.update(format=2)), *lines[1:]]
+    with pytest.raises(TranscriptError):
+        verify(rechained(later), anchor)
+    with pytest.raises(TranscriptError):
+        verify([edited(lines[0], lambda value: value.update(format=3))], anchor)
 
 
 def test_a_site_gave_shares_only_for_sums_that_it_is_in() -> None:
@@ -808,7 +1034,7 @@ def test_slots_and_sum_ids_are_used_once() -> None:
     run.failed(run.record(epoch, 0))
     for again in (
         run.record(epoch, 0, attempt=1),  # the slot
-        replace(run.record(epoch, 0), slot=1, receipts=(), survivors=()),  # the sum id
+        replace(run.record(epoch, 0), slot=1, receipts=(), survivors=(), agreements=()),  # the sum id
     ):
         run.failed(again)
         assert refused(run.lines, run).line == 4
@@ -817,14 +1043,14 @@ def test_slots_and_sum_ids_are_used_once() -> None:
     run.opened(run.record(later, 0))
     run.verify()
     del run.lines[4:]
-    run.failed(replace(run.record(epoch, 0), epoch=1, receipts=(), survivors=()))
+    run.failed(replace(run.record(epoch, 0), epoch=1, receipts=(), survivors=(), agreements=()))
     assert "once in a job" in refused(run.lines, run).expected
 
 
 @pytest.mark.parametrize("change", [{"slot": 4}, {"epoch": 1}, {"schema": "statistics"}])
 def test_places_that_an_epoch_does_not_have(change: dict[str, Any]) -> None:
     run = Run()
-    record = run.record(run.epoch(), 0, receipts=(), survivors=())
+    record = run.record(run.epoch(), 0, receipts=(), survivors=(), agreements=())
     run.failed(replace(record, **change))
     assert refused(run.lines, run).line == 3
 

@@ -470,7 +470,9 @@ class _Reading:
         if self.view == SERVER:
             stated, last = _named(told), _named(current.last)
             _demand(told == current.last, "sum.rests_on", f"the last opened total, {last}", stated)
+        proved = list(record.proved)
         if told is None:
+            _demand(not proved, "sum.proved", "empty without a total", str(proved))
             return
         place = current.slots.get(told.slot)
         for holds, what, required, found in (
@@ -496,12 +498,13 @@ class _Reading:
             ),
         ):
             _demand(holds, f"sum.rests_on.{what}", required, found)
+        in_order = [name for name in told.survivors if name in proved]
+        _demand(proved == in_order, "sum.proved", f"of {list(told.survivors)}, each once", str(proved))
 
     def check_totals(self, record: SumRecord, current: _Session) -> None:
         """Check the combinations by which the silos verified a total before they opened this sum."""
         told = record.rests_on
         if told is None:
-            _demand(not record.proved, "sum.proved", "empty without a total", str(list(record.proved)))
             return
         ground = Ground(current.identifier, current.params, current.peers, told)
         parts = {item.name: item.combinations for item in record.agreements if item.combinations}
