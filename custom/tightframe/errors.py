@@ -185,7 +185,7 @@ REASONS: Mapping[str, str] = {
     "TF-603": "a signature is wrong",
     "TF-604": "a message is malformed",
     "TF-605": "silos were shown different rosters",
-    "TF-606": "a key is of low order or used twice",
+    "TF-606": "a key is malformed, of low order or used twice",
     "TF-607": "a share is not the one that was signed",
     "TF-608": "used before",
     "TF-609": "out of order, or the session's secrets are gone",

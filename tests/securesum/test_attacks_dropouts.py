@@ -62,7 +62,7 @@ def revealing(slot: int, receipts: Any, agreements: Iterable[Agreement] = ()) ->
 @pytest.mark.parametrize("sites", [4, 6])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> None:
-    """The server holds the term, and all that the n - 1 others may tell: b of themselves, s of the victim.
+    """The server holds the term, and all that the n - 1 others may tell: b of themselves, a of the victim.
 
     Or the term was late, and comes to the server when all this is done.
     """
@@ -85,9 +85,9 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
         uploads[victim] = Masked.from_bytes(raw)
         refused(StateError, lambda: closed_without(world, victim).add(victim, raw))
 
-    # The victim's s comes out, and the others' b; of its b there is not one share.
-    s = from_shares(world, {name: item.update[victim] for name, item in reveals.items()})
-    assert s == secrets[victim, "update", "pair"]
+    # The victim's a comes out, and the others' b; of its b there is not one share.
+    a = from_shares(world, {name: item.update[victim] for name, item in reveals.items()})
+    assert a == secrets[victim, "update", "pair"]
     seen = {
         share for item in reveals.values() for part in (item.update, item.static) for share in part.values()
     }
@@ -100,7 +100,7 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
 
     # All pair masks off: what is left is the vector under its own mask, whole.
     term = world.term(victim)["update"]
-    left = without_pair_masks(world, victim, 0, "update", uploads[victim].update, s)
+    left = without_pair_masks(world, victim, 0, "update", uploads, a)
     key = self_key(secrets[victim, "update", "self"], world.session.session, 0, "update", victim)
     own = keystream(key, len(term))
     assert left == add_integers(MIXED, "update", [{"update": term}, {"update": own}])

@@ -34,6 +34,7 @@ from tightframe.securesum.errors import (
     IdentityError,
     KeyAgreementError,
     ProtocolError,
+    RecoveryError,
     RosterError,
     SignatureError,
 )
@@ -87,7 +88,7 @@ def test_a_replayed_advertisement_of_another_job_epoch_or_cohort_is_refused(earl
     )
 
 
-@pytest.mark.parametrize("part", ["channel_key", "session_key", "slots", "application"])
+@pytest.mark.parametrize("part", ["channel_key", "session_key", "slots", "application", "encapsulation_key"])
 @pytest.mark.parametrize("by", ["nobody", "another site", "a key of the server"])
 def test_forged_keys_are_refused_whoever_signs_them(part: str, by: str) -> None:
     world = World(4)
@@ -240,21 +241,36 @@ def test_cross_protocol_signatures_of_the_provisioned_key_are_no_advertisements(
 
 
 @pytest.mark.parametrize("thief_first", [False, True])
-@pytest.mark.parametrize("stolen", ["channel_key", "session_key", "slot_key", "slots"])
+@pytest.mark.parametrize("stolen", ["channel_key", "session_key", "encapsulation_key"])
 def test_a_malicious_site_that_uses_anothers_public_key_is_refused(stolen: str, thief_first: bool) -> None:
-    """Reflected keys: its masks would be another's, and its boxes could be opened by another."""
+    """Reflected keys: its boxes could be opened by another."""
     thief, victim = (ONE, TWO) if thief_first else (THREE, TWO)
     world = World(4)
     shown = world.enroll()
     own, other = (advertisement(shown, world.params.index(name)) for name in (thief, victim))
-    if stolen == "slot_key":
-        changes = {"slots": own.slots[:128] + other.slots[:32] + own.slots[160:]}
-    else:
-        changes = {stolen: getattr(other, stolen)}
-    forged = signed_advertisement(world, own, **changes)
+    forged = signed_advertisement(world, own, **{stolen: getattr(other, stolen)})
     message = shown_with(world, shown, forged, world.params.index(thief))
     sites = [name for name in names(4) if name != thief]
     refused_by(world, sites, KeyAgreementError, lambda site: site.confirm(message))
+
+
+def test_another_sites_commitments_are_of_no_use() -> None:
+    """They have the name of their site in them: who copies them can reveal nothing that fits."""
+    world = World(4)
+    shown = world.enroll()
+    own, other = advertisement(shown, 3), advertisement(shown, 1)
+    forged = signed_advertisement(world, own, slots=other.slots)
+    shown = Advertisements.from_bytes(shown_with(world, shown, forged, 3))
+    thief, victim = world.sites[FOUR], world.sites[TWO]
+    # It even has the other's secrets, by collusion.
+    thief.state = replace(thief.state, advertisement=forged.to_bytes(), secrets=victim.state.secrets)
+    world.confirm(shown)
+    total = world.start(0)
+    world.contribute(total, names(4))
+    total.close()
+    world.agree(total, names(4))
+    world.reveal(total, names(4))
+    assert refused(RecoveryError, total.open).blamed == FOUR
 
 
 @pytest.mark.parametrize("thief", [TWO, THREE])

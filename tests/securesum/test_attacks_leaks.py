@@ -179,6 +179,7 @@ def test_no_secret_leaves_a_site_but_the_shares_that_it_reveals() -> None:
     seeds_of_fourth = {first[names(4)[3], group, "self"] for group in GROUPS}
     for site in world.sites.values():
         secrets += [site.state.channel.expose(), site.state.signing.expose()]
+        secrets += [site.state.decapsulation.expose()[:32], site.state.decapsulation.expose()[32:]]
     world.confirm(shown)
     boxes = [site.state.own_box.expose() for site in world.sites.values()]
     world.run(0)
@@ -190,6 +191,10 @@ def test_no_secret_leaves_a_site_but_the_shares_that_it_reveals() -> None:
         for group in GROUPS
         for kind in KINDS
     ]
+    for slot in (1, 2):
+        for site in world.sites.values():
+            pairs = site.state.slots[slot].pair_secrets.expose()
+            secrets += [pairs[at : at + 32] for at in range(0, len(pairs), 32)]
     world.run(1, drop_term=[names(4)[3]])
     terms = [data[:8] for name in names(4) for data in world.term(name).values()]
     wire = {stage: b"\x00".join(parts) for stage, parts in sent.items()}

@@ -9,15 +9,17 @@ import pytest
 from tests.support.securesum.hostile import (
     make_params,
     names,
+    opened_box,
     ready,
     refused,
     refused_by,
+    resealed_box,
     session_key,
     signed_advertisement,
     signer,
     verifier,
 )
-from tests.support.securesum.protocol import MIXED, World, seeded
+from tests.support.securesum.protocol import MIXED, World
 
 from tightframe.securesum import messages
 from tightframe.securesum.checks import box_bound, box_key
@@ -41,7 +43,7 @@ from tightframe.securesum.messages import (
     Setup,
     TermRequest,
 )
-from tightframe.securesum.primitives import ed25519_sign, open_sealed, seal, x25519
+from tightframe.securesum.primitives import ed25519_sign, kem_decapsulate, open_sealed, x25519
 from tightframe.securesum.rules import SiteRules
 from tightframe.securesum.server import Enrolment, Session
 
@@ -172,7 +174,8 @@ def test_the_server_cannot_lower_what_a_site_demands(changes: dict[str, Any]) ->
 # Boxes and shares --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", [0, 12, 500, -1])
+# In the ciphertext, the nonce, the shares, the pair secrets, the tag.
+@pytest.mark.parametrize("place", [0, 1087, 1088, 1600, 1790, -1])
 def test_a_tampered_box_is_refused_and_its_dealer_named(place: int) -> None:
     world = ready(stored=True)
 
@@ -182,6 +185,19 @@ def test_a_tampered_box_is_refused_and_its_dealer_named(place: int) -> None:
         return {**parts, FOUR: replace(parts[FOUR], box=bytes(box))}
 
     refused_by(world, (ONE, TWO), ShareError, asked(world, tampered))
+
+
+def test_a_ciphertext_or_the_rest_of_another_box_is_refused_and_the_dealer_named() -> None:
+    """Another dealer's, another holder's, an earlier epoch's: with none of them does a box open."""
+    world, earlier = ready(stored=True), ready(epoch=1)
+    own = {name: item.boxes for name, item in world.session._confirmed.items()}
+    old = earlier.session._confirmed[THREE].boxes[ONE]
+    good = own[THREE][ONE]
+    for other in (own[FOUR][ONE], own[THREE][TWO], own[ONE][THREE], old):
+        for box in (other[:1088] + good[1088:], good[:1088] + other[1088:]):
+            call = asked(world, part(THREE, box=box))
+            refused_by(world, (ONE,), ShareError, call)
+            assert refused(ShareError, call, world.sites[ONE]).blamed == THREE
 
 
 def test_swapped_boxes_are_refused() -> None:
@@ -213,21 +229,23 @@ def test_a_setup_with_one_dealers_part_of_another_epoch_is_refused(whole: bool) 
 def test_a_box_of_the_same_channel_keys_opens_in_no_other_session() -> None:
     """Even if a site used its channel key again, which it never does: the session is in key and frame."""
     world = ready()
-    one, four = world.sites[ONE].state, world.session.peers[FOUR]
-    shared = x25519(one.channel, four.channel_key, owner=FOUR)
     box = world.session.setup_for(ONE).dealt[FOUR].box
-    session = world.session.session
-    good = (box_key(shared, session, FOUR, ONE), box_bound(session, FOUR, ONE))
-    assert open_sealed(good[0], box[:12], box[12:], good[1], owner=FOUR)
-    other = bytes(32)
-    for key, bound in (
-        (box_key(shared, other, FOUR, ONE), box_bound(session, FOUR, ONE)),
-        (box_key(shared, session, FOUR, ONE), box_bound(other, FOUR, ONE)),
-        (box_key(shared, session, ONE, FOUR), box_bound(session, FOUR, ONE)),
-        (box_key(shared, session, FOUR, ONE), box_bound(session, ONE, FOUR)),
-    ):
+    session, ciphertext, nonce, sealed = world.session.session, box[:1088], box[1088:1100], box[1100:]
+    assert opened_box(world, FOUR, ONE, box)
+    state = world.sites[ONE].state
+    agreed = x25519(state.channel, world.session.peers[FOUR].channel_key, owner=FOUR)
+    encapsulated = kem_decapsulate(state.decapsulation, ciphertext, owner=FOUR)
+    good = (encapsulated, agreed, session, FOUR, ONE, ciphertext)
+    frame = (session, FOUR, ONE)
+    assert open_sealed(box_key(*good), nonce, sealed, box_bound(*frame), owner=FOUR)
+    others = (bytes(32), bytes(32), bytes(32), ONE, FOUR, bytes(1088))
+    wrong = [((*good[:at], other, *good[at + 1 :]), frame) for at, other in enumerate(others)]
+    wrong += [(good, (bytes(32), FOUR, ONE)), (good, (session, ONE, FOUR))]
+    # Either shared secret in the other's place, so that their order counts too.
+    wrong += [((agreed, encapsulated, *good[2:]), frame)]
+    for key, bound in wrong:
         with pytest.raises(ShareError):
-            open_sealed(key, box[:12], box[12:], bound, owner=FOUR)
+            open_sealed(box_key(*key), nonce, sealed, box_bound(*bound), owner=FOUR)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["hash of another share", "another share"])
@@ -251,13 +269,9 @@ def crooked(world: World, item: Confirmation, kind: str) -> Confirmation:
     """The fourth site's confirmation, with a share for the first that does not fit its signed hash."""
     session, state = world.session.session, world.sites[FOUR].state
     if kind == "another share":
-        shared = x25519(state.channel, world.session.peers[ONE].channel_key, owner=ONE)
-        key = box_key(shared, session, FOUR, ONE)
-        nonce, bound = item.boxes[ONE][:12], box_bound(session, FOUR, ONE)
-        plain = bytearray(open_sealed(key, nonce, item.boxes[ONE][12:], bound, owner=FOUR))
+        plain = bytearray(opened_box(world, FOUR, ONE, item.boxes[ONE]))
         plain[100] ^= 1
-        fresh = seeded("nonce")(12)
-        return replace(item, boxes={**item.boxes, ONE: fresh + seal(key, fresh, bytes(plain), bound)})
+        return replace(item, boxes={**item.boxes, ONE: resealed_box(world, FOUR, ONE, bytes(plain))})
     hashes = {**item.hashes, ONE: bytes(32) + item.hashes[ONE][32:]}
     digests = [messages.hashes_digest(hashes[name]) for name in names(4)]
     signature = ed25519_sign(state.signing, messages.hashes_signed(session, FOUR, digests))
@@ -315,11 +329,12 @@ def test_at_the_largest_epoch_every_slot_is_its_own() -> None:
     for slot in (0, 255):
         assert world.run(slot).groups == world.plain(names(3))
     refused(ParametersError, lambda: world.start(256))
-    keys = {
-        item.slot_key(slot, group)
+    commitments = {
+        item.commitment(slot, group, kind)
         for item in world.session.peers.values()
         for slot in range(256)
         for group in messages.GROUPS
+        for kind in messages.KINDS
     }
-    assert len(keys) == 3 * 256 * 2
+    assert len(commitments) == 3 * 256 * 2 * 2
     refused(MessageError, Params.from_bytes, replace(world.params, slots=257).to_bytes())

@@ -98,9 +98,9 @@ def test_after_a_drop_out_no_site_reveals_anything_of_the_static_group() -> None
 def test_a_drop_out_cannot_be_taken_back_to_open_the_static_group() -> None:
     """After an answer for fewer, the same slot with everybody is refused: its static group is lost."""
     world = ready(stored=True)
-    receipts = closed(world).receipts
-    total = world.start(0)
-    total._receipts = {item.name: item for item in receipts[:3]}
+    whole, total = closed(world), world.start(0)
+    receipts = whole.receipts
+    total._receipts, total._links = {item.name: item for item in receipts[:3]}, whole._links
     total.close()
     world.agree(total, names(3))
     everybody = RevealRequest(0, receipts, ()).to_bytes()
@@ -252,7 +252,8 @@ def test_static_shares_are_no_update_shares_and_have_one_slot() -> None:
     for slot in range(3):
         for item in world.session.peers.values():
             for group in ("update", "static"):
-                keys |= {item.slot_key(slot, group), item.commitment(slot, group)}  # type: ignore[arg-type]
+                for kind in ("self", "pair"):
+                    keys.add(item.commitment(slot, group, kind))  # type: ignore[arg-type]
     assert len(keys) == 3 * 4 * 2 * 2
 
 

@@ -9,7 +9,7 @@ from tests.support.securesum.certificates import issue, make_root
 from tightframe.securesum.checks import LOW_ORDER_SIGNING, Keys
 from tightframe.securesum.errors import KeyAgreementError
 from tightframe.securesum.messages import Advertisement
-from tightframe.securesum.primitives import Secret, x25519_public
+from tightframe.securesum.primitives import Secret, kem_public, x25519_public
 
 PRIME = 2**255 - 19
 D = -121665 * pow(121666, PRIME - 2, PRIME) % PRIME
@@ -17,10 +17,9 @@ SIGN = 2**255
 
 
 def _advertisement(session_key: bytes) -> Advertisement:
-    keys = [x25519_public(Secret(bytes([number]) * 32)) for number in range(1, 4)]
-    slots = keys[0] + bytes(32) + keys[1] + bytes(32)
+    channel, kem = x25519_public(Secret(bytes([1]) * 32)), kem_public(Secret(bytes(64)))
     certificate = issue(make_root(), "site-1").certificate
-    return Advertisement("site-1", certificate, keys[2], session_key, slots, b"", b"s")
+    return Advertisement("site-1", certificate, channel, session_key, bytes(128), b"", kem, b"s")
 
 
 def test_the_points_are_those_of_order_1_2_4_and_8() -> None:
@@ -41,7 +40,7 @@ def test_the_points_are_those_of_order_1_2_4_and_8() -> None:
 @pytest.mark.parametrize("y", sorted({*LOW_ORDER_SIGNING, *(PRIME + y for y in (0, 1, 5))}))
 def test_a_session_key_of_low_order_or_in_a_second_encoding_is_refused(y: int, sign: int) -> None:
     with pytest.raises(KeyAgreementError) as caught:
-        Keys(1).add(_advertisement((y + sign).to_bytes(32, "little")))
+        Keys().add(_advertisement((y + sign).to_bytes(32, "little")))
     assert caught.value.blamed == "site-1"
 
 
@@ -52,4 +51,4 @@ def test_the_library_would_have_taken_one() -> None:
 
 
 def test_a_proper_key_is_taken() -> None:
-    Keys(1).add(_advertisement(Ed25519PrivateKey.generate().public_key().public_bytes_raw()))
+    Keys().add(_advertisement(Ed25519PrivateKey.generate().public_key().public_bytes_raw()))

@@ -573,7 +573,15 @@ def test_engine_style_traditional_pem_is_read() -> None:
 
 
 def advertise(site: Issued, name: str = "site-1", params: bytes = b"p" * 32) -> Advertisement:
-    draft = Advertisement(name, site.certificate, b"c" * 32, b"s" * 32, b"k" * 128, b"weight", b"")
+    keys = {"channel_key": b"c" * 32, "session_key": b"s" * 32, "encapsulation_key": b"e" * 1184}
+    draft = Advertisement(
+        name=name,
+        certificate=site.certificate,
+        slots=b"k" * 128,
+        application=b"weight",
+        signature=b"",
+        **keys,
+    )
     return dataclasses.replace(draft, signature=site.signer().sign(draft.signed(params)))
 
 
@@ -590,6 +598,7 @@ def test_an_advertisement_is_held_against_certificate_pins_and_signature(kind: A
     [
         {"channel_key": b"C" * 32},
         {"session_key": b"S" * 32},
+        {"encapsulation_key": b"E" * 1184},
         {"slots": b"K" * 128},
         {"application": b"Weight"},
         {"signature": b"\0"},

@@ -25,6 +25,7 @@ from tests.support.securesum.protocol import MIXED, World, add_integers
 from tightframe.phases import Field, Schema
 from tightframe.rounds.riders import class_rules
 from tightframe.securesum import encoding, rules
+from tightframe.securesum.checks import pair_secret
 from tightframe.securesum.errors import ReplayError, StaticCohortError
 from tightframe.securesum.masks import keystream, pair_key, self_key
 from tightframe.securesum.messages import (
@@ -36,9 +37,8 @@ from tightframe.securesum.messages import (
     RevealRequest,
     SumId,
 )
-from tightframe.securesum.primitives import Secret, x25519
 from tightframe.securesum.rules import SiteRules
-from tightframe.securesum.site.state import slot_share
+from tightframe.securesum.site.state import slot_secret, slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
 
@@ -205,10 +205,10 @@ def test_the_server_and_all_other_sites_read_the_last_honest_sites_vector(sites:
         world.sites[victim].mask(world.request(victim, total), MIXED, world.term(victim))
     ).update
     left, fields = masked, MIXED
-    for name in rest:  # the pair masks, each by the colluder's own s
-        private = Secret(own[name].expose()[32:64])
-        shared = x25519(private, world.session.peers[victim].slot_key(1, "update"), owner=victim)
-        mask = keystream(pair_key(shared, session, 1, "update", name, victim), len(masked))
+    for name in rest:  # the pair masks, each by the colluder's own a
+        seed = slot_secret(own[name], "update", "pair").expose()
+        secret = pair_secret(seed, session, 1, "update", name, victim)
+        mask = keystream(pair_key(secret, session, 1, "update", name, victim), len(masked))
         left = add_integers(fields, "update", [{"update": left}, {"update": mask}])
     place = world.params.index(victim)
     shares = {
@@ -285,9 +285,9 @@ def test_a_threshold_for_an_honest_server_falls_to_a_malicious_one_with_one_coll
     agreements = [Agreement.from_bytes(world.sites[name].agree(fewer)) for name in second]
     agreements.append(signed_agreement(world, colluder, shown))
     request = RevealRequest(0, shown, tuple(agreements)).to_bytes()
-    s_shares = {name: Reveal.from_bytes(world.sites[name].reveal(request)).update[victim] for name in second}
-    s_shares[colluder] = slot_share(held, place, "update", "pair")
-    s, b = from_shares(world, s_shares), from_shares(world, b_shares)
-    left = without_pair_masks(world, victim, 0, "update", uploads[victim].update, s)
+    a_shares = {name: Reveal.from_bytes(world.sites[name].reveal(request)).update[victim] for name in second}
+    a_shares[colluder] = slot_share(held, place, "update", "pair")
+    a, b = from_shares(world, a_shares), from_shares(world, b_shares)
+    left = without_pair_masks(world, victim, 0, "update", uploads, a)
     mask = keystream(self_key(b, world.session.session, 0, "update", victim), len(left))
     assert difference(MIXED, "update", left, mask) == world.term(victim)["update"]

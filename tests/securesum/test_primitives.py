@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
+import json
 import math
 import pickle
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.securesum import mlkem
 
 from tightframe.securesum import primitives
 from tightframe.securesum.errors import KeyAgreementError, ProtocolError, ShareError, SignatureError
@@ -24,6 +27,10 @@ from tightframe.securesum.primitives import (
     ed25519_sign,
     ed25519_verify,
     encode_fields,
+    kem_check,
+    kem_decapsulate,
+    kem_encapsulate,
+    kem_public,
     open_sealed,
     seal,
     x25519,
@@ -340,6 +347,69 @@ def test_points_of_low_order_are_refused_in_every_encoding(point: int, private: 
 def test_public_keys_of_another_length_are_refused(size: int) -> None:
     with pytest.raises(KeyAgreementError, match=f"of site-2 to be 32 bytes, but found {size} bytes"):
         x25519(ALICE, b"\x09" * size, owner="site-2")
+
+
+# Encapsulation.
+
+
+@settings(max_examples=5)
+@given(seed=st.binary(min_size=64, max_size=64), m=st.binary(min_size=32, max_size=32))
+def test_ml_kem_768_is_that_of_the_standard(seed: bytes, m: bytes) -> None:
+    """The library and FIPS 203 in Python's integers: keys, both directions, and implicit rejection."""
+    public, private = mlkem.keys(seed)
+    assert kem_public(Secret(seed)) == public
+    kem_check(public, owner="site-1")
+    shared, ciphertext = mlkem.encapsulate(public, m)
+    assert kem_decapsulate(Secret(seed), ciphertext, owner="site-2") == shared
+    shared, ciphertext = kem_encapsulate(public)
+    assert (len(shared), len(ciphertext)) == (32, 1088)
+    assert mlkem.decapsulate(private, ciphertext) == shared
+    for place in (0, 959, 960, 1087):  # of u and of v
+        altered = ciphertext[:place] + bytes([ciphertext[place] ^ 1]) + ciphertext[place + 1 :]
+        rejected = kem_decapsulate(Secret(seed), altered, owner="site-2")
+        assert rejected == mlkem.decapsulate(private, altered) != shared
+
+
+def test_implicit_rejection_of_project_wycheproof() -> None:
+    case = json.loads((Path(__file__).parent / "vectors" / "mlkem_768_wycheproof.json").read_text())
+    seed, ciphertext = bytes.fromhex(case["seed"]), bytes.fromhex(case["c"])
+    assert kem_decapsulate(Secret(seed), ciphertext, owner="site-2").hex() == case["K"]
+    assert mlkem.decapsulate(mlkem.keys(seed)[1], ciphertext).hex() == case["K"]
+
+
+def test_every_encapsulation_is_fresh() -> None:
+    public = kem_public(Secret(bytes(64)))
+    made = [kem_encapsulate(public) for _ in range(20)]
+    assert len({shared for shared, _ in made}) == len({ciphertext for _, ciphertext in made}) == 20
+
+
+def test_malformed_encapsulation_keys_are_refused_and_named() -> None:
+    good = kem_public(Secret(bytes(64)))
+    # Coefficient 3329, the prime, in the first and in the last place; 3328 is the greatest.
+    first, last = b"\x01" + bytes([good[1] & 0xF0 | 0x0D]) + good[2:], (3329 << 4).to_bytes(2, "little")
+    greatest = b"\x00" + bytes([good[1] & 0xF0 | 0x0D]) + good[2:]
+    kem_check(greatest, owner="site-2")
+    for wrong in (b"", good[:-1], good + b"\x00", first, good[:1150] + last + good[1152:]):
+        with pytest.raises(KeyAgreementError, match="the ML-KEM-768 key of site-2") as caught:
+            kem_check(wrong, owner="site-2")
+        assert (caught.value.code, caught.value.blamed) == ("TF-606", "site-2")
+        assert caught.value.__cause__ is None
+        with pytest.raises(ValueError, match="ML-KEM-768"):
+            kem_encapsulate(wrong)
+
+
+@pytest.mark.parametrize("size", [0, 1087, 1089])
+def test_ciphertexts_of_another_length_are_refused(size: int) -> None:
+    with pytest.raises(KeyAgreementError, match=f"of site-2 to be 1088 bytes, but found {size} bytes"):
+        kem_decapsulate(Secret(bytes(64)), bytes(size), owner="site-2")
+
+
+@pytest.mark.parametrize("size", [0, 32, 63, 65])
+def test_a_seed_of_another_length_is_not_the_peers_fault(size: int) -> None:
+    seed = Secret(bytes(size))
+    for call in (lambda: kem_decapsulate(seed, bytes(1088), owner="site-2"), lambda: kem_public(seed)):
+        with pytest.raises(ValueError, match="64 bytes"):
+            call()
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])

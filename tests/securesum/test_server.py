@@ -215,8 +215,22 @@ def test_a_term_is_checked_before_any_of_it_is_added() -> None:
         (InconsistencyError, signed_term(world, TWO, masked, sum_id=SumId(1, "train-0"))),
         (InconsistencyError, signed_term(world, TWO, masked, basis=bytes(32))),
         (InconsistencyError, signed_term(world, TWO, masked, total=bytes(31) + b"1")),
-        (MessageError, signed_term(world, TWO, short, static=masked_hash(short.static))),
-        (MessageError, signed_term(world, TWO, long, update=masked_hash(long.update))),
+        (MessageError, signed_term(world, TWO, short, static=masked_hash(short.static, short.links))),
+        (MessageError, signed_term(world, TWO, long, update=masked_hash(long.update, long.links))),
+        (InconsistencyError, replace(masked, links=masked.links[::-1]).to_bytes()),
+        *(
+            (
+                MessageError,
+                signed_term(
+                    world,
+                    TWO,
+                    replace(masked, links=links),
+                    update=masked_hash(masked.update, links),
+                    static=masked_hash(masked.static, links),
+                ),
+            )
+            for links in (b"", masked.links[:-1], masked.links + bytes(64))
+        ),
     ):
         assert refusal(kind, total.add, TWO, message).blamed == TWO
     assert refusal(RosterError, total.add, "site-005", raw).blamed is None
@@ -385,7 +399,7 @@ def test_reveals_are_checked() -> None:
 
 
 def test_the_other_kind_of_share_is_no_share_of_this_sum() -> None:
-    """A survivor's s-share matches a hash that its dealer signed, but not the one that is asked for."""
+    """A survivor's share of a matches a hash that its dealer signed, but not the one that is asked for."""
     world, total = dropped(5)
     world.agree(total, names(4))
     site = world.sites[ONE]
@@ -397,10 +411,7 @@ def test_the_other_kind_of_share_is_no_share_of_this_sum() -> None:
 
 
 def liar(dealer: World, name: str, position: int) -> None:
-    """Make a site deal shares of another secret than the one that it advertised, and sign them.
-
-    Of an X25519 private key some bits do not count: the second byte's all do.
-    """
+    """Make a site deal shares of another secret than the one that it advertised, and sign them."""
     state = dealer.sites[name].state
     secrets = list(state.secrets)
     secrets[0] = type(secrets[0])(flip(secrets[0].expose(), position * KEY_BYTES + 1))
@@ -409,7 +420,7 @@ def liar(dealer: World, name: str, position: int) -> None:
 
 @pytest.mark.parametrize(("position", "gone"), [(0, False), (2, False), (1, True)])
 def test_a_dealer_that_dealt_another_secret_is_named(position: int, gone: bool) -> None:
-    """Positions of a slot's secrets: b and s of update, b and s of static."""
+    """Positions of a slot's secrets: b and a of update, b and a of static."""
     world = World(4)
     shown = world.enroll()
     liar(world, FOUR, position)

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.support.securesum import certificates
-from tests.support.securesum.hostile import signed_agreement
+from tests.support.securesum import certificates, mlkem
+from tests.support.securesum.hostile import opened_box, resealed_box, signed_agreement
 from tests.support.securesum.protocol import (
     DATASET,
     JOB,
@@ -25,7 +25,7 @@ from tests.support.securesum.protocol import (
     verifier,
 )
 
-from tightframe.securesum.checks import LOW_ORDER, box_bound, box_key, commitment
+from tightframe.securesum.checks import LOW_ORDER, commitment
 from tightframe.securesum.errors import (
     IdentityError,
     InconsistencyError,
@@ -43,6 +43,8 @@ from tightframe.securesum.errors import (
 )
 from tightframe.securesum.identity import public_key_hash
 from tightframe.securesum.messages import (
+    GROUPS,
+    KINDS,
     Advertisement,
     Advertisements,
     Agreement,
@@ -55,7 +57,7 @@ from tightframe.securesum.messages import (
     hashes_digest,
     hashes_signed,
 )
-from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, seal, x25519, x25519_public
+from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
 from tightframe.securesum.site import journal, reveal
 from tightframe.securesum.site.state import (
@@ -100,14 +102,12 @@ def test_what_an_advertisement_holds() -> None:
     assert isinstance(state, Advertised)
     assert item.application == b"weight of site-001"
     assert item.channel_key == x25519_public(state.channel)
-    keys = [item.slot_key(slot, group) for slot in range(3) for group in ("update", "static")]
-    assert len(set(keys)) == 6
-    for slot in range(3):
-        for group in ("update", "static"):
-            secrets = state.secrets[slot]
-            assert item.slot_key(slot, group) == x25519_public(slot_secret(secrets, group, "pair"))
-            seed = slot_secret(secrets, group, "self").expose()
-            assert item.commitment(slot, group) == commitment(ONE, slot, group, seed)
+    assert item.encapsulation_key == mlkem.keys(state.decapsulation.expose())[0]
+    places = [(slot, group, kind) for slot in range(3) for group in GROUPS for kind in KINDS]
+    for slot, group, kind in places:
+        secret = slot_secret(state.secrets[slot], group, kind).expose()
+        assert item.commitment(slot, group, kind) == commitment(ONE, slot, group, kind, secret)
+    assert len({item.commitment(*place) for place in places}) == 12
     verifier().check(item, world.params.digest())
     assert [type(entry) for entry in site.entries] == [journal.Advertised]
 
@@ -182,11 +182,6 @@ def refused(world: World, items: list[Advertisement], name: str = ONE) -> Protoc
         world.sites[name].confirm(Advertisements(tuple(item.to_bytes() for item in items)).to_bytes())
     assert world.sites[name].state is before
     return caught.value
-
-
-def with_slot_key(item: Advertisement, key: bytes, at: int = 3) -> Advertisement:
-    start = at * 64
-    return replace(item, slots=item.slots[:start] + key + item.slots[start + 32 :])
 
 
 def test_exactly_the_roster_in_its_order() -> None:
@@ -270,13 +265,8 @@ def test_one_provisioned_key_is_one_site() -> None:
     [
         lambda two, one: replace(two, channel_key=one.channel_key),
         lambda two, one: replace(two, session_key=one.session_key),
-        lambda two, one: replace(two, channel_key=one.slot_key(2, "static")),
+        lambda two, one: replace(two, encapsulation_key=one.encapsulation_key),
         lambda two, one: replace(two, session_key=one.channel_key),
-        lambda two, one: with_slot_key(two, one.slot_key(0, "update")),
-        lambda two, one: with_slot_key(two, one.slot_key(1, "static")),
-        lambda two, one: with_slot_key(two, one.channel_key),
-        lambda two, one: with_slot_key(two, two.channel_key),
-        lambda two, one: with_slot_key(two, two.slot_key(0, "update")),
         # The same point: the top bit is ignored by X25519.
         lambda two, one: replace(two, channel_key=one.channel_key[:31] + bytes([one.channel_key[31] | 128])),
     ],
@@ -299,16 +289,27 @@ def test_points_of_low_order_are_refused_when_shown_and_when_used(point: int) ->
     with pytest.raises(KeyAgreementError):
         x25519(Secret(bytes(range(32))), key, owner=TWO)
     world, items = enrolled()
-    for two in (replace(items[1], channel_key=key), with_slot_key(items[1], key)):
-        error = refused(world, [items[0], signed(world, two), *items[2:]])
-        assert isinstance(error, KeyAgreementError)
-        assert error.blamed == TWO
+    two = replace(items[1], channel_key=key)
+    error = refused(world, [items[0], signed(world, two), *items[2:]])
+    assert isinstance(error, KeyAgreementError)
+    assert error.blamed == TWO
+
+
+@pytest.mark.parametrize("place", [0, 1, 381, 382, 1149])
+def test_a_malformed_encapsulation_key_is_refused_and_named(place: int) -> None:
+    """Three bytes are two coefficients; of FF they are 4095 and not below 3329."""
+    world, items = enrolled()
+    key = items[1].encapsulation_key
+    two = replace(items[1], encapsulation_key=key[:place] + b"\xff" * 3 + key[place + 3 :])
+    error = refused(world, [items[0], signed(world, two), *items[2:]])
+    assert isinstance(error, KeyAgreementError)
+    assert (error.blamed, error.what) == (TWO, "the ML-KEM-768 key of site-002")
 
 
 def test_a_low_order_key_that_got_into_a_state_is_refused_at_use() -> None:
     world = ready()
     site = world.sites[ONE]
-    bad = with_slot_key(site.state.peers[TWO], bytes(32), at=0)
+    bad = replace(site.state.peers[TWO], channel_key=bytes(32))
     site.state = replace(
         site.state,
         advertisements=(site.state.advertisements[0], bad.to_bytes(), *site.state.advertisements[2:]),
@@ -458,16 +459,15 @@ def test_a_sites_own_confirmation_must_be_its_own() -> None:
     assert isinstance(setup_refused(with_a_box), InconsistencyError)
 
 
-def test_a_share_that_is_not_the_signed_one_is_the_dealers_fault() -> None:
-    """The dealer signs its hashes and seals its box properly, but a share in it is another."""
+# Salt and share of the first secret, the last share, the first and the last pair secret.
+@pytest.mark.parametrize("place", [0, 16, 3 * 192 - 1, 3 * 192, 3 * 256 - 1])
+def test_a_share_or_pair_secret_that_is_not_the_signed_one_is_the_dealers_fault(place: int) -> None:
+    """The dealer signs its hashes and seals its box properly, but one byte in it is another."""
 
     def change(world: World, dealt: dict[str, Any]) -> None:
-        session, dealer = world.session.session, world.sites[TWO].state
-        shared = x25519(dealer.channel, world.session.peers[ONE].channel_key, owner=ONE)
-        key, plain = box_key(shared, session, TWO, ONE), bytes(len(dealt[TWO].box) - 28)
-        dealt[TWO] = replace(
-            dealt[TWO], box=bytes(12) + seal(key, bytes(12), plain, box_bound(session, TWO, ONE))
-        )
+        plain = bytearray(opened_box(world, TWO, ONE, dealt[TWO].box))
+        plain[place] ^= 1
+        dealt[TWO] = replace(dealt[TWO], box=resealed_box(world, TWO, ONE, bytes(plain)))
 
     error = setup_refused(change)
     assert isinstance(error, ShareError)
@@ -826,7 +826,7 @@ def test_t_survivors_must_have_signed_this_very_set() -> None:
     assert shares["static"] == {}
 
 
-def test_a_survivors_share_is_of_b_and_a_gone_sites_of_s() -> None:
+def test_a_survivors_share_is_of_b_and_a_gone_sites_of_a() -> None:
     world = ready()
     total = masked(world, 0, (FOUR,))
     world.agree(total, names(3))
@@ -918,12 +918,14 @@ def test_no_state_shows_a_secret() -> None:
         b"\xc1",
         msgpack.packb({}),
         msgpack.packb([]),
-        msgpack.packb([1, "advertised", 1, 2, 3, 4, 5]),
-        msgpack.packb([3, "advertised", 1, 2, 3, 4, 5]),
-        msgpack.packb([2, "confirmed", 1, 2, 3, 4, 5]),
+        msgpack.packb([1, "advertised", 1, 2, 3, 4, 5, 6]),
+        msgpack.packb([3, "advertised", 1, 2, 3, 4, 5, 6]),
+        msgpack.packb([2, "confirmed", 1, 2, 3, 4, 5, 6]),
         msgpack.packb([2, "advertised", 1]),
-        msgpack.packb([2, "advertised", None, None, None, None, None]),
-        msgpack.packb([2, "advertised", [make_params(3).to_bytes(), "a", "b", 3, False], b"", 32, b"", []]),
+        msgpack.packb([2, "advertised", None, None, None, None, None, None]),
+        msgpack.packb(
+            [2, "advertised", [make_params(3).to_bytes(), "a", "b", 3, False], b"", 32, b"", b"", []]
+        ),
     ],
 )
 def test_what_is_no_stored_state_is_refused(raw: bytes) -> None:

@@ -22,7 +22,7 @@ from tests.support.securesum.protocol import add_integers
 from tests.support.securesum.replay import load, order, params_of, play
 
 from tightframe.securesum import combinations, encoding, errors, masks, messages, primitives, shamir
-from tightframe.securesum.checks import box_key, commitment
+from tightframe.securesum.checks import box_key, commitment, pair_secret
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, verify_certificate
 
@@ -138,6 +138,10 @@ def test_what_is_computed_on_the_way() -> None:
     session = messages.session_id(params, shown)
     made = independent.Run(RUN)
     list(made.messages())
+    boxes = {}
+    for number in numbers("confirm"):
+        confirmed = messages.Confirmation.from_bytes(raw(number), slots=4)
+        boxes[confirmed.name] = confirmed.boxes
     found = {"params digest": params.digest(), "session": session}
     for item in shown:
         found[f"advertisement signed/{item.name}"] = item.signed(params.digest())
@@ -145,26 +149,36 @@ def test_what_is_computed_on_the_way() -> None:
         for other in shown:
             if other != item:
                 channel = primitives.Secret(made.channel[item.name])
-                shared = primitives.x25519(channel, other.channel_key, owner=other.name)
-                found[f"box key/{item.name}/{other.name}"] = box_key(shared, session, item.name, other.name)
+                agreed = primitives.x25519(channel, other.channel_key, owner=other.name)
+                # The library decapsulates what the oracle encapsulated.
+                seed, ciphertext = (
+                    primitives.Secret(made.seeds[other.name]),
+                    boxes[item.name][other.name][:1088],
+                )
+                encapsulated = primitives.kem_decapsulate(seed, ciphertext, owner=item.name)
+                found[f"box key/{item.name}/{other.name}"] = box_key(
+                    encapsulated, agreed, session, item.name, other.name, ciphertext
+                )
         for slot in range(4):
             for group in messages.GROUPS:
                 place = f"{slot}/{group}/{item.name}"
-                seed, private = (made._secret(item.name, slot, group, kind) for kind in (0, 1))
-                found[f"commitment/{place}"] = commitment(item.name, slot, group, seed)
-                assert item.commitment(slot, group) == found[f"commitment/{place}"]
-                found[f"self key/{place}"] = masks.self_key(seed, session, slot, group, item.name)
+                b, a = (made._secret(item.name, slot, group, kind) for kind in (0, 1))
+                for letter, kind, secret in (("b", "self", b), ("a", "pair", a)):
+                    committed = commitment(item.name, slot, group, kind, secret)  # type: ignore[arg-type]
+                    assert item.commitment(slot, group, kind) == committed  # type: ignore[arg-type]
+                    found[f"commitment to {letter}/{place}"] = committed
+                found[f"self key/{place}"] = masks.self_key(b, session, slot, group, item.name)
                 for other in shown:
+                    if item.name != other.name:
+                        secret = pair_secret(a, session, slot, group, item.name, other.name)
+                        found[f"pair secret/{place}/{other.name}"] = secret
                     if item.name < other.name:
-                        shared = primitives.x25519(
-                            primitives.Secret(private), other.slot_key(slot, group), owner=other.name
-                        )
                         found[f"pair key/{place}/{other.name}"] = masks.pair_key(
-                            shared, session, slot, group, item.name, other.name
+                            secret, session, slot, group, item.name, other.name
                         )
     assert {key: value.hex() for key, value in found.items()} == values
-    keys = [value for key, value in values.items() if "key/" in key]
-    assert len(set(keys)) == len(keys) == 12 + 8 * 4 + 8 * 6
+    keys = [value for key, value in values.items() if "key/" in key or "secret/" in key]
+    assert len(set(keys)) == len(keys) == 12 + 8 * 4 + 8 * 6 + 8 * 12
 
 
 def test_every_signature_of_the_run_holds_over_the_independent_strings() -> None:
@@ -182,7 +196,7 @@ def test_every_signature_of_the_run_holds_over_the_independent_strings() -> None
         own = masked.receipt
         values = (own.name, own.slot, [own.sum_id.round, own.sum_id.phase, own.sum_id.attempt])
         rests = (own.basis, own.total, own.seed, own.follows)
-        ends = (hashlib.sha256(masked.update).digest(), hashlib.sha256(masked.static).digest())
+        ends = [hashlib.sha256(masked.links + data).digest() for data in (masked.update, masked.static)]
         signed = independent.fields("receipt 2", made.session, *values, *rests, *ends)
         keys[own.name].verify(own.signature, signed)
     for request, answer in zip(numbers("agree", "server"), numbers("agree"), strict=True):
@@ -226,10 +240,10 @@ def test_keystream_and_mask_keys() -> None:
     key = bytes.fromhex(case["key"])
     assert masks.keystream(key, 100).hex() == case["bytes"] == independent.stream(key, 100).hex()
     pair, own = dict(PRIMITIVES["pair_key"]), dict(PRIMITIVES["self_key"])
-    shared, seed, salt = (bytes.fromhex(v) for v in (pair["shared"], own["seed"], own["session"]))
-    found = masks.pair_key(shared, salt, pair["slot"], pair["group"], pair["first"], pair["second"])
+    secret, seed, salt = (bytes.fromhex(v) for v in (pair["secret"], own["seed"], own["session"]))
+    found = masks.pair_key(secret, salt, pair["slot"], pair["group"], pair["first"], pair["second"])
     info = independent.fields("pair mask", pair["slot"], pair["group"], pair["first"], pair["second"])
-    assert found.hex() == pair["key"] == independent.hkdf(shared, salt, info).hex()
+    assert found.hex() == pair["key"] == independent.hkdf(secret, salt, info).hex()
     info = independent.fields("self mask", own["slot"], own["group"], own["name"])
     found = masks.self_key(seed, salt, own["slot"], own["group"], own["name"])
     assert found.hex() == own["key"] == independent.hkdf(seed, salt, info).hex()
@@ -333,11 +347,13 @@ def _ring(case: dict[str, Any]) -> None:
 
 def test_the_vectors_hold_what_the_specification_names() -> None:
     names = [item["name"] for item in (*REFUSED["messages"], *REFUSED["steps"])]
-    assert len(set(names)) == len(names) == 184
+    assert len(set(names)) == len(names) == 189
     assert all(item["why"] for item in REFUSED["messages"])
     for name in (
         *("bad_signature", "replayed_round", "split_view", "swapped_key", "truncated_share"),
         *("low_order_point", "overflow", "wrong_tag", "trailing_byte", "unknown_key", "duplicate_key"),
+        *("swapped_encapsulation_key", "encapsulation_key_not_reduced", "tampered_ciphertext"),
+        *("swapped_ciphertext", "tampered_links", "short_links"),
         *("tampered_box", "tampered_receipt", "below_threshold", "second_survivor_set"),
         *("both_share_kinds", "static_for_another_cohort", "slot_reuse", "model_inconsistency"),
         *("false_combinations", "withheld_total", "older_total", "total_inconsistency", "no_proof"),

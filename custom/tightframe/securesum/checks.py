@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from tightframe.securesum.errors import IdentityError, KeyAgreementError, RosterError, SignatureError
 from tightframe.securesum.identity import Verifier, public_key_hash
 from tightframe.securesum.masks import Layout, pair_key
 from tightframe.securesum.messages import (
-    GROUPS,
     Advertisement,
     Advertisements,
+    AnyAdvertisement,
     FieldSpec,
     Group,
+    Kind,
     Params,
     Receipt,
 )
-from tightframe.securesum.primitives import Secret, derive, digest, ed25519_verify, encode_fields, x25519
+from tightframe.securesum.primitives import Secret, derive, digest, ed25519_verify, encode_fields, kem_check
+
+Item = TypeVar("Item", bound=AnyAdvertisement)
 
 _PRIME = 2**255 - 19
 LOW_ORDER = frozenset(
@@ -44,21 +48,32 @@ LOW_ORDER_SIGNING = frozenset(
 one signature is valid for any message, and the library does not refuse it."""
 
 
-def commitment(name: str, slot: int, group: Group, seed: bytes) -> bytes:
-    """Return the commitment of a site to its self mask's seed b of a slot and group: 32 bytes."""
-    return digest("commitment", name, slot, group, seed)
+def commitment(name: str, slot: int, group: Group, kind: Kind, secret: bytes) -> bytes:
+    """Return the commitment of a site to one of its secrets, b or a, of a slot and group: 32 bytes.
+
+    It has the site's name in it, so that another site's commitment is of no use to a site that copies it.
+    """
+    return digest("commitment", name, slot, group, kind, secret)
 
 
-def box_key(shared: bytes, session: bytes, dealer: str, holder: str) -> bytes:
-    """Derive the AES-256 key of the box from ``dealer`` to ``holder``.
+def box_key(
+    encapsulated: bytes, agreed: bytes, session: bytes, dealer: str, holder: str, ciphertext: bytes
+) -> bytes:
+    """Derive the AES-256 key of the box from ``dealer`` to ``holder`` from two shared secrets.
+
+    Whoever finds one of the two has nothing. Their order is that of X25519MLKEM768 in TLS
+    (draft-ietf-tls-ecdhe-mlkem). The session binds all four public keys, ``fields`` the names and the
+    ciphertext, so that a ciphertext works for one dealer, holder and session only.
 
     Args:
-        shared: X25519 of their channel keys.
+        encapsulated: of ML-KEM-768, from the dealer to the holder's encapsulation key: 32 bytes.
+        agreed: X25519 of their channel keys: 32 bytes.
         session: T.
         dealer: the site that dealt the shares.
         holder: the site that receives them.
+        ciphertext: of ``encapsulated``.
     """
-    return derive(shared, salt=session, tag="box", fields=(dealer, holder))
+    return derive(encapsulated + agreed, salt=session, tag="box", fields=(dealer, holder, ciphertext))
 
 
 def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
@@ -66,25 +81,62 @@ def box_bound(session: bytes, dealer: str, holder: str) -> bytes:
     return encode_fields("box", session, dealer, holder)
 
 
-def pair_mask(
-    private: Secret, public: bytes, session: bytes, slot: int, group: Group, *, own: str, other: str
-) -> bytes:
-    """Derive the key m of the mask between two sites, from a private key and the other's public key.
+def pair_secret(seed: bytes, session: bytes, slot: int, group: Group, dealer: str, holder: str) -> bytes:
+    """Derive the pair secret r from ``dealer`` to ``holder``: 32 bytes.
 
-    Raises:
-        KeyAgreementError: TF-606, if the other's key is of low order.
+    If the dealer comes first in the roster, it keys the mask between the two (``masks.pair_key``). If the
+    dealer comes second, it is the one-time pad of a link (``link``) and used for nothing else.
+
+    Args:
+        seed: a of the dealer, of this slot and group.
+        session: T.
+        slot: the slot.
+        group: the group.
+        dealer: the site that derives it, and seals it for the holder.
+        holder: the other.
     """
-    first, second = sorted((own, other))  # the roster is sorted
-    return pair_key(x25519(private, public, owner=other), session, slot, group, first, second)
+    return derive(seed, salt=session, tag="pair secret", fields=(slot, group, dealer, holder))
 
 
-def dropped_masks(
+def link(one: bytes, other: bytes) -> bytes:
+    """Return the XOR of the two pair secrets between two sites: each of them gives the other, by itself none.
+
+    The first site sends it with its term. The server has one of the two secrets once it has recovered the
+    seed a of one of the sites.
+    """
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def dropped_secrets(
     session: bytes,
     slot: int,
     group: Group,
-    peers: Mapping[str, Advertisement],
     site: str,
-    secrets: Mapping[str, Secret],
+    seeds: Mapping[str, Secret],
+    links: Mapping[str, bytes],
+) -> dict[str, tuple[bytes, bytes]]:
+    """Return every dropped site -> the pair secret from it to a survivor, and the one that keys their mask.
+
+    The two are the same if the dropped site comes before the survivor. If it comes after it, the second is
+    the survivor's own, which its link gives.
+
+    Args:
+        session: T.
+        slot: of the sum.
+        group: the group.
+        site: the survivor.
+        seeds: dropped site -> its pair seed a of this slot and group.
+        links: the survivor's, of this group (``messages.links_of``).
+    """
+    found = {}
+    for dropped, seed in sorted(seeds.items()):
+        dealt = pair_secret(seed.expose(), session, slot, group, dropped, site)
+        found[dropped] = (dealt, dealt if dropped < site else link(links[dropped], dealt))
+    return found
+
+
+def dropped_masks(
+    session: bytes, slot: int, group: Group, site: str, secrets: Mapping[str, tuple[bytes, bytes]]
 ) -> tuple[list[bytes], list[bytes]]:
     """Return the keys of the streams to add and to subtract, so that no mask with a dropped site is left.
 
@@ -92,26 +144,26 @@ def dropped_masks(
         session: T.
         slot: of the sum.
         group: the group.
-        peers: all sites' advertisements.
         site: a survivor.
-        secrets: dropped site -> its private key s of this slot and group.
-
-    Raises:
-        KeyAgreementError: TF-606, if the survivor's key is of low order.
+        secrets: from ``dropped_secrets``.
     """
     plus: list[bytes] = []
     minus: list[bytes] = []
-    public = peers[site].slot_key(slot, group)
-    for dropped, secret in sorted(secrets.items()):
-        key = pair_mask(secret, public, session, slot, group, own=dropped, other=site)
+    for dropped, (_, secret) in secrets.items():
+        first, second = sorted((site, dropped))  # the roster is sorted
         # The survivor added this stream if the dropped site comes after it, else it subtracted it.
-        (minus if site < dropped else plus).append(key)
+        (minus if site == first else plus).append(pair_key(secret, session, slot, group, first, second))
     return plus, minus
 
 
-def masked_hash(masked: bytes) -> bytes:
-    """Return the SHA-256 of a group's masked bytes, as in a receipt."""
-    return hashlib.sha256(masked).digest()
+def masked_hash(masked: bytes, links: bytes) -> bytes:
+    """Return the SHA-256 of a group's masked bytes after all links, as in a receipt.
+
+    The parameters fix the length of either.
+    """
+    hashed = hashlib.sha256(links)
+    hashed.update(masked)
+    return hashed.digest()
 
 
 def group_layout(fields: Sequence[FieldSpec], group: Group) -> Layout:
@@ -135,7 +187,7 @@ def verify(public: bytes, signature: bytes, message: bytes, *, owner: str, what:
         raise
 
 
-def verify_advertisement(verifier: Verifier, item: Advertisement, params_digest: bytes) -> None:
+def verify_advertisement(verifier: Verifier, item: AnyAdvertisement, params_digest: bytes) -> None:
     """Verify an advertisement and, if it is invalid, set ``blamed`` to its site.
 
     Raises:
@@ -165,27 +217,32 @@ def read_advertisements(params: Params, message: Advertisements) -> tuple[Advert
         MessageError: TF-604.
         RosterError: TF-605, if one is missing, extra or out of order.
     """
-    items = tuple(Advertisement.from_bytes(raw, slots=params.slots) for raw in message.items)
+    return in_roster_order(
+        params, [Advertisement.from_bytes(raw, slots=params.slots) for raw in message.items]
+    )
+
+
+def in_roster_order(params: Params, items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return advertisements that are of exactly the roster, in its order.
+
+    Raises:
+        RosterError: TF-605, if one is missing, extra or out of order.
+    """
     names = [item.name for item in items]
     if names != list(params.roster):
         raise RosterError(
             "the sites of the advertisements", expected=f"the roster {list(params.roster)}", found=str(names)
         )
-    return items
+    return tuple(items)
 
 
 class Keys:
-    """Every public key of an epoch seen so far, so that none is used twice.
+    """Every public key of an epoch seen so far, so that none is used twice."""
 
-    Args:
-        slots: K of the epoch.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self) -> None:
         self._owners: dict[bytes, str] = {}
 
-    def add(self, item: Advertisement) -> None:
+    def add(self, item: AnyAdvertisement) -> None:
         """Add one advertisement's keys.
 
         If two sites use the same key, neither is blamed: both signed it, and which of them had it first
@@ -193,8 +250,7 @@ class Keys:
 
         Raises:
             IdentityError: TF-602, if another site has the same provisioned key.
-            KeyAgreementError: TF-606, if another key is of low order or occurred before. Without this
-                check a site could copy the keys of another and share its masks.
+            KeyAgreementError: TF-606, if another key is malformed, of low order or occurred before.
         """
         owners = {public_key_hash(item.certificate): item.name}
         if owners.keys() & self._owners.keys():
@@ -203,10 +259,11 @@ class Keys:
                 expected="its own",
                 found=f"that of {self._owners[next(iter(owners))]}",
             )
-        agreement = [item.channel_key]
-        agreement += [item.slot_key(slot, group) for slot in range(self._slots) for group in GROUPS]
         _check_signing(item.session_key, item.name)
-        for key in [item.session_key, *(_canonical(key, item.name) for key in agreement)]:
+        agreement = [_canonical(key, item.name) for key in item.agreement_keys]
+        for key in item.encapsulation_keys:
+            kem_check(key, owner=item.name)
+        for key in (item.session_key, *agreement, *item.encapsulation_keys):
             if key in owners or key in self._owners:
                 other = self._owners.get(key, item.name)
                 raise KeyAgreementError(

@@ -55,7 +55,7 @@ class RosterError(ProtocolError):
 
 
 class KeyAgreementError(ProtocolError):
-    """A public key is of low order or used twice (TF-606)."""
+    """A public key is malformed, of low order or used twice (TF-606)."""
 
     code = "TF-606"
 

@@ -33,7 +33,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tightframe.securesum.certificate import Certificate, PublicKey, accepted_key, spki
 from tightframe.securesum.errors import IdentityError, SignatureError
-from tightframe.securesum.messages import Advertisement
+from tightframe.securesum.messages import AnyAdvertisement
 from tightframe.securesum.primitives import PREFIX
 
 ROLE = "client"
@@ -164,7 +164,7 @@ class Verifier:
     pinned_only: bool
     at: datetime
 
-    def check(self, advertisement: Advertisement, params_digest: bytes) -> None:
+    def check(self, advertisement: AnyAdvertisement, params_digest: bytes) -> None:
         """Check that the certificate is the named site's and that its key signed the advertisement.
 
         Raises:

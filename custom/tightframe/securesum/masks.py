@@ -183,11 +183,11 @@ def keystream(key: bytes, count: int) -> bytes:
     return _stream(key).update(bytes(count))
 
 
-def pair_key(shared: bytes, session: bytes, slot: int, group: str, first: str, second: str) -> bytes:
+def pair_key(secret: bytes, session: bytes, slot: int, group: str, first: str, second: str) -> bytes:
     """Derive the key m_ij of the mask between two sites: 32 bytes.
 
     Args:
-        shared: X25519 of one's private and the other's public key of this slot and group.
+        secret: the pair secret of this slot and group from the first to the second.
         session: T.
         slot: the slot.
         group: the group.
@@ -200,7 +200,7 @@ def pair_key(shared: bytes, session: bytes, slot: int, group: str, first: str, s
     """
     if not first < second:
         raise ValueError(f"Expected two sites in the roster's order, but got {first!r} and {second!r}.")
-    return derive(shared, salt=session, tag="pair mask", fields=(slot, group, first, second))
+    return derive(secret, salt=session, tag="pair mask", fields=(slot, group, first, second))
 
 
 def self_key(seed: bytes, session: bytes, slot: int, group: str, name: str) -> bytes:

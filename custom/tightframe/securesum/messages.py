@@ -13,7 +13,8 @@ Order of exchanges (S is the server, i a site)::
     S -> i  RevealRequest       i -> S  Reveal            task "reveal"
 
 This is version 2. In version 1 requests named no total, receipts had neither total nor seed, ``agree`` was
-sent after a drop-out only; transcripts of version 1 are still read (``transcript.format_1``).
+sent after a drop-out only, and keys between sites came from X25519 alone; transcripts of version 1 are still
+read (``transcript.format_1``).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.primitives import (
     HASH_BYTES,
+    KEM_CIPHERTEXT_BYTES,
+    KEM_KEY_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
     SIGNATURE_BYTES,
@@ -39,6 +42,7 @@ from tightframe.securesum.primitives import (
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS, Trust
 
 __all__ = [
+    "BOX_OVERHEAD",
     "GROUPS",
     "KINDS",
     "MAX_ADVERTISEMENT",
@@ -55,6 +59,7 @@ __all__ = [
     "Advertisements",
     "Agreement",
     "AgreementRequest",
+    "AnyAdvertisement",
     "Confirmation",
     "Dealt",
     "FieldSpec",
@@ -77,6 +82,9 @@ __all__ = [
     "challenge",
     "hashes_digest",
     "hashes_signed",
+    "links_of",
+    "pair_secret_hash",
+    "pair_secret_offset",
     "read_sum_id",
     "ready_signed",
     "session_id",
@@ -244,7 +252,8 @@ class Params(reading.Message):
 
 
 Kind = Literal["self", "pair"]
-"""The secret that a share is of: the self mask's seed b, or the slot's X25519 private key s."""
+"""The secret that a share is of: the self mask's seed b, or the pair seed a, from which a site derives the
+slot's pair secrets (``checks.pair_secret``)."""
 KINDS: tuple[Kind, ...] = ("self", "pair")
 
 SALT_BYTES = 16
@@ -253,8 +262,44 @@ SHARE_BYTES = SALT_BYTES + KEY_BYTES
 MAX_CERTIFICATE = 8192
 MAX_SIGNATURE = 1024
 MAX_APPLICATION = 4096
-MAX_ADVERTISEMENT = MAX_CERTIFICATE + MAX_APPLICATION + MAX_SIGNATURE + 512 + MAX_SLOTS * 128
+MAX_ADVERTISEMENT = (
+    MAX_CERTIFICATE + MAX_APPLICATION + MAX_SIGNATURE + KEM_KEY_BYTES + 512 + MAX_SLOTS * 4 * HASH_BYTES
+)
 """Longest advertisement on the wire, in bytes: its longest parts, and room for the rest."""
+
+
+class AnyAdvertisement(Protocol):
+    """What is checked of an advertisement of any version: ``Advertisement``, ``transcript.format_1``."""
+
+    @property
+    def name(self) -> str:
+        """The site."""
+
+    @property
+    def certificate(self) -> bytes:
+        """Its certificate, DER."""
+
+    @property
+    def session_key(self) -> bytes:
+        """Ed25519 public key of its signatures."""
+
+    @property
+    def agreement_keys(self) -> tuple[bytes, ...]:
+        """X25519 public keys."""
+
+    @property
+    def encapsulation_keys(self) -> tuple[bytes, ...]:
+        """ML-KEM-768 public keys."""
+
+    @property
+    def signature(self) -> bytes:
+        """By the provisioned key."""
+
+    def signed(self, params_digest: bytes) -> bytes:
+        """Return the bytes that the signature covers."""
+
+    def to_bytes(self) -> bytes:
+        """Return the message in its wire format."""
 
 
 @dataclass(frozen=True)
@@ -266,8 +311,9 @@ class Advertisement(reading.SizedMessage):
         certificate: its certificate, DER.
         channel_key: X25519 public key of its boxes.
         session_key: Ed25519 public key of all its signatures in this epoch.
-        slots: for each slot, for each group: X25519 public key (32 bytes), commitment to b (32 bytes).
+        slots: for each slot, for each group: commitments to b and to a, 32 bytes each.
         application: application data (public weight, and so on), signed with the rest.
+        encapsulation_key: ML-KEM-768 public key of its boxes.
         signature: by the provisioned key, over ``signed(params_digest)``.
     """
 
@@ -277,12 +323,13 @@ class Advertisement(reading.SizedMessage):
     session_key: bytes
     slots: bytes
     application: bytes
+    encapsulation_key: bytes
     signature: bytes
 
     def signed(self, params_digest: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
         return encode_fields(
-            "advertisement",
+            "advertisement 2",
             params_digest,
             self.name,
             self.certificate,
@@ -290,19 +337,23 @@ class Advertisement(reading.SizedMessage):
             self.session_key,
             self.slots,
             self.application,
+            self.encapsulation_key,
         )
 
-    def slot_key(self, slot: int, group: Group) -> bytes:
-        """Return the X25519 public key of a slot and group: 32 bytes."""
-        return self._slot_part(slot, group)[:KEY_BYTES]
+    @property
+    def agreement_keys(self) -> tuple[bytes, ...]:
+        """Its X25519 public keys."""
+        return (self.channel_key,)
 
-    def commitment(self, slot: int, group: Group) -> bytes:
-        """Return the commitment to b of a slot and group: 32 bytes."""
-        return self._slot_part(slot, group)[KEY_BYTES:]
+    @property
+    def encapsulation_keys(self) -> tuple[bytes, ...]:
+        """Its ML-KEM-768 public keys."""
+        return (self.encapsulation_key,)
 
-    def _slot_part(self, slot: int, group: Group) -> bytes:
-        start = (slot * len(GROUPS) + GROUPS.index(group)) * (KEY_BYTES + HASH_BYTES)
-        return self.slots[start : start + KEY_BYTES + HASH_BYTES]
+    def commitment(self, slot: int, group: Group, kind: Kind) -> bytes:
+        """Return the commitment to b or to a of a slot and group: 32 bytes."""
+        start = share_offset(slot, group, kind, HASH_BYTES)
+        return self.slots[start : start + HASH_BYTES]
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, slots: int) -> Advertisement:
@@ -318,8 +369,9 @@ class Advertisement(reading.SizedMessage):
                 "certificate": reading.blob(1, MAX_CERTIFICATE),
                 "channel_key": reading.blob(KEY_BYTES),
                 "session_key": reading.blob(KEY_BYTES),
-                "slots": reading.blob(slots * len(GROUPS) * (KEY_BYTES + HASH_BYTES)),
+                "slots": reading.blob(slots * len(GROUPS) * len(KINDS) * HASH_BYTES),
                 "application": reading.blob(0, MAX_APPLICATION),
+                "encapsulation_key": reading.blob(KEM_KEY_BYTES),
                 "signature": reading.blob(1, MAX_SIGNATURE),
             },
         )
@@ -329,7 +381,7 @@ def session_id(params: Params, advertisements: Sequence[Advertisement]) -> bytes
     """Return T: SHA-256 over the parameters and all advertisements in roster order, signatures included."""
     parameters = params.digest()
     signed: list[Value] = [[item.signed(parameters), item.signature] for item in advertisements]
-    return digest("session", parameters, signed)
+    return digest("session 2", parameters, signed)
 
 
 @dataclass(frozen=True)
@@ -346,13 +398,30 @@ class Advertisements(reading.Message):
 
 
 def box_plain_bytes(slots: int) -> int:
-    """Return the plaintext size of a box: for each slot, group and kind a salt and a share."""
-    return slots * len(GROUPS) * len(KINDS) * SHARE_BYTES
+    """Return the plaintext size of a box.
+
+    For each slot, group and kind a salt and a share; then for each slot and group the pair secret from
+    the dealer to the holder.
+    """
+    return slots * len(GROUPS) * (len(KINDS) * SHARE_BYTES + KEY_BYTES)
 
 
 def share_offset(slot: int, group: Group, kind: Kind, width: int) -> int:
     """Return the offset of a share in a box, or of its hash in a list; entries have ``width`` bytes."""
     return ((slot * len(GROUPS) + GROUPS.index(group)) * len(KINDS) + KINDS.index(kind)) * width
+
+
+def pair_secret_offset(slot: int, group: Group, slots: int, width: int) -> int:
+    """Return the offset of a pair secret in a box, or of its hash in a list: they follow all shares.
+
+    Args:
+        slot: the slot.
+        group: the group.
+        slots: K of the epoch.
+        width: bytes of a share's entry. A pair secret's is 32 in both.
+    """
+    start = share_offset(slots, GROUPS[0], KINDS[0], width)
+    return start + (slot * len(GROUPS) + GROUPS.index(group)) * KEY_BYTES
 
 
 def share_hash(
@@ -362,14 +431,26 @@ def share_hash(
     return digest("share", session, dealer, holder, slot, group, kind, salted)
 
 
+def pair_secret_hash(
+    session: bytes, dealer: str, holder: str, slot: int, group: Group, secret: bytes
+) -> bytes:
+    """Return the hash of a pair secret that its dealer signs: 32 bytes.
+
+    It needs no salt, because a pair secret has 256 bits that nobody can guess.
+    """
+    return digest("pair secret hash", session, dealer, holder, slot, group, secret)
+
+
 @dataclass(frozen=True)
 class Confirmation(reading.SizedMessage):
     """i -> S: the boxes for all other sites, hashes of every share, and a signature of readiness.
 
     Attributes:
         name: the dealer.
-        boxes: holder (every other site) -> nonce (12 bytes) and sealed shares.
-        hashes: holder (every site, the dealer included) -> hashes of its shares, ordered as in a box.
+        boxes: holder (every other site) -> ML-KEM-768 ciphertext (1088 bytes), nonce (12 bytes), sealed
+            shares and pair secrets.
+        hashes: holder (every site, the dealer included) -> hashes of its shares and pair secrets, ordered
+            as in a box.
         hashes_signature: Ed25519 over ``hashes_signed``.
         ready: Ed25519 over ``ready_signed``.
     """
@@ -400,7 +481,7 @@ class Confirmation(reading.SizedMessage):
 
 
 def hashes_digest(hashes: bytes) -> bytes:
-    """Return the SHA-256 over one holder's list of share hashes."""
+    """Return the SHA-256 over one holder's list of hashes."""
     return digest("share-hashes-of-one", hashes)
 
 
@@ -425,8 +506,8 @@ class Dealt(reading.Record):
     """The shares that one dealer dealt to one site: part of ``Setup``.
 
     Attributes:
-        box: nonce and sealed shares; empty for the site itself.
-        hashes: of this site's shares.
+        box: as in ``Confirmation``; empty for the site itself.
+        hashes: of this site's shares and pair secrets.
         digests: ``hashes_digest`` of every holder, in roster order, joined.
         signature: the dealer's, over ``hashes_signed``.
         ready: the dealer's, over ``ready_signed``.
@@ -465,14 +546,18 @@ class Setup(reading.SizedMessage):
         return cls.read(raw, {"dealt": reading.mapping(dealt, sites, sites)})
 
 
+BOX_OVERHEAD = KEM_CIPHERTEXT_BYTES + NONCE_BYTES + 16
+"""Bytes of a box besides its plaintext: the ciphertext, the nonce and the tag of AES-GCM."""
+
+
 def _box(slots: int) -> reading.Check:
-    """Return a check for a box: nonce, sealed shares and the tag of AES-GCM."""
-    return reading.blob(NONCE_BYTES + box_plain_bytes(slots) + 16)
+    """Return a check for a box."""
+    return reading.blob(BOX_OVERHEAD + box_plain_bytes(slots))
 
 
 def _hashes(slots: int) -> reading.Check:
-    """Return a check for the hashes of one holder's shares."""
-    return reading.blob(slots * len(GROUPS) * len(KINDS) * HASH_BYTES)
+    """Return a check for the hashes of one holder's shares and pair secrets."""
+    return reading.blob(slots * len(GROUPS) * (len(KINDS) + 1) * HASH_BYTES)
 
 
 def by_group(item: reading.Check) -> reading.Check:
@@ -493,6 +578,7 @@ _NAME = reading.text(64)
 _SLOT = reading.integer(0, MAX_SLOTS - 1)
 _HASH = reading.blob(HASH_BYTES)
 _SIGNATURE = reading.blob(SIGNATURE_BYTES)
+_LINKS = reading.blob(0, len(GROUPS) * MAX_SITES * KEY_BYTES)
 
 
 NO_TOTAL = bytes(HASH_BYTES)
@@ -608,7 +694,7 @@ class Receipt(reading.Record):
         total: digest of the total that the site was told with the request; ``NO_TOTAL`` if none.
         seed: 32 random bytes, its part in the challenge; drawn after it was told the total.
         follows: whether the site computed the state by itself, from totals that were verified.
-        update, static: SHA-256 of the masked bytes of each group.
+        update, static: ``checks.masked_hash`` of each group.
         signature: Ed25519 over ``signed(session)``.
     """
 
@@ -659,19 +745,47 @@ _RECEIPT = reading.built(
 
 @dataclass(frozen=True)
 class Masked(reading.Message):
-    """i -> S: the masked integers of both groups, little-endian in schema order, and the receipt."""
+    """i -> S: the masked integers of both groups, little-endian in schema order, links, and the receipt.
+
+    Attributes:
+        update, static: the masked integers.
+        receipt: signed, with a hash of the rest.
+        links: for each group, for each site after this one in the roster, 32 bytes (``links_of``): with
+            them the server finds the pair secret of a later site that drops out.
+    """
 
     update: bytes = field(repr=False)
     static: bytes = field(repr=False)
     receipt: Receipt
+    links: bytes = field(repr=False)
 
     KEYS = MappingProxyType(
         {
             "update": reading.blob(0, MAX_TERM),
             "static": reading.blob(0, MAX_TERM),
             "receipt": _RECEIPT,
+            "links": _LINKS,
         }
     )
+
+
+def links_of(links: bytes, group: Group, roster: Sequence[str], site: str) -> dict[str, bytes]:
+    """Return later site -> link of one group, from ``Masked.links`` of a site.
+
+    Raises:
+        MessageError: TF-604, if the links are not of both groups and all later sites.
+    """
+    later = roster[roster.index(site) + 1 :]
+    size = len(later) * KEY_BYTES
+    if len(links) != len(GROUPS) * size:
+        raise MessageError(
+            f"the links of {site}", expected=f"{len(GROUPS) * size} bytes", found=f"{len(links)} bytes"
+        )
+    start = GROUPS.index(group) * size
+    return {
+        name: links[start + place * KEY_BYTES : start + (place + 1) * KEY_BYTES]
+        for place, name in enumerate(later)
+    }
 
 
 def challenge(session: bytes, receipts: Sequence[Receipt]) -> bytes:
@@ -748,11 +862,13 @@ class TermProof(reading.Record):
     Attributes:
         receipt: the site's, of that sum.
         masked: group -> the masked bytes that the receipt names.
+        links: of both groups, which the receipt names as well.
         seeds: group -> b, which the site's advertisement commits to.
     """
 
     receipt: Receipt
     masked: Mapping[Group, bytes] = field(repr=False)
+    links: bytes = field(repr=False)
     seeds: Mapping[Group, bytes] = field(repr=False)
 
 
@@ -761,6 +877,7 @@ _PROOF = reading.built(
     {
         "receipt": _RECEIPT,
         "masked": by_group(reading.blob(0, MAX_TERM)),
+        "links": _LINKS,
         "seeds": by_group(reading.blob(KEY_BYTES)),
     },
 )
@@ -775,8 +892,8 @@ class RevealRequest(reading.Message):
         receipts: of the survivors, in roster order.
         agreements: of at least t of them, in roster order.
         missing: site -> the proof of its term, for each site in the total whose combinations are not used.
-        dropped: site -> group -> X25519 private key s of the total's slot, for each site of the roster that
-            is not in the total; empty if nothing is missing.
+        dropped: site -> group -> pair seed a of the total's slot, for each site of the roster that is not in
+            the total; empty if nothing is missing.
     """
 
     slot: int
@@ -798,7 +915,7 @@ class RevealRequest(reading.Message):
 
 @dataclass(frozen=True)
 class Reveal(reading.Message):
-    """i -> S: signed shares; of b for each survivor, of s for each dropped site.
+    """i -> S: signed shares; of b for each survivor, of a for each dropped site.
 
     Attributes:
         name: the site that reveals.

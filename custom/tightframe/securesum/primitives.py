@@ -17,6 +17,7 @@ from typing import NoReturn, TypeAlias, Union
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -25,13 +26,22 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from tightframe.securesum.errors import KeyAgreementError, ShareError, SignatureError
 
 PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
+"""Of the encoding, which the ledger and job manifests use as well, and not of the protocol: what version 2 of
+the protocol signs has other tags than version 1, or a session's id in it, which is another one."""
 KEY_BYTES = 32
 HASH_BYTES = 32
 NONCE_BYTES = 12
 SIGNATURE_BYTES = 64
+KEM_SEED_BYTES = 64
+KEM_KEY_BYTES = 1184
+KEM_CIPHERTEXT_BYTES = 1088
+"""Lengths of ML-KEM-768 (FIPS 203, table 3; the seed is d, then z)."""
 
 Random: TypeAlias = Callable[[int], bytes]
 """Returns as many random bytes as asked for; ``os.urandom`` except in known-answer tests."""
+
+Encapsulate: TypeAlias = Callable[[bytes], tuple[bytes, bytes]]
+"""Encapsulation key -> shared secret, ciphertext; ``kem_encapsulate`` except in known-answer tests."""
 
 Value: TypeAlias = Union[bool, int, float, str, bytes, Sequence["Value"], Mapping[str, "Value"]]  # noqa: UP007 - recursive
 
@@ -119,6 +129,63 @@ def x25519(private: Secret, public: bytes, *, owner: str) -> bytes:
         raise KeyAgreementError(
             f"an X25519 key of {owner}", expected="a point of full order", found="one of low order"
         ) from None
+
+
+def kem_public(private: Secret) -> bytes:
+    """Return the ML-KEM-768 encapsulation key of a 64-byte seed (FIPS 203): 1184 bytes."""
+    return _kem_private(private).public_key().public_bytes_raw()
+
+
+def kem_check(public: bytes, *, owner: str) -> None:
+    """Check an ML-KEM-768 encapsulation key: its length and that it is reduced (FIPS 203, section 7.2).
+
+    Raises:
+        KeyAgreementError: TF-606, naming its owner.
+    """
+    try:
+        MLKEM768PublicKey.from_public_bytes(public)
+    except ValueError:
+        raise KeyAgreementError(
+            f"the ML-KEM-768 key of {owner}",
+            expected=f"{KEM_KEY_BYTES} bytes with all coefficients below the prime",
+            found=f"{len(public)} bytes that are no such key",
+            blamed=owner,
+        ) from None
+
+
+def kem_encapsulate(public: bytes) -> tuple[bytes, bytes]:
+    """Return a fresh ML-KEM-768 shared secret (32 bytes) and its ciphertext (1088 bytes).
+
+    Its randomness is the library's own, because ``cryptography`` accepts none.
+
+    Raises:
+        ValueError: if the key is one that ``kem_check`` refuses.
+    """
+    return MLKEM768PublicKey.from_public_bytes(public).encapsulate()
+
+
+def kem_decapsulate(private: Secret, ciphertext: bytes, *, owner: str) -> bytes:
+    """Return the ML-KEM-768 shared secret of a ciphertext: 32 bytes.
+
+    A ciphertext of the right length that was made for another key, or altered, gives another secret and
+    no error (implicit rejection, FIPS 203, section 6.3): the box that it comes with does not open then.
+
+    Raises:
+        KeyAgreementError: TF-606, if the ciphertext, which ``owner`` sent, has another length.
+        ValueError: if the seed, which is not the peer's, is not 64 bytes.
+    """
+    key = _kem_private(private)
+    if len(ciphertext) != KEM_CIPHERTEXT_BYTES:
+        raise KeyAgreementError(
+            f"an ML-KEM-768 ciphertext of {owner}",
+            expected=f"{KEM_CIPHERTEXT_BYTES} bytes",
+            found=f"{len(ciphertext)} bytes",
+        )
+    return key.decapsulate(ciphertext)
+
+
+def _kem_private(private: Secret) -> MLKEM768PrivateKey:
+    return MLKEM768PrivateKey.from_seed_bytes(private.expose())
 
 
 def ed25519_public(private: Secret) -> bytes:

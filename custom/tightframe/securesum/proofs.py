@@ -5,7 +5,7 @@ without the masks between j and the sites that dropped out. Over the survivors t
 that the z'_j add up to the total exactly; so do their combinations (``combinations``). A site answers with
 those of its own z'_j. For a site that does not answer, the server shows z'_j itself: the masked term with the
 receipt that the site signed for it, the seed b that the site's advertisement commits to, and the dropped
-sites' private keys, whose public keys they advertised.
+sites' pair seeds a, to which theirs commit.
 
 The server knows z'_j of each survivor once it opened the sum, so no function of it tells the server anything.
 From everybody else the masks among honest survivors hide all of them but their sum.
@@ -18,11 +18,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tightframe.securesum import combinations
-from tightframe.securesum.checks import commitment, dropped_masks, group_layout, masked_hash, verify_receipt
+from tightframe.securesum.checks import (
+    commitment,
+    dropped_masks,
+    dropped_secrets,
+    group_layout,
+    masked_hash,
+    verify_receipt,
+)
 from tightframe.securesum.errors import VerificationError
 from tightframe.securesum.masks import Accumulator, Layout, self_key
-from tightframe.securesum.messages import Advertisement, Group, Params, TermProof, Told
-from tightframe.securesum.primitives import Secret, x25519_public
+from tightframe.securesum.messages import Advertisement, Group, Kind, Params, TermProof, Told, links_of
+from tightframe.securesum.primitives import Secret
 
 
 @dataclass(frozen=True)
@@ -90,24 +97,22 @@ class Ground:
                     found="a false one",
                 )
 
-    def check_dropped(self, secrets: Mapping[str, Mapping[Group, bytes]]) -> None:
-        """Check the private keys of the sites that are not in the total.
+    def check_dropped(self, seeds: Mapping[str, Mapping[Group, bytes]]) -> None:
+        """Check the pair seeds of the sites that are not in the total.
 
         Raises:
             VerificationError: TF-623, unless they are those of exactly these sites.
         """
-        if set(secrets) != set(self.dropped):
+        if set(seeds) != set(self.dropped):
             raise VerificationError(
-                f"the dropped sites' keys in the proof of sum {self.told.sum_id}",
+                f"the dropped sites' seeds in the proof of sum {self.told.sum_id}",
                 expected=f"of {list(self.dropped)}",
-                found=f"of {sorted(secrets)}",
+                found=f"of {sorted(seeds)}",
             )
-        for name, keys in secrets.items():
-            self._check_groups("the keys", name, keys)
+        for name, own in seeds.items():
+            self._check_groups("the pair seeds", name, own)
             for group in self.told.groups:
-                advertised = self.peers[name].slot_key(self.told.slot, group)
-                if not hmac.compare_digest(x25519_public(Secret(keys[group])), advertised):
-                    raise self._other(f"the {group} key", name, "the one that it advertised")
+                self._check_committed(name, group, "pair", own[group])
 
     def show(
         self, name: str, proof: TermProof, dropped: Mapping[str, Mapping[Group, bytes]]
@@ -120,7 +125,8 @@ class Ground:
             dropped: checked by ``check_dropped``.
 
         Raises:
-            VerificationError: TF-623, if a part is not what the site signed or advertised.
+            VerificationError: TF-623, if a part is not what the site signed or committed to.
+            MessageError: TF-604, if the site signed links of another number.
             SignatureError: TF-603, if the receipt is not signed by the site in this session.
         """
         told, receipt = self.told, proof.receipt
@@ -136,16 +142,22 @@ class Ground:
     ) -> bytes:
         slot, masked, seed = self.told.slot, proof.masked[group], proof.seeds[group]
         signed = proof.receipt.update if group == "update" else proof.receipt.static
-        if not hmac.compare_digest(masked_hash(masked), signed):
+        if not hmac.compare_digest(masked_hash(masked, proof.links), signed):
             raise self._other(f"the masked {group} term", name, "the one that its receipt names")
-        committed = self.peers[name].commitment(slot, group)
-        if not hmac.compare_digest(commitment(name, slot, group, seed), committed):
-            raise self._other(f"the {group} seed", name, "the one that it committed to")
-        secrets = {site: Secret(keys[group]) for site, keys in dropped.items()}
-        plus, minus = dropped_masks(self.session, slot, group, self.peers, name, secrets)
+        self._check_committed(name, group, "self", seed)
+        links = links_of(proof.links, group, self.params.roster, name)
+        seeds = {site: Secret(own[group]) for site, own in dropped.items()}
+        secrets = dropped_secrets(self.session, slot, group, name, seeds, links)
+        plus, minus = dropped_masks(self.session, slot, group, name, secrets)
         term = Accumulator(self.layout(group), masked)
         term.add_streams(plus, [*minus, self_key(seed, self.session, slot, group, name)])
         return term.to_bytes()
+
+    def _check_committed(self, name: str, group: Group, kind: Kind, seed: bytes) -> None:
+        slot = self.told.slot
+        committed = self.peers[name].commitment(slot, group, kind)
+        if not hmac.compare_digest(commitment(name, slot, group, kind, seed), committed):
+            raise self._other(f"the {group} {kind} seed", name, "the one that it committed to")
 
     def _check_groups(self, what: str, name: str, parts: Mapping[Group, object]) -> None:
         if set(parts) != set(self.told.groups):

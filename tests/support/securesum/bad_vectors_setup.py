@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 from cryptography.hazmat.primitives.serialization import load_der_private_key
-from tests.support.securesum import certificates
+from tests.support.securesum import certificates, mlkem
 from tests.support.securesum.bad_maker import Maker, repacked
 from tests.support.securesum.protocol import FixedSigner
 from tests.support.securesum.replay import Player
@@ -125,14 +125,14 @@ def _advertisements_up(maker: Maker) -> None:
             "the same with the bit that X25519 ignores",
         ),
         (
-            "reflected_slot_keys",
-            lambda p, i, f: _resigned(p, i, slots=f.slots),
-            "another site's keys and commitments of all slots",
+            "swapped_encapsulation_key",
+            lambda p, i, f: _resigned(p, i, encapsulation_key=f.encapsulation_key),
+            "another site's key of ML-KEM-768",
         ),
         (
-            "one_key_for_two_slots",
-            lambda p, i, f: _resigned(p, i, slots=i.slots[:128] * 4),
-            "one mask for two slots",
+            "encapsulation_key_not_reduced",
+            lambda p, i, f: _resigned(p, i, encapsulation_key=b"\xff" * 3 + i.encapsulation_key[3:]),
+            "coefficients that are not below the prime",
         ),
         (
             "low_order_point",
@@ -144,6 +144,13 @@ def _advertisements_up(maker: Maker) -> None:
         maker.add(name, after, place, changed(change), why)
     maker.add(
         "truncated_keys", after, place, lambda p, raw: repacked(raw, slots=b"\x01" * 511), "a slot short"
+    )
+    maker.add(
+        "truncated_encapsulation_key",
+        after,
+        place,
+        lambda p, raw: repacked(raw, encapsulation_key=b"\x01" * 1183),
+        "a byte short",
     )
     maker.add(
         "second_advertisement",
@@ -239,7 +246,7 @@ def _confirmations(maker: Maker) -> None:
     for name, change, why in (
         (
             "tampered_share_hashes",
-            lambda p, i: replace(i, hashes={**i.hashes, "z": bytes(512)}),
+            lambda p, i: replace(i, hashes={**i.hashes, "z": bytes(768)}),
             "not the hashes that were signed",
         ),
         (
@@ -292,9 +299,11 @@ def _setups(maker: Maker) -> None:
     def resealed(player: Player, parts: dict[str, messages.Dealt]) -> bytes:
         """A box with one bit of a share changed, sealed by its dealer itself."""
         dealer, session = player.sites["z"].state, player.session.session
-        public = player.session.peers["clinic"].channel_key
-        key = box_key(x25519(dealer.channel, public, owner="clinic"), session, "z", "clinic")
-        return bytes(12) + seal(key, bytes(12), bytes(768), box_bound(session, "z", "clinic"))
+        peer = player.session.peers["clinic"]
+        encapsulated, ciphertext = mlkem.encapsulate(peer.encapsulation_key, bytes(32))
+        agreed = x25519(dealer.channel, peer.channel_key, owner="clinic")
+        key = box_key(encapsulated, agreed, session, "z", "clinic", ciphertext)
+        return ciphertext + bytes(12) + seal(key, bytes(12), bytes(1024), box_bound(session, "z", "clinic"))
 
     def ready(player: Player, parts: dict[str, messages.Dealt]) -> bytes:
         other = hashlib.sha256(b"another session").digest()
@@ -311,6 +320,16 @@ def _setups(maker: Maker) -> None:
             "the tag",
         ),
         ("swapped_box", part("z", box=lambda p, d: d["clinic-2"].box), "another dealer's box"),
+        (
+            "tampered_ciphertext",
+            part("z", box=lambda p, d: bytes([d["z"].box[0] ^ 1]) + d["z"].box[1:]),
+            "another shared secret, by which the box does not open",
+        ),
+        (
+            "swapped_ciphertext",
+            part("z", box=lambda p, d: d["clinic-2"].box[:1088] + d["z"].box[1088:]),
+            "the ciphertext of another dealer",
+        ),
         ("empty_box", part("z", box=lambda p, d: b""), "only one's own is left out"),
         ("box_in_ones_own_place", part("clinic", box=lambda p, d: d["z"].box), "one deals no box to oneself"),
         ("box_with_other_shares", part("z", box=resealed), "sealed by the dealer, but not what it signed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from tests.support.securesum.bad_maker import Maker, repacked
 from tests.support.securesum.replay import Player, play
 
 from tightframe.securesum import messages
+from tightframe.securesum.checks import masked_hash
 from tightframe.securesum.messages import (
     Agreement,
     AgreementRequest,
@@ -36,6 +36,21 @@ def _terms(maker: Maker) -> None:
 
     for name, change, why in (
         ("tampered_term", lambda p, i: replace(i, update=i.update[::-1]), "not the bytes of the receipt"),
+        ("tampered_links", lambda p, i: replace(i, links=i.links[::-1]), "not the links of the receipt"),
+        (
+            "short_links",
+            lambda p, i: replace(
+                i,
+                links=i.links[:-32],
+                receipt=_receipt(
+                    p,
+                    i.receipt,
+                    update=masked_hash(i.update, i.links[:-32]),
+                    static=masked_hash(i.static, i.links[:-32]),
+                ),
+            ),
+            "signed, but not a link for every later site and group",
+        ),
         ("tampered_receipt", lambda p, i: replace(i, receipt=replace(i.receipt, slot=1)), "not signed"),
         ("receipt_of_another_round", receipt(sum_id=SumId(7, "train-0")), "signed, for another sum"),
         ("receipt_of_another_slot", receipt(slot=1), "signed, for another slot"),
@@ -46,7 +61,7 @@ def _terms(maker: Maker) -> None:
             lambda p, i: replace(
                 i,
                 static=i.static[:-4],
-                receipt=_receipt(p, i.receipt, static=hashlib.sha256(i.static[:-4]).digest()),
+                receipt=_receipt(p, i.receipt, static=masked_hash(i.static[:-4], i.links)),
             ),
             "signed, but not the size of the schema",
         ),

@@ -10,10 +10,21 @@ import pytest
 from tests.support.securesum.protocol import World, add_integers, make_params, names, signer, verifier
 
 from tightframe.securesum import messages
+from tightframe.securesum.checks import box_bound, box_key, link, pair_secret
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.masks import keystream, pair_key
-from tightframe.securesum.messages import Advertisement, Group
-from tightframe.securesum.primitives import Secret, ed25519_sign, x25519
+from tightframe.securesum.messages import Advertisement, Group, Masked, links_of
+from tightframe.securesum.primitives import (
+    KEM_CIPHERTEXT_BYTES,
+    NONCE_BYTES,
+    Secret,
+    ed25519_sign,
+    kem_decapsulate,
+    kem_encapsulate,
+    open_sealed,
+    seal,
+    x25519,
+)
 from tightframe.securesum.server import Enrolment, Sum
 from tightframe.securesum.shamir import recover
 from tightframe.securesum.site.state import slot_secret
@@ -113,7 +124,7 @@ def signed_advertisement(world: World, item: Advertisement, **changes: Any) -> A
 
 
 def own_secrets(world: World, slot: int) -> dict[tuple[str, Group, messages.Kind], bytes]:
-    """All b and s of a slot, which no test that plays the server may use but to compare."""
+    """All b and a of a slot, which no test that plays the server may use but to compare."""
     found = {}
     for name, site in world.sites.items():
         state = site.state
@@ -130,18 +141,54 @@ def from_shares(world: World, shares: Mapping[str, bytes]) -> bytes:
     return recover(places, threshold=world.params.threshold)
 
 
-def without_pair_masks(world: World, name: str, slot: int, group: Group, masked: bytes, s: bytes) -> bytes:
-    """What is left of a site's term once its s is known: every mask that it shares with another comes off."""
-    fields = world.params.schemas["train"]
-    left = masked
-    for other, peer in world.session.peers.items():
+def without_pair_masks(
+    world: World, name: str, slot: int, group: Group, uploads: Mapping[str, Masked], seed: bytes
+) -> bytes:
+    """What is left of a site's term once its seed a is known: every mask that it shares comes off.
+
+    For those with earlier sites these sites' links are needed too.
+    """
+    fields, session, roster = world.params.schemas["train"], world.session.session, world.params.roster
+    left = masked = getattr(uploads[name], group)
+    for other in roster:
         if other != name:
-            shared = x25519(Secret(s), peer.slot_key(slot, group), owner=other)
+            secret = pair_secret(seed, session, slot, group, name, other)
+            if other < name:
+                secret = link(links_of(uploads[other].links, group, roster, other)[name], secret)
             first, second = sorted((name, other))
-            mask = keystream(pair_key(shared, world.session.session, slot, group, first, second), len(masked))
+            mask = keystream(pair_key(secret, session, slot, group, first, second), len(masked))
             plus = negative(fields, group, mask) if name < other else mask
             left = add_integers(fields, group, [{group: left}, {group: plus}])
     return left
+
+
+def key_of_box(
+    world: World, dealer: str, holder: str, box: bytes, session: bytes | None = None
+) -> tuple[bytes, bytes]:
+    """Key and frame of a box, from its holder's private keys; in another session if one is given."""
+    session = world.session.session if session is None else session
+    state, ciphertext = world.sites[holder].state, box[:KEM_CIPHERTEXT_BYTES]
+    encapsulated = kem_decapsulate(state.decapsulation, ciphertext, owner=dealer)
+    agreed = x25519(state.channel, world.session.peers[dealer].channel_key, owner=dealer)
+    key = box_key(encapsulated, agreed, session, dealer, holder, ciphertext)
+    return key, box_bound(session, dealer, holder)
+
+
+def opened_box(world: World, dealer: str, holder: str, box: bytes) -> bytes:
+    """The plaintext of a box, as its holder opens it."""
+    key, bound = key_of_box(world, dealer, holder, box)
+    rest = box[KEM_CIPHERTEXT_BYTES:]
+    return open_sealed(key, rest[:NONCE_BYTES], rest[NONCE_BYTES:], bound, owner=dealer)
+
+
+def resealed_box(world: World, dealer: str, holder: str, plain: bytes) -> bytes:
+    """A box with other contents, properly sealed by its dealer."""
+    peer = world.session.peers[holder]
+    encapsulated, ciphertext = kem_encapsulate(peer.encapsulation_key)
+    agreed = x25519(world.sites[dealer].state.channel, peer.channel_key, owner=holder)
+    key = box_key(encapsulated, agreed, world.session.session, dealer, holder, ciphertext)
+    nonce, bound = bytes(NONCE_BYTES), box_bound(world.session.session, dealer, holder)
+    return ciphertext + nonce + seal(key, nonce, plain, bound)
 
 
 def negative(fields: Any, group: Group, data: bytes) -> bytes:
@@ -170,13 +217,16 @@ __all__ = [
     "custom",
     "difference",
     "from_shares",
+    "key_of_box",
     "make_params",
     "names",
     "negative",
+    "opened_box",
     "own_secrets",
     "ready",
     "refused",
     "refused_by",
+    "resealed_box",
     "session_key",
     "signed_advertisement",
     "signed_agreement",

@@ -2,8 +2,8 @@
 
 It imports no module of the package: strings are put together by hand, HKDF is RFC 5869 written out
 with ``hmac``, the field of Shamir's sharing is multiplied bit by bit, rings are Python's integers.
-Only X25519, Ed25519, ECDSA, AES-CTR and AES-GCM are the library's. What it makes of a vector's
-inputs must be, byte for byte, what the package makes of them.
+ML-KEM-768 is ``mlkem``. Only X25519, Ed25519, ECDSA, AES-CTR and AES-GCM are the library's. What it
+makes of a vector's inputs must be, byte for byte, what the package makes of them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.serialization import load_der_private_key
+from tests.support.securesum import mlkem
 
 GROUPS = ("update", "static")
 
@@ -184,15 +185,21 @@ class Run:
         self.random = {name: Stream(bytes.fromhex(vector["sites"][name]["random"])) for name in self.roster}
         self.channel: dict[str, bytes] = {}
         self.signing: dict[str, bytes] = {}
-        self.secrets: dict[str, list[bytes]] = {}  # for slot, group: b, s
+        self.seeds: dict[str, bytes] = {}  # of ML-KEM-768
+        self.encapsulated: dict[
+            tuple[str, str], tuple[bytes, bytes]
+        ] = {}  # dealer, holder -> secret, ciphertext
+        self.secrets: dict[str, list[bytes]] = {}  # for slot, group: b, a
         self.advertised: dict[str, dict[str, Any]] = {}
         self.salted: dict[tuple[str, str], list[bytes]] = {}  # dealer, holder -> salts and shares
+        self.sealed: dict[tuple[str, str], bytes] = {}  # and all that is in a box
         self.session = b""
         self.total: dict[str, Any] = {}  # the last one
         self.told = bytes(32)
         self.revealed: list[str] = []  # who gave shares for it
         self.receipts: dict[str, Any] = {}  # of its survivors
         self.masked: dict[tuple[str, int], dict[str, bytes]] = {}
+        self.links: dict[tuple[str, int], bytes] = {}
 
     def messages(self) -> Iterator[tuple[str, str, str, bytes]]:
         """Task, sender, receiver, bytes."""
@@ -201,7 +208,7 @@ class Run:
             yield "enroll", name, "server", pack(self._advertisement(name))
         shown = [self.advertised[name] for name in self.roster]
         signed = [[self._advertised_string(item), item["signature"]] for item in shown]
-        self.session = sha("session", self.digest, signed)
+        self.session = sha("session 2", self.digest, signed)
         confirmed = {}
         for name in self.roster:
             yield "confirm", "server", name, pack({"items": [pack(item) for item in shown]})
@@ -224,9 +231,14 @@ class Run:
             for group in GROUPS:
                 for name in self.roster:
                     place = f"{slot}/{group}/{name}"
-                    found[f"commitment/{place}"] = self._commitment(name, slot, group)
+                    for kind in (0, 1):
+                        label = f"commitment to {'ba'[kind]}/{place}"
+                        found[label] = self._commitment(name, slot, group, kind)
                     found[f"self key/{place}"] = self._self_key(name, slot, group)
                     for other in self.roster:
+                        if name != other:
+                            secret = self._pair_secret(name, other, slot, group)
+                            found[f"pair secret/{place}/{other}"] = secret
                         if name < other:
                             found[f"pair key/{place}/{other}"] = self._pair_key(name, other, slot, group)
         return {key: value.hex() for key, value in found.items()}
@@ -234,33 +246,40 @@ class Run:
     def _secret(self, name: str, slot: int, group: str, kind: int) -> bytes:
         return self.secrets[name][(slot * 2 + GROUPS.index(group)) * 2 + kind]
 
-    def _commitment(self, name: str, slot: int, group: str) -> bytes:
-        return sha("commitment", name, slot, group, self._secret(name, slot, group, 0))
+    def _commitment(self, name: str, slot: int, group: str, kind: int) -> bytes:
+        secret = self._secret(name, slot, group, kind)
+        return sha("commitment", name, slot, group, ("self", "pair")[kind], secret)
+
+    def _pair_secret(self, dealer: str, holder: str, slot: int, group: str) -> bytes:
+        info = fields("pair secret", slot, group, dealer, holder)
+        return hkdf(self._secret(dealer, slot, group, 1), self.session, info)
 
     def _self_key(self, name: str, slot: int, group: str) -> bytes:
         return hkdf(self._secret(name, slot, group, 0), self.session, fields("self mask", slot, group, name))
 
     def _pair_key(self, first: str, second: str, slot: int, group: str) -> bytes:
-        theirs = x25519_public(self._secret(second, slot, group, 1))
-        shared = x25519(self._secret(first, slot, group, 1), theirs)
-        return hkdf(shared, self.session, fields("pair mask", slot, group, first, second))
+        secret = self._pair_secret(first, second, slot, group)
+        return hkdf(secret, self.session, fields("pair mask", slot, group, first, second))
 
     def _box_key(self, dealer: str, holder: str) -> bytes:
-        shared = x25519(self.channel[dealer], x25519_public(self.channel[holder]))
-        return hkdf(shared, self.session, fields("box", dealer, holder))
+        agreed = x25519(self.channel[dealer], x25519_public(self.channel[holder]))
+        encapsulated, ciphertext = self.encapsulated[dealer, holder]
+        return hkdf(encapsulated + agreed, self.session, fields("box", dealer, holder, ciphertext))
 
     def _advertised_string(self, item: Mapping[str, Any]) -> bytes:
         keys = ("name", "certificate", "channel_key", "session_key", "slots", "application")
-        return fields("advertisement", self.digest, *(item[key] for key in keys))
+        values = [item[key] for key in (*keys, "encapsulation_key")]
+        return fields("advertisement 2", self.digest, *values)
 
     def _advertisement(self, name: str) -> dict[str, Any]:
         random, given = self.random[name], self.vector["sites"][name]
-        self.channel[name], self.signing[name] = random(32), random(32)
+        self.channel[name], self.signing[name], self.seeds[name] = random(32), random(32), random(64)
         self.secrets[name] = [random(32) for _ in range(self.slots * 4)]
-        public = b"".join(
-            x25519_public(self._secret(name, slot, group, 1)) + self._commitment(name, slot, group)
+        commitments = b"".join(
+            self._commitment(name, slot, group, kind)
             for slot in range(self.slots)
             for group in GROUPS
+            for kind in (0, 1)
         )
         item = {
             "name": name,
@@ -269,8 +288,9 @@ class Run:
             "session_key": Ed25519PrivateKey.from_private_bytes(self.signing[name])
             .public_key()
             .public_bytes_raw(),
-            "slots": public,
+            "slots": commitments,
             "application": bytes.fromhex(given["application"]),
+            "encapsulation_key": mlkem.keys(self.seeds[name])[0],
         }
         key: Any = load_der_private_key(bytes.fromhex(given["private_key"]), None)
         rfc6979 = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
@@ -293,6 +313,12 @@ class Run:
             own = salts[place * self.slots * 64 :]
             parts = [own[i * 16 : i * 16 + 16] + data[i * 32 : i * 32 + 32] for i in range(self.slots * 4)]
             self.salted[name, holder] = parts
+            secrets = [
+                (slot, group, self._pair_secret(name, holder, slot, group))
+                for slot in range(self.slots)
+                for group in GROUPS
+            ]
+            self.sealed[name, holder] = b"".join(parts) + b"".join(secret for *_, secret in secrets)
             hashes_of[holder] = b"".join(
                 sha(
                     "share",
@@ -305,13 +331,16 @@ class Run:
                     part,
                 )
                 for i, part in enumerate(parts)
-            )
+            ) + b"".join(sha("pair secret hash", session, name, holder, *secret) for secret in secrets)
         boxes = {}
         for holder in self.roster:
             if holder != name:
-                nonce, plain = random(12), b"".join(self.salted[name, holder])
-                bound = fields("box", session, name, holder)
-                boxes[holder] = nonce + AESGCM(self._box_key(name, holder)).encrypt(nonce, plain, bound)
+                nonce, m = random(12), random(32)
+                encapsulated = mlkem.encapsulate(self.advertised[holder]["encapsulation_key"], m)
+                self.encapsulated[name, holder] = encapsulated
+                bound, plain = fields("box", session, name, holder), self.sealed[name, holder]
+                sealed = AESGCM(self._box_key(name, holder)).encrypt(nonce, plain, bound)
+                boxes[holder] = encapsulated[1] + nonce + sealed
         digests = [sha("share-hashes-of-one", hashes_of[holder]) for holder in self.roster]
         return {
             "name": name,
@@ -437,6 +466,7 @@ class Run:
             name: {
                 "receipt": self.receipts[name],
                 "masked": {group: self.masked[name, slot][group] for group in groups},
+                "links": self.links[name, slot],
                 "seeds": {group: self._secret(name, slot, group, 0) for group in groups},
             }
             for name in self.total["survivors"]
@@ -466,7 +496,20 @@ class Run:
                     mask = stream(self._pair_key(first, second, slot, group), len(term))
                     (plus if name == first else minus).append(mask)
             masked[group] = ring_sum(specs, group, plus, minus)
+        links = b"".join(
+            bytes(
+                one ^ two
+                for one, two in zip(
+                    self._pair_secret(name, other, slot, group),
+                    self._pair_secret(other, name, slot, group),
+                    strict=True,
+                )
+            )
+            for group in GROUPS
+            for other in self.roster[self.roster.index(name) + 1 :]
+        )
         self.masked[name, slot] = dict(masked)
+        self.links[name, slot] = links
         receipt = {
             "name": name,
             "slot": slot,
@@ -475,10 +518,10 @@ class Run:
             "total": self.told,
             "seed": self.random[name](32),
             "follows": True,
-            **{group: hashlib.sha256(masked[group]).digest() for group in GROUPS},
+            **{group: hashlib.sha256(links + masked[group]).digest() for group in GROUPS},
         }
         receipt["signature"] = sign(self.signing[name], fields("receipt 2", self.session, *receipt.values()))
-        return {**masked, "receipt": receipt}
+        return {**masked, "receipt": receipt, "links": links}
 
     def _reveal(self, name: str, slot: int, here: list[str]) -> dict[str, Any]:
         shares: dict[str, Any] = {"update": {}, "static": {}}

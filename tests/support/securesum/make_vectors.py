@@ -68,9 +68,10 @@ def make_run() -> dict[str, Any]:
         "protocol": "tightframe/secure-sum/1, messages of version 2",
         "notes": [
             "All keys are for tests alone. Bytes are hexadecimal; messages are in the order of sending.",
-            "Random bytes of a site, in the order of use: channel key, session key; for each slot, for "
-            "update and static: b, s; coefficients of all secrets in that order, that of x first; 16-byte "
-            "salts for each holder of each share; a nonce for each other holder; a seed for each term.",
+            "Random bytes of a site, in the order of use: channel key, session key, 64-byte seed of "
+            "ML-KEM-768; for each slot, for update and static: b, a; coefficients of all secrets in that "
+            "order, that of x first; 16-byte salts for each holder of each share; for each other holder a "
+            "nonce and the 32 bytes m of FIPS 203, algorithm 17; a seed for each term.",
             "Signatures of provisioned keys are deterministic ECDSA (RFC 6979) with SHA-256.",
         ],
         "root": root.certificate.hex(),
@@ -101,7 +102,7 @@ def make_run() -> dict[str, Any]:
             "private_key": issued.key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()).hex(),
             "application": f"weight of {name}".encode().hex(),
             "random": random(
-                64 + 4 * 128 + 2 * 4 * 128 + 4 * 4 * 4 * 16 + 3 * 12 + 32 * (4 - (name == "clinic-2"))
+                128 + 4 * 128 + 2 * 4 * 128 + 4 * 4 * 4 * 16 + 3 * 44 + 32 * (4 - (name == "clinic-2"))
             ).hex(),
             "terms": {
                 str(slot): {group: terms.bytes(size).hex() for group, size in sizes.items()}
@@ -168,7 +169,7 @@ def make_primitives() -> dict[str, Any]:
         "keystream": {"key": key.hex(), "bytes": masks.keystream(key, 100).hex()},
         "combinations": [_combinations(random(32), runs, random) for runs in RUNS],
         "pair_key": {
-            "shared": seed.hex(),
+            "secret": seed.hex(),
             "session": session.hex(),
             "slot": 255,
             "group": "static",

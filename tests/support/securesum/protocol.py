@@ -36,7 +36,7 @@ from tightframe.securesum.messages import (
     SumId,
     TermRequest,
 )
-from tightframe.securesum.primitives import Random
+from tightframe.securesum.primitives import Encapsulate, Random, kem_encapsulate
 from tightframe.securesum.rules import Expected, SiteRules
 from tightframe.securesum.server import Enrolment, Evidence, MemorySpool, Opened, Session, Sum
 from tightframe.securesum.site import (
@@ -151,6 +151,7 @@ class Site:
     stored: bool = False
     dataset: str = DATASET
     profile: Profile | None = None
+    encapsulate: Encapsulate = kem_encapsulate
     follows: bool = True
     state: Any = None
     entries: list[Entry] = field(default_factory=list)
@@ -194,7 +195,15 @@ class Site:
 
     def confirm(self, raw: bytes) -> bytes:
         message = Advertisements.from_bytes(raw)
-        return self.take(confirm(self.state, message, verifier=self.verifier, random=self.random))
+        return self.take(
+            confirm(
+                self.state,
+                message,
+                verifier=self.verifier,
+                random=self.random,
+                encapsulate=self.encapsulate,
+            )
+        )
 
     def mask(
         self,

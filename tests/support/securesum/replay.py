@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.serialization import load_der_private_key
+from tests.support.securesum import mlkem
 from tests.support.securesum.certificates import AT
 from tests.support.securesum.independent import Stream
 from tests.support.securesum.protocol import FixedSigner, World
@@ -68,7 +69,9 @@ class Player(World):
             site.signer = FixedSigner(key, bytes.fromhex(given["certificate"]))
             site.expected = replace(site.expected, sites=frozenset(params.roster))
             site.rules = SiteRules()
-            site.random, site.verifier = Stream(bytes.fromhex(given["random"])), checked
+            random = Stream(bytes.fromhex(given["random"]))
+            site.random, site.verifier = random, checked
+            site.encapsulate = lambda key, random=random: mlkem.encapsulate(key, random(32))  # type: ignore[misc]
         self.enrolment = Enrolment(params, verifier=checked)
         self.shown: Advertisements | None = None
         self.total: Sum | None = None

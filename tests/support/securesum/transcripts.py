@@ -33,7 +33,7 @@ from tightframe.securesum.messages import (
     ready_signed,
     session_id,
 )
-from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, x25519_public
+from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, kem_public, x25519_public
 from tightframe.securesum.proofs import Ground
 from tightframe.securesum.transcript import SERVER, SIMULATED, Chain, SumRecord
 from tightframe.securesum.transcript.lines import line_hash
@@ -114,11 +114,16 @@ class Epoch:
 
 def advertise(params: Params, name: str, identity: Issued, secret: Secret, **changes: Any) -> Advertisement:
     """A signed advertisement; ``changes`` are made before it is signed."""
-    slots = b"".join(
-        x25519_public(Secret(os.urandom(32))) + os.urandom(32) for _ in range(params.slots) for _ in GROUPS
+    item = Advertisement(
+        name=name,
+        certificate=identity.certificate,
+        channel_key=x25519_public(Secret(os.urandom(32))),
+        session_key=ed25519_public(secret),
+        slots=os.urandom(128 * params.slots),
+        application=b"weight",
+        encapsulation_key=kem_public(Secret(os.urandom(64))),
+        signature=b"",
     )
-    channel = x25519_public(Secret(os.urandom(32)))
-    item = Advertisement(name, identity.certificate, channel, ed25519_public(secret), slots, b"weight", b"")
     item = replace(item, **changes)
     return replace(item, signature=identity.signer().sign(item.signed(params.digest())))
 

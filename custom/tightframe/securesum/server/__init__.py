@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tightframe.securesum.checks import (
     commitment,
     dropped_masks,
+    dropped_secrets,
     group_layout,
     masked_hash,
     verify,
@@ -53,9 +54,11 @@ from tightframe.securesum.messages import (
     Total,
     agreement_signed,
     challenge,
+    links_of,
+    pair_secret_hash,
     share_hash,
 )
-from tightframe.securesum.primitives import KEY_BYTES, Secret, x25519_public
+from tightframe.securesum.primitives import KEY_BYTES, Secret
 from tightframe.securesum.rules import minimum_survivors
 from tightframe.securesum.server.evidence import Evidence, MemorySpool, Spool
 from tightframe.securesum.server.setup import Enrolment, Session, check_name, check_sender
@@ -123,6 +126,7 @@ class Sum:
         self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
         self._totals = {group: Accumulator(self._layouts[group]) for group in GROUPS}
         self._receipts: dict[str, Receipt] = {}
+        self._links: dict[str, bytes] = {}
         self._survivors: tuple[str, ...] | None = None
         self._agreements: dict[str, Agreement] = {}
         self._proved: dict[str, TermProof] | None = (
@@ -194,7 +198,7 @@ class Sum:
         self._spool.keep(self.slot, site, "static", masked.static)
         self._totals["update"].add(masked.update)
         self._totals["static"].add(masked.static)
-        self._receipts[site] = masked.receipt
+        self._receipts[site], self._links[site] = masked.receipt, masked.links
 
     def close(self) -> tuple[str, ...]:
         """Stop accepting terms and return the survivors, in roster order.
@@ -276,7 +280,7 @@ class Sum:
         if self._proved is None:
             self._proved = {} if self.rests_on is None else self._settle(self.rests_on)
         receipts = tuple(self._receipts[name] for name in survivors)
-        dropped = {} if self.rests_on is None or not self._proved else self.rests_on.keys_of_dropped()
+        dropped = {} if self.rests_on is None or not self._proved else self.rests_on.seeds_of_dropped()
         return RevealRequest(self.slot, receipts, self.agreements, self._proved, dropped)
 
     def add_reveal(self, site: str, raw: bytes) -> None:
@@ -311,11 +315,12 @@ class Sum:
         self._reveals[site] = item
 
     def open(self) -> Opened:
-        """Recover b of the survivors and s of the dropped sites, and remove their masks from the totals.
+        """Recover b of the survivors and a of the dropped sites, and remove their masks from the totals.
 
         Raises:
             RecoveryError: TF-613, with fewer than t valid reveals; or naming the dealer whose secret is
-                not the one that it advertised, although it signed every share.
+                not the one that it committed to, although it signed every share, or the site whose link
+                is not of the pair secrets that both sites signed.
             StateError: TF-609, before ``close`` or a second time.
         """
         survivors = self._closed()
@@ -329,12 +334,20 @@ class Sum:
         # All secrets are recovered and checked before any mask is removed, so that after an error the
         # totals are still masked and another reveal can be added.
         secrets = {group: self._recover(group, reveals) for group, reveals in usable.items()}
-        for group, recovered in secrets.items():
-            self._totals[group].add_streams(*self._streams(group, recovered))
+        streams = {group: self._streams(group, recovered) for group, recovered in secrets.items()}
+        for group, (plus, minus) in streams.items():
+            self._totals[group].add_streams(plus, minus)
         self._opened = True
         groups = {group: self._totals[group].to_bytes() for group in secrets}
         total = Total(self.slot, self.sum_id, self.schema, survivors, MappingProxyType(groups))
-        evidence = Evidence(self._session, total, MappingProxyType(self._receipts), secrets, self._spool)
+        evidence = Evidence(
+            self._session,
+            total,
+            MappingProxyType(self._receipts),
+            MappingProxyType(self._links),
+            secrets,
+            self._spool,
+        )
         if not self._layouts["static"].nbytes:
             groups = {**groups, "static": b""}
         blamed = MappingProxyType(dict(sorted(self._blamed.items())))
@@ -349,7 +362,10 @@ class Sum:
         receipt = masked.receipt
         check_name("a receipt", site, receipt.name)
         verify_receipt(receipt, self._session.session, self._session.peers[site].session_key)
-        hashes = {"update": masked_hash(masked.update), "static": masked_hash(masked.static)}
+        hashes = {
+            "update": masked_hash(masked.update, masked.links),
+            "static": masked_hash(masked.static, masked.links),
+        }
         for part, expected, received in (
             ("slot", str(self.slot), str(receipt.slot)),
             ("sum", str(self.sum_id), str(receipt.sum_id)),
@@ -367,6 +383,7 @@ class Sum:
             needed = self._layouts[group].nbytes
             if size != needed:
                 raise MessageError(f"the {group} term of {site}", expected=f"{needed} bytes", found=str(size))
+            links_of(masked.links, group, self._params.roster, site)
 
     def _challenge(self) -> bytes:
         return challenge(self._session.session, [self._receipts[name] for name in self._closed()])
@@ -437,7 +454,7 @@ class Sum:
         return "self" if dealer in self._receipts else "pair"
 
     def _recover(self, group: Group, reveals: Mapping[str, Reveal]) -> dict[str, Secret]:
-        """Return site -> its secret of this slot, each checked against the site's advertisement."""
+        """Return site -> its secret of this slot, each checked against the site's commitment."""
         roster, needed = self._params.roster, self._params.threshold
         holders = [name for name in roster if name in reveals][:needed]
         if len(holders) < needed:
@@ -456,32 +473,61 @@ class Sum:
         return secrets
 
     def _check_secret(self, dealer: str, group: Group, secret: Secret) -> None:
-        peer = self._session.peers[dealer]
-        if self._kind(dealer) == "self":
-            derived, advertised = (
-                commitment(dealer, self.slot, group, secret.expose()),
-                peer.commitment(self.slot, group),
-            )
-        else:
-            derived, advertised = x25519_public(secret), peer.slot_key(self.slot, group)
-        if not hmac.compare_digest(derived, advertised):
+        kind = self._kind(dealer)
+        derived = commitment(dealer, self.slot, group, kind, secret.expose())
+        if not hmac.compare_digest(derived, self._session.peers[dealer].commitment(self.slot, group, kind)):
             raise RecoveryError(
                 f"the {group} secret of {dealer} in slot {self.slot}",
-                expected="the one that it advertised",
+                expected="the one that it committed to",
                 found="a different one, from shares that it signed",
                 blamed=dealer,
             )
 
     def _streams(self, group: Group, secrets: Mapping[str, Secret]) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of the streams to add and to subtract, so that no mask is left in the total."""
+        """Return the keys of the streams to add and to subtract, so that no mask is left in the total.
+
+        Raises:
+            RecoveryError: TF-613, as ``_check_pair_secrets`` raises.
+        """
         session, slot = self._session.session, self.slot
         plus: list[bytes] = []
         minus: list[bytes] = []
         for site in self._closed():
             minus.append(self_key(secrets[site].expose(), session, slot, group, site))
-        dropped = {name: secret for name, secret in secrets.items() if name not in self._receipts}
+        seeds = {name: secret for name, secret in secrets.items() if name not in self._receipts}
         for site in self._closed():
-            added, taken = dropped_masks(session, slot, group, self._session.peers, site, dropped)
+            links = links_of(self._links[site], group, self._params.roster, site)
+            found = dropped_secrets(session, slot, group, site, seeds, links)
+            self._check_pair_secrets(group, site, found)
+            added, taken = dropped_masks(session, slot, group, site, found)
             plus += added
             minus += taken
         return plus, minus
+
+    def _check_pair_secrets(
+        self, group: Group, survivor: str, secrets: Mapping[str, tuple[bytes, bytes]]
+    ) -> None:
+        """Check the pair secrets between a survivor and the dropped sites against their signed hashes.
+
+        The survivor checked what it was dealt, and each hash is signed by the dealer of its secret: no third
+        site can be at fault.
+
+        Raises:
+            RecoveryError: TF-613, naming a dropped site that dealt another pair secret than its seed gives,
+                or the survivor if its link is wrong.
+        """
+        for dropped, (dealt, keyed) in secrets.items():
+            self._check_pair_secret(group, dropped, survivor, dealt, "its pair seed")
+            if survivor < dropped:
+                self._check_pair_secret(group, survivor, dropped, keyed, "its link")
+
+    def _check_pair_secret(self, group: Group, dealer: str, holder: str, secret: bytes, source: str) -> None:
+        session, slot = self._session, self.slot
+        hashed = pair_secret_hash(session.session, dealer, holder, slot, group, secret)
+        if not hmac.compare_digest(hashed, session.signed_pair_secret_hash(dealer, holder, slot, group)):
+            raise RecoveryError(
+                f"the {group} pair secret from {dealer} to {holder} in slot {slot}",
+                expected=f"the one whose hash {dealer} signed",
+                found=f"a different one from {source}",
+                blamed=dealer,
+            )

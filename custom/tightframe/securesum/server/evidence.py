@@ -57,13 +57,15 @@ class Evidence:
         session: in which it was opened.
         total: the total.
         receipts: of the survivors.
-        secrets: opened group -> survivor -> b, and dropped site -> s.
+        links: survivor -> the links that it sent with its term.
+        secrets: opened group -> survivor -> b, and dropped site -> a.
         spool: has the survivors' masked terms.
     """
 
     session: Session
     total: Total
     receipts: Mapping[str, Receipt]
+    links: Mapping[str, bytes] = field(repr=False)
     secrets: Mapping[Group, Mapping[str, Secret]] = field(repr=False)
     spool: Spool
 
@@ -79,15 +81,16 @@ class Evidence:
         return TermProof(
             self.receipts[name],
             {group: self.spool.read(self.total.slot, name, group) for group in groups},
+            self.links[name],
             {group: self.secrets[group][name].expose() for group in groups},
         )
 
     def term(self, proof: TermProof) -> dict[Group, bytes]:
         """Return z' of each group, from a proof."""
-        return self.ground.show(proof.receipt.name, proof, self.keys_of_dropped())
+        return self.ground.show(proof.receipt.name, proof, self.seeds_of_dropped())
 
-    def keys_of_dropped(self) -> dict[str, dict[Group, bytes]]:
-        """Return the private keys of the sites that are not in the total."""
+    def seeds_of_dropped(self) -> dict[str, dict[Group, bytes]]:
+        """Return the pair seeds of the sites that are not in the total."""
         groups = self.ground.told.groups
         return {
             name: {group: self.secrets[group][name].expose() for group in groups}

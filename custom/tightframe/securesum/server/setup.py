@@ -23,6 +23,7 @@ from tightframe.securesum.messages import (
     Setup,
     hashes_digest,
     hashes_signed,
+    pair_secret_offset,
     ready_signed,
     session_id,
     share_offset,
@@ -42,7 +43,7 @@ class Enrolment:
         self.params = params
         self._verifier = verifier
         self._digest = params.digest()
-        self._keys = Keys(params.slots)
+        self._keys = Keys()
         self._raw: dict[str, bytes] = {}
         self._items: dict[str, Advertisement] = {}
 
@@ -159,6 +160,11 @@ class Session:
     def signed_hash(self, dealer: str, holder: str, slot: int, group: Group, kind: Kind) -> bytes:
         """Return the hash of one share, as its dealer signed it: 32 bytes."""
         start = share_offset(slot, group, kind, HASH_BYTES)
+        return self._confirmed[dealer].hashes[holder][start : start + HASH_BYTES]
+
+    def signed_pair_secret_hash(self, dealer: str, holder: str, slot: int, group: Group) -> bytes:
+        """Return the hash of the pair secret from a dealer to a holder, as the dealer signed it: 32 bytes."""
+        start = pair_secret_offset(slot, group, self.params.slots, HASH_BYTES)
         return self._confirmed[dealer].hashes[holder][start : start + HASH_BYTES]
 
     def _check(self, item: Confirmation) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from tightframe.securesum.checks import group_layout, masked_hash, pair_mask, verify, verify_receipt
+from tightframe.securesum.checks import group_layout, link, masked_hash, pair_secret, verify, verify_receipt
 from tightframe.securesum.errors import (
     InconsistencyError,
     ParametersError,
@@ -24,7 +24,7 @@ from tightframe.securesum.errors import (
     StaticCohortError,
     SurvivorsError,
 )
-from tightframe.securesum.masks import Accumulator, Layout, self_key
+from tightframe.securesum.masks import Accumulator, Layout, pair_key, self_key
 from tightframe.securesum.messages import (
     GROUPS,
     NO_TOTAL,
@@ -63,6 +63,7 @@ from tightframe.securesum.site.state import (
     Fresh,
     Revealed,
     SlotState,
+    dealt_pair_secret,
     slot_secret,
     slot_share,
     term_name,
@@ -162,12 +163,14 @@ def mask(
         raise ReplayError(
             f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
         )
-    keys = {group: _pair_keys(established, fresh, slot, group) for group in GROUPS}
+    own = established.epoch.name
+    secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
+    keys = {group: _pair_keys(established, slot, group, secrets[group]) for group in GROUPS}
+    links = b"".join(link(*pair) for group in GROUPS for other, pair in secrets[group].items() if own < other)
     between: dict[Group, bytes] = {}
     masked: dict[Group, bytes] = {}
     for group in GROUPS:
         vector = Accumulator(layouts[group], term.get(group, b""))
-        own = established.epoch.name
         vector.add_streams(
             [key for name, key in keys[group].items() if own < name],
             [key for name, key in keys[group].items() if name < own],
@@ -177,15 +180,15 @@ def mask(
         vector.add_streams([self_key(seed, established.session, slot, group, own)], [])
         masked[group] = vector.to_bytes()
     unsigned = Receipt(
-        name=established.epoch.name,
+        name=own,
         slot=slot,
         sum_id=request.sum_id,
         basis=basis,
         total=NO_TOTAL if told is None else told.digest(),
         seed=random(SEED_BYTES),
         follows=follows,
-        update=masked_hash(masked["update"]),
-        static=masked_hash(masked["static"]),
+        update=masked_hash(masked["update"], links),
+        static=masked_hash(masked["static"], links),
         signature=b"",
     )
     signature = ed25519_sign(established.signing, unsigned.signed(established.session))
@@ -203,7 +206,8 @@ def mask(
         if not isinstance(held, Fresh | Abandoned) and not _still_needed(held, earlier, told)
     }
     kept |= {term_name(slot): KeptTerm(between, keys).to_bytes(), TOTAL: request.total or None}
-    return Step(after, Masked(masked["update"], masked["static"], receipt), (*commitments, used), kept)
+    reply = Masked(masked["update"], masked["static"], receipt, links)
+    return Step(after, reply, (*commitments, used), kept)
 
 
 def agree(
@@ -245,7 +249,7 @@ def agree(
 def reveal(
     state: Established, request: RevealRequest, *, history: journal.History, kept: Kept
 ) -> Step[Established, Reveal]:
-    """Reveal this site's shares of a slot: of b for the survivors, of s for the dropped sites.
+    """Reveal this site's shares of a slot: of b for the survivors, of a for the dropped sites.
 
     At least t sites must have signed exactly the set and the challenge that this site signed. Opening one
     slot over two different sets would need t - c honest sites for each, which 2t > n + c rules out. And the
@@ -354,13 +358,32 @@ def _established(state: Confirmed | Established, request: TermRequest) -> Establ
     return state
 
 
-def _pair_keys(state: Established, fresh: Fresh, slot: int, group: Group) -> dict[str, bytes]:
-    """Return the key m_ij of the mask with every other site."""
-    own, private = state.epoch.name, slot_secret(fresh.secrets, group, "pair")
+def _pair_secrets(
+    state: Established, fresh: Fresh, slot: int, group: Group
+) -> dict[str, tuple[bytes, bytes]]:
+    """Return every other site, in roster order -> the pair secrets to it and from it."""
+    own, session = state.epoch.name, state.session
+    seed = slot_secret(fresh.secrets, group, "pair").expose()
     return {
-        name: pair_mask(private, peer.slot_key(slot, group), state.session, slot, group, own=own, other=name)
-        for name, peer in state.peers.items()
+        name: (
+            pair_secret(seed, session, slot, group, own, name),
+            dealt_pair_secret(fresh.pair_secrets, place, group),
+        )
+        for place, name in enumerate(state.epoch.params.roster)
         if name != own
+    }
+
+
+def _pair_keys(
+    state: Established, slot: int, group: Group, secrets: Mapping[str, tuple[bytes, bytes]]
+) -> dict[str, bytes]:
+    """Return the key m_ij of the mask with every other site, from the pair secrets to it and from it."""
+    own, session = state.epoch.name, state.session
+    return {
+        other: pair_key(sent, session, slot, group, own, other)
+        if own < other
+        else pair_key(received, session, slot, group, other, own)
+        for other, (sent, received) in secrets.items()
     }
 
 

@@ -15,6 +15,7 @@ from tightframe.securesum.checks import (
     box_bound,
     box_key,
     commitment,
+    pair_secret,
     read_advertisements,
     verify,
     verify_advertisement,
@@ -42,19 +43,26 @@ from tightframe.securesum.messages import (
     Setup,
     hashes_digest,
     hashes_signed,
+    pair_secret_hash,
     ready_signed,
     session_id,
     share_hash,
 )
 from tightframe.securesum.primitives import (
     HASH_BYTES,
+    KEM_CIPHERTEXT_BYTES,
+    KEM_SEED_BYTES,
     KEY_BYTES,
     NONCE_BYTES,
+    Encapsulate,
     Random,
     Secret,
     digest,
     ed25519_public,
     ed25519_sign,
+    kem_decapsulate,
+    kem_encapsulate,
+    kem_public,
     open_sealed,
     seal,
     x25519,
@@ -71,6 +79,7 @@ from tightframe.securesum.site.state import (
     Epoch,
     Established,
     Fresh,
+    slot_secret,
     term_name,
 )
 
@@ -139,21 +148,24 @@ def advertise(
     if profile is not None:
         history.check_profile(dataset, profile)
     channel, signing = Secret(random(KEY_BYTES)), Secret(random(KEY_BYTES))
-    secrets, public = [], []
+    decapsulation = Secret(random(KEM_SEED_BYTES))
+    secrets, commitments = [], []
     for slot in range(params.slots):
         own = b""
         for group in GROUPS:
-            seed, private = random(KEY_BYTES), random(KEY_BYTES)
-            own += seed + private
-            public += [x25519_public(Secret(private)), commitment(expected.name, slot, group, seed)]
+            for kind in KINDS:
+                seed = random(KEY_BYTES)
+                own += seed
+                commitments.append(commitment(expected.name, slot, group, kind, seed))
         secrets.append(Secret(own))
     unsigned = Advertisement(
         name=expected.name,
         certificate=signer.certificate,
         channel_key=x25519_public(channel),
         session_key=ed25519_public(signing),
-        slots=b"".join(public),
+        slots=b"".join(commitments),
         application=application,
+        encapsulation_key=kem_public(decapsulation),
         signature=b"",
     )
     agreed = params.digest()
@@ -161,19 +173,32 @@ def advertise(
     epoch = Epoch(params, expected.name, dataset, rules.minimum_cohort, rules.any_static_cohort)
     raw = reply.to_bytes()
     entry = journal.Advertised(params.job, params.epoch, agreed, digest("advertised", raw))
-    return Step(Advertised(epoch, raw, channel, signing, tuple(secrets)), reply, (entry,), left)
+    state = Advertised(epoch, raw, channel, decapsulation, signing, tuple(secrets))
+    return Step(state, reply, (entry,), left)
 
 
 def confirm(
-    state: Advertised, message: Advertisements, *, verifier: Verifier, random: Random = os.urandom
+    state: Advertised,
+    message: Advertisements,
+    *,
+    verifier: Verifier,
+    random: Random = os.urandom,
+    encapsulate: Encapsulate = kem_encapsulate,
 ) -> Step[Confirmed, Confirmation]:
-    """Verify the advertisements of all sites and deal shares of this site's secrets.
+    """Verify the advertisements of all sites, deal shares of this site's secrets, and its pair secrets.
+
+    Args:
+        state: this site's.
+        message: all advertisements.
+        verifier: checks identities for this site.
+        random: source of random bytes.
+        encapsulate: makes a fresh shared secret for an encapsulation key.
 
     Raises:
         MessageError: TF-604.
         RosterError: TF-605, if they are not exactly the roster's, or this site's own was altered.
         IdentityError, SignatureError: TF-602, TF-603, naming the site.
-        KeyAgreementError: TF-606, if a key is of low order or occurs twice.
+        KeyAgreementError: TF-606, if a key is malformed, of low order or occurs twice.
         StateError: TF-609, if this site is not in the state Advertised.
     """
     require_state(state, Advertised)
@@ -185,18 +210,18 @@ def confirm(
             expected="the one that this site sent",
             found="a different one",
         )
-    parameters, keys = params.digest(), Keys(params.slots)
+    parameters, keys = params.digest(), Keys()
     for item in advertisements:
         # A site pins its peers, and need not pin itself.
         pinned = item.name != epoch.name and verifier.pinned_only
         verify_advertisement(replace(verifier, pinned_only=pinned), item, parameters)
         keys.add(item)
     session = session_id(params, advertisements)
-    dealt = _deal(state, random)
-    hashes = {name: _hashes(session, epoch.name, name, plain) for name, plain in dealt.items()}
+    dealt = _deal(state, session, random)
+    hashes = {name: _hashes(session, epoch.name, name, plain, params) for name, plain in dealt.items()}
     digests = [hashes_digest(item) for item in hashes.values()]
     boxes = {
-        item.name: _sealed(state, session, item, dealt[item.name], random)
+        item.name: _sealed(state, session, item, dealt[item.name], random, encapsulate)
         for item in advertisements
         if item.name != epoch.name
     }
@@ -212,6 +237,7 @@ def confirm(
         session,
         message.items,
         state.channel,
+        state.decapsulation,
         state.signing,
         state.secrets,
         Secret(dealt[epoch.name]),
@@ -221,13 +247,13 @@ def confirm(
 
 
 def establish(state: Confirmed, raw: bytes) -> Established:
-    """Check every share dealt to this site, and that all sites confirmed this session.
+    """Check every share and pair secret dealt to this site, and that all sites confirmed this session.
 
     Raises:
         MessageError: TF-604.
         RosterError: TF-605, if the dealers are not exactly the roster.
         SignatureError: TF-603, naming the dealer.
-        ShareError: TF-607, naming the dealer, if a box or a share is not what the dealer signed.
+        ShareError: TF-607, naming the dealer, if a box, a share or a pair secret is not what it signed.
         InconsistencyError: TF-610, if this site's own part was altered.
     """
     epoch, params = state.epoch, state.epoch.params
@@ -247,11 +273,15 @@ def establish(state: Confirmed, raw: bytes) -> Established:
             boxes.append(state.own_box.expose())
         else:
             boxes.append(_opened(state, dealer, dealt))
-    # Regrouped from one box for each dealer to one block for each slot, so that the shares of a slot can
-    # be erased by themselves.
-    by_dealer = np.frombuffer(b"".join(boxes), np.uint8).reshape(len(boxes), params.slots, SLOT_SHARES)
+    # Regrouped from one box for each dealer to one block for each slot, so that what a slot holds can be
+    # erased by itself.
+    by_dealer = np.frombuffer(b"".join(boxes), np.uint8).reshape(len(boxes), -1)
+    size = params.slots * SLOT_SHARES
+    shares = by_dealer[:, :size].reshape(len(boxes), params.slots, -1)
+    pair_secrets = by_dealer[:, size:].reshape(len(boxes), params.slots, -1)
     slots = tuple(
-        Fresh(secrets, Secret(by_dealer[:, slot].tobytes())) for slot, secrets in enumerate(state.secrets)
+        Fresh(secrets, Secret(shares[:, slot].tobytes()), Secret(pair_secrets[:, slot].tobytes()))
+        for slot, secrets in enumerate(state.secrets)
     )
     return Established(
         epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots, None
@@ -308,9 +338,9 @@ def _check_rings(params: Params) -> None:
                 ) from None
 
 
-def _deal(state: Advertised, random: Random) -> dict[str, bytes]:
-    """Split this site's secrets: holder -> salts and shares, in the order of ``share_offset``."""
-    params = state.epoch.params
+def _deal(state: Advertised, session: bytes, random: Random) -> dict[str, bytes]:
+    """Split this site's secrets: holder -> plaintext of its box, as ``box_plain_bytes`` says."""
+    params, own = state.epoch.params, state.epoch.name
     holders, parts = len(params.roster), params.slots * len(GROUPS) * len(KINDS)
     secrets: NDArray[np.uint8] = np.frombuffer(b"".join(item.expose() for item in state.secrets), np.uint8)
     shares = split_many(
@@ -319,26 +349,49 @@ def _deal(state: Advertised, random: Random) -> dict[str, bytes]:
     # Without a salt, whoever sees a hash could test guesses of the share.
     salts = np.frombuffer(random(holders * parts * SALT_BYTES), np.uint8).reshape(holders, parts, SALT_BYTES)
     salted = np.concatenate([salts, shares], axis=2)
-    return {name: salted[holder].tobytes() for holder, name in enumerate(params.roster)}
+    seeds = [
+        (slot, group, slot_secret(secrets, group, "pair").expose())
+        for slot, secrets in enumerate(state.secrets)
+        for group in GROUPS
+    ]
+    return {
+        # One to itself too, which nobody uses, so that every list of hashes has the same layout.
+        name: salted[holder].tobytes()
+        + b"".join(pair_secret(seed, session, slot, group, own, name) for slot, group, seed in seeds)
+        for holder, name in enumerate(params.roster)
+    }
 
 
-def _hashes(session: bytes, dealer: str, holder: str, plain: bytes) -> bytes:
-    """Return the hashes of all shares in a box, joined."""
+def _hashes(session: bytes, dealer: str, holder: str, plain: bytes, params: Params) -> bytes:
+    """Return the hashes of all shares and pair secrets in a box, joined."""
     hashes, start = [], 0
-    for slot in range(len(plain) // SLOT_SHARES):
+    for slot in range(params.slots):
         for group in GROUPS:
             for kind in KINDS:
                 salted = plain[start : start + SHARE_BYTES]
                 hashes.append(share_hash(session, dealer, holder, slot, group, kind, salted))
                 start += SHARE_BYTES
+    for slot in range(params.slots):
+        for group in GROUPS:
+            secret = plain[start : start + KEY_BYTES]
+            hashes.append(pair_secret_hash(session, dealer, holder, slot, group, secret))
+            start += KEY_BYTES
     return b"".join(hashes)
 
 
-def _sealed(state: Advertised, session: bytes, holder: Advertisement, plain: bytes, random: Random) -> bytes:
+def _sealed(
+    state: Advertised,
+    session: bytes,
+    holder: Advertisement,
+    plain: bytes,
+    random: Random,
+    encapsulate: Encapsulate,
+) -> bytes:
     own, nonce = state.epoch.name, random(NONCE_BYTES)
-    shared = x25519(state.channel, holder.channel_key, owner=holder.name)
-    key = box_key(shared, session, own, holder.name)
-    return nonce + seal(key, nonce, plain, box_bound(session, own, holder.name))
+    encapsulated, ciphertext = encapsulate(holder.encapsulation_key)
+    agreed = x25519(state.channel, holder.channel_key, owner=holder.name)
+    key = box_key(encapsulated, agreed, session, own, holder.name, ciphertext)
+    return ciphertext + nonce + seal(key, nonce, plain, box_bound(session, own, holder.name))
 
 
 def _check_signatures(state: Confirmed, dealer: str, dealt: Dealt) -> None:
@@ -373,16 +426,24 @@ def _check_own(state: Confirmed, dealt: Dealt) -> None:
 
 def _opened(state: Confirmed, dealer: str, dealt: Dealt) -> bytes:
     own, session = state.epoch.name, state.session
-    shared = x25519(state.channel, state.peers[dealer].channel_key, owner=dealer)
-    key, nonce = box_key(shared, session, dealer, own), dealt.box[:NONCE_BYTES]
-    try:
-        plain = open_sealed(
-            key, nonce, dealt.box[NONCE_BYTES:], box_bound(session, dealer, own), owner=dealer
+    if not dealt.box:
+        raise ShareError(
+            f"the box from {dealer}",
+            expected="sealed for this site in this session",
+            found="none",
+            blamed=dealer,
         )
+    ciphertext, rest = dealt.box[:KEM_CIPHERTEXT_BYTES], dealt.box[KEM_CIPHERTEXT_BYTES:]
+    nonce, sealed = rest[:NONCE_BYTES], rest[NONCE_BYTES:]
+    encapsulated = kem_decapsulate(state.decapsulation, ciphertext, owner=dealer)
+    agreed = x25519(state.channel, state.peers[dealer].channel_key, owner=dealer)
+    key = box_key(encapsulated, agreed, session, dealer, own, ciphertext)
+    try:
+        plain = open_sealed(key, nonce, sealed, box_bound(session, dealer, own), owner=dealer)
     except ShareError as error:
         error.blamed = dealer
         raise
-    if _hashes(session, dealer, own, plain) != dealt.hashes:
+    if _hashes(session, dealer, own, plain, state.epoch.params) != dealt.hashes:
         raise ShareError(
             f"the shares from {dealer}",
             expected="those whose hashes it signed",

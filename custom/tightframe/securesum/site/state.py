@@ -4,7 +4,7 @@
 
 A slot that was skipped or whose sum was abandoned is Abandoned. A state holds only the secrets that
 later steps still need: a slot's own secrets are dropped when its term is masked, its shares when
-they are revealed or a later slot is used, the channel key when all boxes are open.
+they are revealed or a later slot is used, the keys of the boxes when all boxes are open.
 
 The stored form contains secrets. A caller that has to store it (the simulator, in which every task
 of a site is a process of its own) makes it readable by its owner only.
@@ -96,10 +96,17 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Fresh:
-    """A slot that was not used yet: this site's own secrets, and every dealer's shares for this site."""
+    """A slot that was not used yet.
+
+    Attributes:
+        secrets: this site's own: for each group b and a.
+        shares: every dealer's shares for this site.
+        pair_secrets: for every dealer in roster order, for each group: the pair secret from it.
+    """
 
     secrets: Secret
     shares: Secret
+    pair_secrets: Secret
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ SlotState: TypeAlias = Fresh | Masked | Agreed | Revealed | Abandoned
 
 
 def slot_secret(secrets: Secret, group: Group, kind: Kind) -> Secret:
-    """Return one of a slot's own secrets: b (``self``) or the X25519 private key s (``pair``)."""
+    """Return one of a slot's own secrets: b (``self``) or a (``pair``)."""
     start = share_offset(0, group, kind, KEY_BYTES)
     return Secret(secrets.expose()[start : start + KEY_BYTES])
 
@@ -158,6 +165,12 @@ def slot_share(shares: Secret, dealer: int, group: Group, kind: Kind) -> bytes:
     """Return one dealer's share in a slot: salt, then share, 48 bytes."""
     start = dealer * SLOT_SHARES + share_offset(0, group, kind, SHARE_BYTES)
     return shares.expose()[start : start + SHARE_BYTES]
+
+
+def dealt_pair_secret(pair_secrets: Secret, dealer: int, group: Group) -> bytes:
+    """Return the pair secret of a slot that one dealer sent: 32 bytes."""
+    start = (dealer * len(GROUPS) + GROUPS.index(group)) * KEY_BYTES
+    return pair_secrets.expose()[start : start + KEY_BYTES]
 
 
 class _Stored(ABC):
@@ -200,14 +213,16 @@ class Advertised(_Stored):
     Attributes:
         epoch: the constants of the epoch.
         advertisement: its own advertisement as sent.
-        channel, signing: private keys of its boxes and of its signatures in this epoch.
-        secrets: for each slot, for each group: b and s.
+        channel, decapsulation: private keys of its boxes: X25519, and the seed of ML-KEM-768.
+        signing: private key of its signatures in this epoch.
+        secrets: for each slot, for each group: b and a.
     """
 
     _kind = "advertised"
     epoch: Epoch
     advertisement: bytes = field(repr=False)
     channel: Secret
+    decapsulation: Secret
     signing: Secret
     secrets: tuple[Secret, ...]
 
@@ -216,15 +231,21 @@ class Advertised(_Stored):
             self.epoch._stored(),
             self.advertisement,
             self.channel.expose(),
+            self.decapsulation.expose(),
             self.signing.expose(),
             _exposed(self.secrets),
         ]
 
     @classmethod
     def _restored(cls, parts: list[Any]) -> Self:
-        epoch, advertisement, channel, signing, secrets = parts
+        epoch, advertisement, channel, decapsulation, signing, secrets = parts
         return cls(
-            Epoch._restored(epoch), advertisement, _secret(channel), _secret(signing), _hidden(secrets)
+            Epoch._restored(epoch),
+            advertisement,
+            _secret(channel),
+            _secret(decapsulation),
+            _secret(signing),
+            _hidden(secrets),
         )
 
 
@@ -252,10 +273,11 @@ class Confirmed(_Stored, _Peers):
     """A site that has verified all advertisements and dealt its shares.
 
     Attributes:
-        epoch, channel, signing, secrets: as in ``Advertised``.
+        epoch, channel, decapsulation, signing, secrets: as in ``Advertised``.
         session: T.
         advertisements: all advertisements as sent, in roster order.
-        own_box: the shares that it keeps of its own secrets, in the layout of a box.
+        own_box: what it would seal for itself: the shares that it keeps of its own secrets, and pair
+            secrets that nobody uses.
         digests: ``hashes_digest`` of every holder, joined, as this site signed them.
     """
 
@@ -264,6 +286,7 @@ class Confirmed(_Stored, _Peers):
     session: bytes
     advertisements: tuple[bytes, ...] = field(repr=False)
     channel: Secret
+    decapsulation: Secret
     signing: Secret
     secrets: tuple[Secret, ...]
     own_box: Secret
@@ -275,6 +298,7 @@ class Confirmed(_Stored, _Peers):
             self.session,
             list(self.advertisements),
             self.channel.expose(),
+            self.decapsulation.expose(),
             self.signing.expose(),
             _exposed(self.secrets),
             self.own_box.expose(),
@@ -283,12 +307,13 @@ class Confirmed(_Stored, _Peers):
 
     @classmethod
     def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, advertisements, channel, signing, secrets, own_box, digests = parts
+        epoch, session, advertisements, channel, decapsulation, signing, secrets, own_box, digests = parts
         return cls(
             Epoch._restored(epoch),
             session,
             tuple(advertisements),
             _secret(channel),
+            _secret(decapsulation),
             _secret(signing),
             _hidden(secrets),
             _secret(own_box),
@@ -365,8 +390,8 @@ def _hidden(values: Sequence[bytes]) -> tuple[Secret, ...]:
 
 def _slot_stored(slot: SlotState) -> list[Any]:
     match slot:
-        case Fresh(secrets, shares):
-            return ["fresh", secrets.expose(), shares.expose()]
+        case Fresh(secrets, shares, pair_secrets):
+            return ["fresh", secrets.expose(), shares.expose(), pair_secrets.expose()]
         case Masked(schema, receipt, shares):
             return ["masked", schema, receipt.as_value(), shares.expose()]
         case Agreed(schema, receipt, shares, survivors, challenge, expected):
@@ -382,8 +407,8 @@ def _slot_stored(slot: SlotState) -> list[Any]:
 
 def _slot_restored(value: list[Any]) -> SlotState:
     match value:
-        case ["fresh", secrets, shares]:
-            return Fresh(_secret(secrets), _secret(shares))
+        case ["fresh", secrets, shares, pair_secrets]:
+            return Fresh(_secret(secrets), _secret(shares), _secret(pair_secrets))
         case ["masked", schema, receipt, shares]:
             return Masked(schema, _receipt_restored(receipt), _secret(shares))
         case ["agreed", schema, receipt, shares, survivors, challenge, expected]:

@@ -93,21 +93,14 @@ def check_told(
             revealed its shares: other survivors, groups or sizes.
         SurvivorsError: TF-611, if this site signed another survivor set of that sum.
     """
-    told = state.told if isinstance(state, Established) else None
+    told, slots = (state.told, state.slots) if isinstance(state, Established) else (None, ())
     if not request.total:
         if told is not None:
             raise _refused("a total", f"at least that of sum {told.sum_id}, told before", "none")
         return None
     total = Total.from_bytes(request.total)
     what, params = f"the total of sum {total.sum_id}", state.epoch.params
-    if not isinstance(state, Established):  # this site missed the epoch's sums so far
-        _check_content(what, total, params, state.epoch.least)
-        if state.epoch.name in total.survivors:
-            raise _refused(
-                f"the survivors of {what}", "without this site, which has no term in it", "with it"
-            )
-        return total
-    last = max((slot for slot, item in enumerate(state.slots) if not isinstance(item, Fresh)), default=-1)
+    last = max((slot for slot, item in enumerate(slots) if not isinstance(item, Fresh)), default=-1)
     if told is not None and total.slot == told.slot:
         if total.told() != told:
             raise _refused(what, "the one that was told before", "another")
@@ -140,10 +133,12 @@ def _check_content(what: str, total: Total, params: Params, least: int) -> None:
             raise _refused(f"the {group} group of {what}", f"{layouts[group].nbytes} bytes", str(len(data)))
 
 
-def _check_own(what: str, total: Total, state: Established, history: journal.History) -> None:
-    """Check a total against what this site did in its slot."""
-    params, held = state.epoch.params, state.slots[total.slot]
+def _check_own(what: str, total: Total, state: Confirmed | Established, history: journal.History) -> None:
+    """Check a total against what this site did in its slot; before its first term it did nothing."""
+    params = state.epoch.params
     history.check_survivors(params.job, params.epoch, total.slot, total.survivors)
+    masked = state.sums if isinstance(state, Established) else ()
+    held = state.slots[total.slot] if isinstance(state, Established) else None
     if isinstance(held, Revealed):
         mine = (held.sum_id, held.schema)
         if (total.sum_id, total.schema) != mine or not set(total.groups) <= set(held.groups):
@@ -152,7 +147,7 @@ def _check_own(what: str, total: Total, state: Established, history: journal.His
                 f"of sum {held.sum_id} and {list(held.groups)}, for which this site gave its shares",
                 f"{total.sum_id}, {sorted(total.groups)}",
             )
-    elif state.epoch.name in total.survivors and total.sum_id not in state.sums:
+    elif state.epoch.name in total.survivors and total.sum_id not in masked:
         raise _refused(f"the survivors of {what}", "without this site, which has no term in it", "with it")
 
 

@@ -17,7 +17,7 @@ transcript of format 1, from before totals were verified, is read by the rules o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -25,7 +25,13 @@ from typing import Any, TypeAlias
 from cryptography import x509
 
 from tightframe.securesum import rules
-from tightframe.securesum.checks import Keys, read_advertisements, verify_advertisement, verify_receipt
+from tightframe.securesum.checks import (
+    Keys,
+    in_roster_order,
+    read_advertisements,
+    verify_advertisement,
+    verify_receipt,
+)
 from tightframe.securesum.checks import verify as check_signature
 from tightframe.securesum.errors import IdentityError, ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier, public_key_hash
@@ -34,6 +40,7 @@ from tightframe.securesum.messages import (
     NO_TOTAL,
     Advertisement,
     Advertisements,
+    AnyAdvertisement,
     Group,
     Params,
     SumId,
@@ -44,7 +51,7 @@ from tightframe.securesum.messages import (
     session_id,
 )
 from tightframe.securesum.proofs import Ground
-from tightframe.securesum.transcript.format_1 import survivors_signed
+from tightframe.securesum.transcript import format_1
 from tightframe.securesum.transcript.lines import (
     FIRST,
     FORMAT,
@@ -277,7 +284,8 @@ class _Session:
     Attributes:
         params: of the epoch.
         identifier: the session's id, T.
-        peers: site -> its advertisement.
+        peers: site -> its advertisement; empty in format 1.
+        keys: site -> its session key.
         slots: slot -> the sum in it, so far.
         last: the last total that the server says it opened; None if none, and in a site's view.
     """
@@ -285,13 +293,9 @@ class _Session:
     params: Params
     identifier: bytes
     peers: Mapping[str, Advertisement]
+    keys: Mapping[str, bytes]
     slots: dict[int, _Place] = field(default_factory=dict)
     last: Told | None = None
-
-    @property
-    def keys(self) -> Mapping[str, bytes]:
-        """Site -> its session key."""
-        return {name: item.session_key for name, item in self.peers.items()}
 
 
 _Place: TypeAlias = tuple[SumId, str, tuple[str, ...], tuple[Group, ...]]
@@ -363,17 +367,17 @@ class _Reading:
         params = Params.from_bytes(body["params"])
         _demand(params.to_bytes() == body["params"], "session.params", "in canonical form", "another form")
         self.check_params(params)
-        items = read_advertisements(params, Advertisements(body["advertisements"]))
+        items, peers, identifier = _advertised(params, body["advertisements"], self.form)
         encoded = tuple(item.to_bytes() for item in items)
         canonical = encoded == body["advertisements"]
         _demand(canonical, "session.advertisements", "in canonical form", "another form")
         verifier, digest = Verifier(self.anchor, self.pins, False, body["time"]), params.digest()
-        keys = Keys(params.slots)
+        keys = Keys()
         for item in items:
             verify_advertisement(verifier, item, digest)
             keys.add(item)
-        peers = {item.name: item for item in items}
-        current, ready = _Session(params, session_id(params, items), peers), body["ready"]
+        session_keys = {item.name: item.session_key for item in items}
+        current, ready = _Session(params, identifier, peers, session_keys), body["ready"]
         roster = params.roster
         _demand(set(ready) == set(roster), "session.ready", f"of {list(roster)}", str(sorted(ready)))
         for name in roster:
@@ -573,6 +577,17 @@ def _named(told: Told | None) -> str:
     return "none" if told is None else f"that of sum {told.sum_id} with the digest {told.digest().hex()}"
 
 
+def _advertised(
+    params: Params, raws: tuple[bytes, ...], form: int
+) -> tuple[Sequence[AnyAdvertisement], Mapping[str, Advertisement], bytes]:
+    """Read an epoch's advertisements; return them, those of version 2 by site, and the session's id."""
+    if form == FORMAT:
+        items = read_advertisements(params, Advertisements(raws))
+        return items, {item.name: item for item in items}, session_id(params, items)
+    old = [format_1.Advertisement1.from_bytes(raw, slots=params.slots) for raw in raws]
+    return in_roster_order(params, old), {}, format_1.session_id(params, old)
+
+
 def _check_receipts(record: SumRecord, current: _Session, form: int) -> tuple[str, ...]:
     """Check that every receipt is its site's, for this sum, basis and total; return the signers."""
     signers = tuple(item.name for item in record.receipts)
@@ -641,7 +656,7 @@ def _check_agreed_1(
     everyone = survivors == params.roster
     allowed = [] if everyone else list(survivors)
     _demand(set(agreed) <= set(allowed), "sum.agreements", f"of sites of {allowed}", str(sorted(agreed)))
-    signed = survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
+    signed = format_1.survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
     for name, signature in agreed.items():
         check_signature(current.keys[name], signature, signed, owner=name, what="a survivor set")
     if not everyone:

@@ -1,0 +1,643 @@
+"""A false total is never followed by an opening: what a site checks of totals, one check a test.
+
+The server is malicious, and where it says so one site plays along. ``test_limits`` has what the two of
+them can do nevertheless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.securesum.hostile import (
+    World,
+    agreed,
+    closed,
+    names,
+    ready,
+    refused,
+    refused_by,
+    signed_agreement,
+    signed_receipt,
+)
+from tests.support.securesum.protocol import JOB, MIXED
+
+from tightframe.securesum import combinations, messages
+from tightframe.securesum.checks import group_layout
+from tightframe.securesum.errors import (
+    FollowersError,
+    InconsistencyError,
+    MessageError,
+    ProtocolError,
+    StateError,
+    SurvivorsError,
+    TotalError,
+    VerificationError,
+)
+from tightframe.securesum.messages import (
+    GROUPS,
+    AgreementRequest,
+    Group,
+    RevealRequest,
+    SumId,
+    TermRequest,
+    Total,
+)
+from tightframe.securesum.server import Evidence, Sum
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.totals import KeptTerm
+
+ONE, TWO, THREE, FOUR = names(4)
+PLACES: Mapping[Group, list[tuple[int, int]]] = {
+    # Start and width of the first and the last element of each ring: see MIXED.
+    "update": [(0, 4), (20, 4), (24, 8), (56, 8), (64, 4), (68, 4)],
+    "static": [(0, 8), (16, 8), (24, 4), (28, 4)],
+}
+
+
+def lied(evidence: Evidence, **changes: Any) -> Evidence:
+    """The same sum, but with another total."""
+    return replace(evidence, total=replace(evidence.total, **changes))
+
+
+def changed(evidence: Evidence, group: Group, start: int, width: int, by: int) -> Evidence:
+    """A total with one element changed."""
+    data = evidence.total.groups[group]
+    value = (int.from_bytes(data[start : start + width], "little") + by) % 2 ** (8 * width)
+    other = data[:start] + value.to_bytes(width, "little") + data[start + width :]
+    return lied(evidence, groups={**evidence.total.groups, group: other})
+
+
+def asked(total: Sum, **changes: Any) -> bytes:
+    """What a server that checks nothing sends: receipts and agreements as they are."""
+    return replace(RevealRequest(total.slot, total.receipts, total.agreements), **changes).to_bytes()
+
+
+def revealing(raw: bytes) -> Callable[[Any], Any]:
+    return lambda site: site.reveal(raw)
+
+
+def verified(world: World, name: str) -> list[int]:
+    entries = world.sites[name].entries
+    return [entry.slot for entry in entries if isinstance(entry, journal.TotalVerified)]
+
+
+# False totals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("group", "start", "width"), [(group, *place) for group in GROUPS for place in PLACES[group]]
+)
+@pytest.mark.parametrize("power", ["lowest bit", "highest bit", "minus one"])
+def test_nothing_that_rests_on_a_false_total_is_opened(
+    group: Group, start: int, width: int, power: str
+) -> None:
+    world = ready()
+    world.run(0)
+    assert world.evidence is not None
+    by = {"lowest bit": 1, "highest bit": 2 ** (8 * width - 1), "minus one": -1}[power]
+    world.evidence = changed(world.evidence, group, start, width, by)
+    total = agreed(world, 1)
+    error = refused(VerificationError, total.reveal_request)
+    assert f"the {group} total of sum 0/train-0/0" in error.what, "an honest server would notice, too"
+    refused_by(world, names(4), VerificationError, revealing(asked(total)))
+    assert all(verified(world, name) == [] for name in names(4))
+
+
+def test_a_true_total_is_verified_by_all() -> None:
+    world = ready()
+    world.run(0)
+    assert world.run(1).groups == world.plain(names(4))
+    assert all(verified(world, name) == [0] for name in names(4))
+
+
+def test_a_false_total_of_which_a_silo_dropped_out() -> None:
+    world = ready()
+    world.run(0, drop_term=[FOUR])
+    assert world.evidence is not None
+    good = world.evidence
+    world.evidence = changed(good, "update", 0, 4, 1)
+    total = agreed(world, 1)
+    refused_by(world, names(4), VerificationError, revealing(asked(total)))
+    world.evidence = good
+    # The site was told a false total of this slot, so that the epoch is lost, and not only the sum.
+    other = world.start(2)
+    refused_by(
+        world,
+        names(4),
+        TotalError,
+        lambda site: site.mask(world.request(site.name, other), MIXED, world.term(site.name)),
+    )
+
+
+# Combinations ------------------------------------------------------------------------------------
+
+
+def flipped(combined: Mapping[Group, bytes], place: int = 0) -> dict[Group, bytes]:
+    data = combined["update"]
+    return {**combined, "update": data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]}
+
+
+@pytest.mark.parametrize("place", [0, 511, 512, 1535])
+def test_a_silo_that_lies_about_its_combinations_is_named_and_its_term_is_shown(place: int) -> None:
+    world = ready()
+    world.run(0)
+    total = closed(world, 1)
+    world.agree(total, [ONE, TWO, FOUR])
+    item = messages.Agreement.from_bytes(world.sites[THREE].agree(total.agreement_request().to_bytes()))
+    false = signed_agreement(world, THREE, total.receipts, flipped(item.combinations, place))
+    refused_by(world, (ONE, TWO, FOUR), VerificationError, revealing(asked(total)))  # THREE's is missing
+    total.add_agreement(THREE, false.to_bytes())
+    refused_by(world, (ONE, TWO, FOUR), VerificationError, revealing(asked(total)))  # and here it is false
+    world.reveal(total, names(4))
+    assert total.proved == (THREE,)
+    opened = world.finish(total)
+    assert opened.blamed == {THREE: "TF-623"}
+    assert opened.groups == world.plain(names(4))
+    assert all(verified(world, name) == [0] for name in names(4))
+
+
+def test_combinations_of_the_right_form_or_none() -> None:
+    world = ready()
+    world.run(0, drop_term=[FOUR])
+    total = closed(world, 1)
+    request = total.agreement_request().to_bytes()
+    raw = {name: world.sites[name].agree(request) for name in names(4)}
+    one = messages.Agreement.from_bytes(raw[ONE]).combinations
+    assert messages.Agreement.from_bytes(raw[FOUR]).combinations == {}, "its term is not in the total"
+    for name, combined in (
+        (ONE, {"update": one["update"][:-1]}),
+        (ONE, {"update": b""}),
+        (ONE, {"static": one["update"]}),
+        (ONE, {**one, "static": b""}),
+        (FOUR, one),
+    ):
+        bad = signed_agreement(world, name, total.receipts, combined)  # type: ignore[arg-type]
+        assert refused(MessageError, total.add_agreement, name, bad.to_bytes()).blamed == name
+    for name in names(3):
+        total.add_agreement(name, raw[name])
+    for name, combined, kind in (
+        (ONE, {"update": one["update"][:-1]}, "of their size"),
+        (ONE, {"static": one["update"]}, "of their size"),
+        (FOUR, one, "of ["),
+    ):
+        bad = signed_agreement(world, name, total.receipts, combined)  # type: ignore[arg-type]
+        others = [item for item in total.agreements if item.name != name]
+        both = tuple(sorted([*others, bad], key=lambda item: item.name))
+        call = revealing(asked(total, agreements=both))
+        refused_by(world, (TWO, THREE), VerificationError, call)
+        assert kind in refused(VerificationError, call, world.sites[TWO]).expected
+    world.reveal(total, names(3))
+    assert world.finish(total).groups["update"] == world.plain(names(4))["update"]
+
+
+def test_no_combinations_where_there_is_no_total() -> None:
+    world = ready()
+    total = closed(world)
+    bad = signed_agreement(world, ONE, total.receipts, {"update": bytes(1536)})
+    assert refused(MessageError, total.add_agreement, ONE, bad.to_bytes()).blamed == ONE
+
+
+# Which total a request rests on ------------------------------------------------------------------
+
+
+def told(world: World, total: bytes, slot: int) -> Callable[[Any], Any]:
+    """A request for a term that rests on this total."""
+    raw = TermRequest(slot, SumId(slot, "train-0"), "train", b"", total).to_bytes()
+    return lambda site: site.mask(raw, MIXED, world.term(site.name))
+
+
+def test_what_was_told_stays_told() -> None:
+    world = ready(slots=6)
+    first, second = (world.run(slot).evidence.total for slot in (0, 1))
+    world.run(2)
+    refused_by(world, names(4), TotalError, told(world, b"", 3))
+    refused_by(world, names(4), TotalError, told(world, first.to_bytes(), 3))
+    other = replace(second, groups={**second.groups, "update": bytes(72)})
+    refused_by(world, names(4), TotalError, told(world, other.to_bytes(), 3))
+    assert world.evidence is not None
+    assert world.run(3).groups == world.plain(names(4))
+
+
+def test_a_sum_that_was_passed_over_does_not_come_back() -> None:
+    """A server that says that nothing was opened cannot say later that it was."""
+    world = ready(slots=6)
+    kept = world.run(0).evidence
+    hidden = world.run(1).evidence
+    world.evidence = kept
+    world.run(2)
+    refused_by(world, names(4), TotalError, told(world, hidden.total.to_bytes(), 3))
+
+
+def test_a_total_of_a_later_slot_or_of_the_slot_itself_is_none() -> None:
+    world = ready()
+    total = world.run(0).evidence.total
+    for slot in (1, 2):
+        refused_by(world, names(4), TotalError, told(world, replace(total, slot=slot).to_bytes(), 1))
+
+
+def test_a_site_whose_first_request_comes_late_accepts_a_total_that_it_has_no_term_in() -> None:
+    world = ready()
+    world.run(0, drop_term=[FOUR])
+    assert world.run(1).groups == world.plain(names(4))
+    other = ready()
+    with_it = replace(world.run(2).evidence.total, survivors=names(4), slot=0)
+    request = TermRequest.from_bytes(other.request(ONE, other.start(1)))
+    for slot in (0, 1):
+        raw = replace(request, slot=slot, total=with_it.to_bytes()).to_bytes()
+        refused_by(other, (ONE,), TotalError, lambda site, r=raw: site.mask(r, MIXED, other.term(ONE)))
+
+
+def test_two_totals_for_two_sites_are_refused_by_both() -> None:
+    world = ready()
+    world.run(0)
+    assert world.evidence is not None
+    good, false = world.evidence, changed(world.evidence, "update", 0, 4, 1)
+    receipts = []
+    for name in names(4):
+        world.evidence = false if name == TWO else good
+        raw = world.sites[name].mask(world.request(name, world.start(1)), MIXED, world.term(name))
+        receipts.append(messages.Masked.from_bytes(raw).receipt)
+    request = AgreementRequest(1, tuple(receipts)).to_bytes()
+    refused_by(world, names(4), InconsistencyError, lambda site: site.agree(request))
+    without = AgreementRequest(1, tuple(item for item in receipts if item.name != TWO)).to_bytes()
+    for name in (ONE, THREE, FOUR):
+        world.sites[name].agree(without)
+
+
+def test_a_total_over_others_than_its_silos_signed_gets_no_answer() -> None:
+    """Masks with a site that did not drop out would come off: a site subtracts them for one set only."""
+    world = ready()
+    total = world.run(0, drop_reveal=[FOUR]).evidence.total
+    for survivors in (names(3), names(4)[1:]):
+        refused_by(
+            world, names(4), SurvivorsError, told(world, replace(total, survivors=survivors).to_bytes(), 1)
+        )
+
+
+def test_a_total_of_another_sum_schema_or_group_gets_no_answer() -> None:
+    world = ready()
+    total = world.run(0, drop_term=[FOUR]).evidence.total
+    static = bytes(32)
+    for wrong in (
+        replace(total, sum_id=SumId(0, "train-0", 1)),
+        replace(total, schema="seal", groups={"update": b""}),
+        replace(total, groups={**total.groups, "static": static}),
+    ):
+        refused_by(world, names(3), TotalError, told(world, wrong.to_bytes(), 1))
+    for wrong in (
+        replace(total, schema="other"),
+        replace(total, survivors=()),
+        replace(total, survivors=names(2)),
+        replace(total, survivors=names(3)[::-1]),
+        replace(total, survivors=(ONE, ONE, TWO)),
+        replace(total, survivors=(ONE, TWO, "site-005")),
+        replace(total, groups={}),
+        replace(total, groups={"static": static}),
+        replace(total, groups={"update": total.groups["update"][:-4]}),
+        replace(total, groups={"update": total.groups["update"] + bytes(4)}),
+    ):
+        raw = replace(TermRequest(1, SumId(1, "train-0"), "train"), total=wrong.to_bytes()).to_bytes()
+        for name in names(4):
+            site = world.sites[name]
+            with pytest.raises(ProtocolError) as caught:
+                site.mask(raw, MIXED, world.term(name))
+            assert isinstance(caught.value, TotalError | SurvivorsError | MessageError)
+    # The fourth site, which dropped out, has nothing to compare with but itself.
+    for name, wrong in ((FOUR, replace(total, survivors=names(4))),):
+        world.sites[name].entries = [
+            item for item in world.sites[name].entries if not isinstance(item, journal.Agreed)
+        ]
+        refused_by(world, (name,), TotalError, told(world, wrong.to_bytes(), 1))
+
+
+def test_a_site_with_a_term_that_it_did_not_reveal_for_accepts_the_total_and_combines_nothing() -> None:
+    world = ready()
+    world.run(0, drop_agree=[FOUR])
+    total = closed(world, 1)
+    raw = world.sites[FOUR].agree(total.agreement_request().to_bytes())
+    assert messages.Agreement.from_bytes(raw).combinations == {}
+    assert "term-0" not in world.sites[FOUR].kept, "nor does it keep what it will not be asked for"
+    world.agree(total, names(3))
+    world.reveal(total, names(4)[:3])
+    assert total.proved == (FOUR,)
+    assert world.finish(total).groups == world.plain(names(4))
+
+
+# Receipts, seeds, followers ----------------------------------------------------------------------
+
+
+def test_seeds_are_fresh_and_the_challenge_depends_on_each() -> None:
+    world = ready()
+    first, second = closed(world), closed(world, 1)
+    seeds = [item.seed for item in (*first.receipts, *second.receipts)]
+    assert len(set(seeds)) == 8
+    session = world.session.session
+    made = messages.challenge(session, second.receipts)
+    for place, changes in enumerate(
+        ({"seed": bytes(32)}, {"name": "x"}, {"seed": bytes(31) + b"1"}, {"name": "y"})
+    ):
+        receipts = list(second.receipts)
+        receipts[place] = replace(receipts[place], **changes)  # type: ignore[arg-type]
+        assert messages.challenge(session, receipts) != made
+    for changed_all in (
+        {"slot": 2},
+        {"basis": bytes(32)},
+        {"total": bytes(31) + b"1"},
+        {"sum_id": SumId(9, "x")},
+    ):
+        receipts = [replace(item, **changed_all) for item in second.receipts]  # type: ignore[arg-type]
+        assert messages.challenge(session, receipts) != made
+    assert messages.challenge(bytes(32), second.receipts) != made
+
+
+def test_a_site_answers_for_one_choice_of_seeds() -> None:
+    """A site that plays along signs two receipts with two seeds: others hold to what they signed first."""
+    world = ready()
+    world.run(0)
+    total = closed(world, 1)
+    other = signed_receipt(world, total.receipts[3], seed=bytes(32))
+    receipts = (*total.receipts[:3], other)
+    world.agree(total, names(4))
+    again = AgreementRequest(1, receipts).to_bytes()
+    refused_by(world, names(3), InconsistencyError, lambda site: site.agree(again))
+    agreements = tuple(
+        signed_agreement(world, item.name, receipts, item.combinations) for item in total.agreements
+    )
+    refused_by(world, names(3), InconsistencyError, revealing(asked(total, receipts=receipts)))
+    both = asked(total, receipts=receipts, agreements=agreements)
+    refused_by(world, names(3), InconsistencyError, revealing(both))
+    world.reveal(total, names(4))
+    assert world.finish(total).groups == world.plain(names(4))
+
+
+@pytest.mark.parametrize(("sites", "colluders"), [(4, 1), (7, 2)])
+def test_more_silos_than_collude_must_follow_by_themselves(sites: int, colluders: int) -> None:
+    roster = names(sites)
+    for following in (colluders, colluders + 1):
+        world = ready(sites, colluders=colluders)
+        for place, name in enumerate(roster):
+            world.sites[name].follows = place < following
+        total = closed(world)
+        assert [item.follows for item in total.receipts] == [place < following for place in range(sites)]
+        request = total.agreement_request().to_bytes()
+        if following > colluders:
+            world.agree(total, roster)
+            world.reveal(total, roster)
+            assert total.open().groups == world.plain(roster)
+            continue
+        refused_by(world, roster, FollowersError, lambda site, raw=request: site.agree(raw))
+        given = tuple(signed_agreement(world, name, total.receipts) for name in roster)
+        raw = asked(total, agreements=given)
+        refused_by(world, roster, FollowersError, revealing(raw))
+
+
+def test_a_site_that_agreed_checks_followers_again_before_it_reveals() -> None:
+    """Not that it could change: the receipts are those whose seeds it signed. But nothing rests on that."""
+    world = ready()
+    total = agreed(world)
+    receipts = [signed_receipt(world, item, follows=False) for item in total.receipts[1:]]
+    own = total.receipts[0]
+    call = revealing(asked(total, receipts=(own, *receipts)))
+    refused_by(world, (ONE,), FollowersError, call)
+
+
+# What is kept, and for how long ------------------------------------------------------------------
+
+
+def kept_names(world: World) -> set[str]:
+    found = {frozenset(site.kept) for site in world.sites.values()}
+    assert len(found) == 1
+    return set(found.pop())
+
+
+def test_a_term_is_kept_until_a_request_rests_on_a_later_total() -> None:
+    world = ready(slots=6)
+    total = closed(world, 0)
+    assert kept_names(world) == {"term-0"}
+    with_keys = KeptTerm.from_bytes(world.sites[ONE].kept["term-0"])
+    assert set(with_keys.keys) == set(GROUPS) and set(with_keys.keys["update"]) == set(names(4)[1:])
+    world.agree(total, names(4))
+    world.reveal(total, names(4))
+    world.finish(total)
+    assert KeptTerm.from_bytes(world.sites[ONE].kept["term-0"]).keys == {}
+    assert kept_names(world) == {"term-0"}
+    total = closed(world, 1)
+    assert kept_names(world) == {"term-0", "term-1", "total"}
+    world.agree(total, names(4))
+    world.reveal(total, names(4))
+    world.finish(total)
+    assert kept_names(world) == {"term-0", "term-1"}
+    closed(world, 2)
+    assert kept_names(world) == {"term-1", "term-2", "total"}
+    closed(world, 3)  # the sum before was given up: its term goes, the total's stays
+    assert kept_names(world) == {"term-1", "term-3", "total"}
+
+
+def test_what_is_kept_shows_neither_the_term_nor_the_secrets() -> None:
+    world = ready()
+    world.run(0)
+    total = closed(world, 1)
+    site = world.sites[ONE]
+    assert "KeptTerm" in repr(KeptTerm.from_bytes(site.kept["term-0"]))
+    assert repr(site.kept["term-0"])[10:40] not in repr(KeptTerm.from_bytes(site.kept["term-0"]))
+    everything = b"".join(site.kept.values())
+    for data in world.term(ONE).values():
+        assert not any(data[at : at + 8] in everything for at in range(0, len(data) - 7, 8))
+    assert total.rests_on is not None
+
+
+@pytest.mark.parametrize("stage", ["agreed", "half revealed"])
+def test_a_sum_that_fails_leaves_the_total_for_the_next(stage: str) -> None:
+    world = ready(slots=5, stored=True)
+    world.run(0)
+    failed = agreed(world, 1)
+    if stage == "half revealed":
+        world.reveal(failed, names(2))
+    opened = world.run(2)
+    assert opened.groups == world.plain(names(4))
+    assert world.run(3).groups == world.plain(names(4))
+    assert verified(world, ONE) == ([0, 0, 2] if stage == "half revealed" else [0, 2])
+
+
+def test_what_is_lost_is_told() -> None:
+    world = ready()
+    world.run(0)
+    total = closed(world, 1)
+    site, request = world.sites[ONE], total.agreement_request().to_bytes()
+    kept = dict(site.kept)
+    for name in ("total", "term-0"):
+        site.kept = {key: data for key, data in kept.items() if key != name}
+        assert refused(StateError, site.agree, request).found == "nothing"
+    site.kept = kept
+    world.agree(total, names(4))
+    site.kept = {key: data for key, data in kept.items() if key != "term-1"}
+    assert refused(StateError, site.reveal, asked(total)).what == "what this site kept of slot 1"
+
+
+# Epochs ------------------------------------------------------------------------------------------
+
+
+def test_no_new_epoch_before_the_last_total_that_was_told_is_verified() -> None:
+    world = ready()
+    world.run(0)
+    assert world.evidence is not None
+    world.evidence = changed(world.evidence, "update", 0, 4, 1)
+    agreed(world, 1)
+    later = replace(world.params, epoch=1).to_bytes()
+    refused_by(world, names(4), TotalError, lambda site: site.advertise(later))
+
+
+def test_a_seal_verifies_the_last_total_and_opens_the_way_to_the_next_epoch() -> None:
+    world = ready(stored=True)
+    last = world.run(0).evidence.total
+    opened = world.seal(1)
+    assert opened.groups == {"update": b"", "static": b""}
+    assert all(verified(world, name) == [0] for name in names(4))
+    entry = world.sites[ONE].entries[-2]
+    assert entry == journal.TotalVerified(JOB, 0, 0, last.digest())
+    later = replace(world.params, epoch=1)
+    for site in world.sites.values():
+        site.advertise(later.to_bytes())
+        assert site.kept == {}, "nothing of the epoch before is asked for any more"
+
+
+def test_a_seal_of_a_false_total_is_not_opened() -> None:
+    world = ready()
+    world.run(0)
+    assert world.evidence is not None
+    world.evidence = changed(world.evidence, "static", 0, 8, 1)
+    seal = world.start(1, "seal", SumId(0, "seal-0"))
+    world.contribute(seal, names(4), "seal")
+    seal.close()
+    world.agree(seal, names(4))
+    refused_by(world, names(4), VerificationError, revealing(asked(seal)))
+
+
+# The server's own side ---------------------------------------------------------------------------
+
+
+def test_the_spool_has_terms_until_their_total_is_verified() -> None:
+    world = ready(slots=4)
+    world.run(0)
+    slots = lambda: {slot for slot, _, _ in world.spool._kept}  # noqa: E731
+    assert slots() == {0}
+    total = agreed(world, 1)
+    assert slots() == {0, 1}
+    world.reveal(total, names(4))
+    world.finish(total)
+    assert slots() == {1}
+    world.spool.erase(1)
+    assert slots() == set()
+
+
+def test_a_false_total_of_the_servers_own_is_no_silos_fault() -> None:
+    world = ready()
+    world.run(0)
+    assert world.evidence is not None
+    world.evidence = changed(world.evidence, "update", 0, 4, 1)
+    total = agreed(world, 1)
+    assert refused(VerificationError, total.reveal_request).blamed is None
+    assert total._blamed == {}
+
+
+# Any strategy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.whole
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_no_strategy_gets_shares_of_a_sum_that_rests_on_a_false_total(data: st.DataObject) -> None:
+    """The server tells each site any total, asks with any receipts, agreements and proofs, in any order.
+
+    Whatever it does, a site that gave shares had verified the total it was told; and what it verified is, in
+    Python's integers, the sum of the terms of the total's silos.
+    """
+    world = ready(5, seed=0, slots=6)
+    roster = names(5)
+    told_totals: list[Evidence] = []
+    for slot in range(5):
+        truth = told_totals[-1:] or [None]
+        lies: list[Evidence | None] = [*told_totals[:-1], None]
+        if told_totals:
+            last = told_totals[-1]
+            lies += [changed(last, "update", 0, 4, 1), changed(last, "update", 24, 8, 2**63)]
+            lies += [lied(last, survivors=last.total.survivors[:-1])]
+        honest = data.draw(st.booleans())
+        gone = data.draw(st.sampled_from([(), (roster[4],), (roster[0],)]))
+        here = [name for name in roster if name not in gone]
+        uploads: dict[str, tuple[Evidence | None, bytes]] = {}
+        common = data.draw(st.sampled_from([*truth, *lies]))
+        for name in here:
+            choice = truth[0] if honest else data.draw(st.sampled_from([common, common, *truth, *lies]))
+            world.evidence = choice
+            total = world.start(slot)
+            try:
+                raw = world.sites[name].mask(world.request(name, total), MIXED, world.term(name))
+            except ProtocolError:
+                continue
+            uploads[name] = (choice, raw)
+        chosen = [name for name in here if name in uploads]
+        if len(chosen) < 4:
+            continue
+        choice = uploads[chosen[0]][0]
+        world.evidence = choice
+        total = world.start(slot)
+        for name in chosen:
+            with suppress(ProtocolError):
+                total.add(name, uploads[name][1])
+        if len(total.receipts) < 4:
+            continue
+        total.close()
+        request = total.agreement_request().to_bytes()
+        for name in data.draw(st.permutations(total.survivors)):
+            with suppress(ProtocolError):
+                total.add_agreement(name, world.sites[name].agree(request))
+        requests = [asked(total)]
+        with suppress(ProtocolError):
+            requests.append(total.reveal_request().to_bytes())
+        if choice is not None and len(choice.total.survivors) == len(choice.receipts):
+            proofs = {name: choice.proof(name) for name in choice.total.survivors}
+            requests.append(asked(total, missing=proofs, dropped=choice.keys_of_dropped()))
+        for name in data.draw(st.permutations(total.survivors)):
+            raw = data.draw(st.sampled_from(requests)) if not honest else requests[-1]
+            with suppress(ProtocolError):
+                total.add_reveal(name, world.sites[name].reveal(raw))
+        try:
+            told_totals.append(total.open().evidence)
+        except ProtocolError:
+            assert not honest or len(total.revealers) < world.params.threshold
+    true = {item.total.digest(): item.total for item in told_totals}
+    for name in roster:
+        for entry in world.sites[name].entries:
+            if isinstance(entry, journal.TotalVerified):
+                total_told: Total = true[entry.total]
+                plain = world.plain(total_told.survivors)
+                assert all(plain[group] == part for group, part in total_told.groups.items())
+        state = world.sites[name].state
+        for place, slot_state in enumerate(getattr(state, "slots", ())):
+            if type(slot_state).__name__ == "Revealed":
+                receipts = [e for e in world.sites[name].entries if isinstance(e, journal.Revealed)]
+                assert any(entry.slot == place for entry in receipts)
+
+
+def test_the_combinations_are_of_the_term_without_masks_of_dropped_sites() -> None:
+    """What a site tells is what the server knows already: the opened sum's part of this site."""
+    world = ready()
+    world.run(0, drop_term=[FOUR])
+    evidence = world.evidence
+    assert evidence is not None
+    total = agreed(world, 1)
+    made = messages.challenge(world.session.session, total.receipts)
+    layout = group_layout(MIXED, "update")
+    for item in total.agreements:
+        if item.name == FOUR:
+            assert item.combinations == {}
+            continue
+        term = evidence.term(evidence.proof(item.name))
+        assert item.combinations == {"update": combinations.combine(made, "update", layout, term["update"])}
