@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.attacks.malicious_server import HEART, Records
+from tests.support.runs import asked
 
 from tightframe import methods
 from tightframe.config.job import parse_job
@@ -22,7 +23,7 @@ from tightframe.config.profiles import Profile
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.phases import Cohort, Field, advance
-from tightframe.rounds import checkpoint, codec
+from tightframe.rounds import codec
 from tightframe.rounds.context import SALT, SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
@@ -81,20 +82,12 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
     changes: dict[str, tuple[Field, np.ndarray]] = {}
     for exchange in setup.plan:
         broadcast = dict(exchange.phase.broadcast(state))
-        phase = exchange.carrying(evaluate := exchange.evaluates(broadcast))
+        phase = exchange.carrying(exchange.evaluates(broadcast))
         twice: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in SITES}
         for salt, name in itertools.product("ab", SITES):
             context, contributor = silos[name]
             (context.state_folder / SALT).write_text(salt * 32)
-            message = {
-                "kind": exchange.kind,
-                "round": exchange.round,
-                "phase": exchange.index,
-                "attempt": 0,
-                "evaluate": evaluate,
-                "broadcast": checkpoint.tensor_bytes(broadcast),
-                "opened": opened if salt == "a" else {},
-            }
+            message = asked(setup, exchange, state, opened=opened if salt == "a" else {})
             made = contributor.contribute(message, weights, honest=2)
             groups = [unpack(phase.schema, group, term) for group, term in made.term.items()]
             twice[name].append({key: item for group in groups for key, item in group.items()})

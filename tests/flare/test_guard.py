@@ -124,9 +124,9 @@ def _dxo() -> Shareable:
 def _masked(update: bytes, *, name: str = "site-1", honest: bool = True, phase: str = "train-0") -> bytes:
     """A term with all that belongs to it: only whether it is masked is the question."""
     shown = hashlib.sha256(update if honest else b"").digest()
-    receipt = Receipt(
-        name, 0, SumId(1, phase), bytes(32), shown, hashlib.sha256(b"").digest(), secrets.token_bytes(64)
-    )
+    none, signature = hashlib.sha256(b"").digest(), secrets.token_bytes(64)
+    drawn = secrets.token_bytes(32)
+    receipt = Receipt(name, 0, SumId(1, phase), bytes(32), bytes(32), drawn, True, shown, none, signature)
     return Masked(update, b"", receipt).to_bytes()
 
 

@@ -30,7 +30,7 @@ class Traffic:
     """Network traffic of one task of a silo.
 
     Attributes:
-        down: bytes of the round's broadcast, the model included.
+        down: bytes of the largest total, from which a silo computes the next state of the run.
         up: bytes of the largest term.
         site_timeout: seconds that the silo has for the task.
         again: seconds after which it sends its answer again.
@@ -44,16 +44,13 @@ class Traffic:
     @classmethod
     def of(cls, setup: JobSetup) -> Traffic:
         """Return a job's traffic from its declared schemas, with evaluation, without a few KB of protocol."""
-        from tightframe.rounds.checkpoint import tensor_bytes
-
-        first = setup.training_phases(setup.job.rounds)[0]
         sizes = [
             sum(item.bytes for item in phase.schema.fields)
             for exchange in setup.plan
             for phase in exchange.phases
         ]
         return cls(
-            down=len(tensor_bytes(first.broadcast(setup.initial_state()))),
+            down=max(sizes),
             up=max(sizes),
             site_timeout=setup.job.site_timeout,
             again=resend_after(setup.job),

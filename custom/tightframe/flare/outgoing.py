@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from cryptography import x509
 
+from tightframe.rounds.context import NEEDS_STATE
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.securesum import messages, reading
@@ -67,6 +68,8 @@ def checked(task: str, message: object, site: str, *, plain: bool, max_bytes: in
             kind = type(error).__name__
             raise OutgoingError(f"Expected the protocol's message, but reading it gave {kind}.") from None
         return {SECURE: raw}
+    if keys == [NEEDS_STATE] and task == "contribute" and message[NEEDS_STATE] is True:
+        return {NEEDS_STATE: True}
     if keys == [DECLARATION] and task == "enroll":
         _plain_only(plain)
         raw = _blob(message[DECLARATION], messages.MAX_APPLICATION)

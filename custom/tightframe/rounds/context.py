@@ -15,7 +15,7 @@ from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData, own_labels
 from tightframe.errors import DataError
-from tightframe.files import write_atomically
+from tightframe.files import append_durably, write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
@@ -186,3 +186,15 @@ class SiloContext:
     def site_ledger(self) -> SiteLedger:
         """Opener of that ledger; cached, because it verifies only the entries that it has not seen."""
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
+
+
+def note_verified(folder: Path, basis: bytes) -> None:
+    """Remember that the totals behind a state of the run are verified.
+
+    A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one.
+
+    Args:
+        folder: of the silo's state.
+        basis: SHA-256 of the state.
+    """
+    append_durably(folder / VERIFIED, f"{basis.hex()}\n".encode(), mode=0o600)

@@ -13,11 +13,11 @@ from tests.rounds.test_following import WEIGHTS, job, made_total
 
 from tightframe.errors import RunError
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED
+from tightframe.rounds.context import FOLLOWED, note_verified
 from tightframe.rounds.following import next_state, start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.followed import FollowedState
-from tightframe.rounds.silo.state import NeedsStateError, note_verified
+from tightframe.rounds.silo.state import NeedsStateError
 from tightframe.securesum.messages import Total
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tightframe.errors import RunError
 from tightframe.phases import Method, Phase, ServerState, Setting
 
 
@@ -32,7 +33,7 @@ class Records:
 
 
 class GoneOnce(Records):
-    """Records that cannot be read when they are to be trained on for the n-th time."""
+    """A silo that is stopped when it is to train for the n-th time, and so drops out of that sum."""
 
     def __init__(self, labels: list[int], seed: int, *, time: int) -> None:
         super().__init__(labels, seed)
@@ -41,7 +42,7 @@ class GoneOnce(Records):
     def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
         self._left -= augment_seed is not None
         if augment_seed is not None and self._left == 0:
-            raise RuntimeError("the disk is away")
+            raise RunError("stopped", code="TF-504")
         return super().records(fold, augment_seed=augment_seed)
 
 

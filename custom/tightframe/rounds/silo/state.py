@@ -14,8 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
-from tightframe.files import append_durably, write_atomically
-from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, PROPOSED, SALT, VERIFIED, SiloContext
+from tightframe.files import write_atomically
+from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, PROPOSED, SALT, SiloContext
 
 RUN = "run.json"
 """File that names the job of a state folder."""
@@ -149,13 +149,3 @@ def _rewind(folder: Path, after_round: int) -> None:
             code="TF-522",
         )
     os.replace(earlier, committed)
-
-
-def note_verified(folder: Path, basis: bytes) -> None:
-    """Remember that the totals behind a state were verified, for a job that resumes this one.
-
-    Args:
-        folder: of the silo's state.
-        basis: SHA-256 of the state.
-    """
-    append_durably(folder / VERIFIED, f"{basis.hex()}\n".encode(), mode=0o600)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
-from tightframe.rounds.context import SiloContext
-from tightframe.rounds.silo.state import note_verified
+from tightframe.rounds.context import SiloContext, note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded

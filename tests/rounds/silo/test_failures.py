@@ -1,0 +1,136 @@
+"""What fails at a silo while it trains is a term like any other: it changes nothing, and carries a flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.runs import FOUR, asked, job, run
+
+from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
+from tightframe.phases import Cohort, ServerState, advance
+from tightframe.privacy.accounting import BudgetError
+from tightframe.rounds import codec
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.riders import failures
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.sums.plain import PlainServer
+
+HIDDEN: tuple[Exception, ...] = (
+    TrainingError("not finite", code="TF-301"),
+    TrainingError("out of memory", code="TF-302"),
+    ContributionError("over its bound", code="TF-402"),
+    DataError("patient 4711.jpg cannot be read", code="TF-206"),
+    RuntimeError("CUDA error"),
+    MemoryError(),
+    OSError("the disk is away"),
+)
+TOLD: tuple[TightframeError, ...] = (
+    RunError("aborted", code="TF-504"),
+    BudgetError("spent"),
+    TightframeError("stopped", code="TF-730"),
+)
+
+
+def contributor(folder: Path, **values: Any) -> Contributor:
+    return Contributor(SiloContext("site-1", job(summation="plain", **values), None, folder, job_id="a"))
+
+
+def term(made: Contributor) -> Any:
+    (exchange,) = made.setup.plan.round(1)
+    return made.contribute(asked(made.setup, exchange), dict.fromkeys(FOUR, 4.0))
+
+
+@pytest.mark.parametrize("error", HIDDEN, ids=lambda error: type(error).__name__ + str(error)[:9])
+def test_a_failure_leaves_in_the_form_of_any_other_term(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    made = contributor(tmp_path)
+    whole = term(made)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(LocalSilo, "fit", fails)
+    failed = term(made)
+    assert failed.fields == whole.fields and failed.basis == whole.basis and failed.follows
+    assert {group: len(data) for group, data in failed.term.items()} == {
+        group: len(data) for group, data in whole.term.items()
+    }
+    assert "nothing can be contributed" in caplog.text and failures.reason(error) in caplog.text
+
+
+@pytest.mark.parametrize("error", TOLD, ids=lambda error: error.code)
+def test_what_no_record_decides_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: TightframeError
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    made = contributor(tmp_path)
+    monkeypatch.setattr(LocalSilo, "fit", fails)
+    with pytest.raises(TightframeError) as caught:
+        term(made)
+    assert caught.value is error
+
+
+def test_a_failed_silo_changes_nothing_but_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone in a sum it leaves every tensor as it is: running statistics, which are no differences, too."""
+    made = contributor(tmp_path, min_sites=3)
+    setup = made.setup
+    (exchange,) = setup.plan.round(1)
+    monkeypatch.setattr(LocalSilo, "fit", lambda *_, **__: torch.ones(1) / 0 + None)  # a TypeError
+    phase, sums = exchange.carrying(True), PlainServer(exchange.carrying(True).schema)
+    sums.add("site-1", term(made).term)
+    totals = codec.decode(phase.schema, sums.open(), parties=4)
+    assert totals[failures.FAILED] == 1
+    assert {name for name, total in totals.items() if np.any(total)} <= {
+        failures.FAILED,
+        *(name for name in totals if name.startswith("buffer/")),
+    }
+    state: ServerState = setup.initial_state()
+    others = {name: total if name != failures.FAILED else np.array(0.0) for name, total in totals.items()}
+    after = advance(phase, state, others, Cohort(1, {"site-1": 4.0}, 4.0)).state
+    for name, value in state.model.items():
+        torch.testing.assert_close(after.model[name], value)
+
+
+def test_the_run_goes_on_without_it_and_ends_with_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit = LocalSilo.fit
+    broken: set[str] = {"site-2"}
+
+    def fails(self: LocalSilo, *given: Any, **named: Any) -> Any:
+        if self.name in broken:
+            raise MemoryError
+        return fit(self, *given, **named)
+
+    monkeypatch.setattr(LocalSilo, "fit", fails)
+    result, line = run(job(rounds=1), tmp_path / "one")
+    (row,) = [row for row in result.outcome.rows if row.kind == "train"]
+    assert row.silos == FOUR and row.dropped == {} and row.counts == {"failed_silos": 1}
+    assert "1 silo of 4 could not contribute" in caplog.text
+    monkeypatch.setattr(LocalSilo, "fit", fit)
+    _, whole = run(job(rounds=1), tmp_path / "whole")
+    sizes = [
+        {(site, len(answer["secure"])) for task, site, request, answer in item.seen if task == "contribute"}
+        for item in (line, whole)
+    ]
+    assert sizes[0] == sizes[1], "whatever happened"
+    monkeypatch.setattr(LocalSilo, "fit", fails)
+    broken.add("site-3")
+    with pytest.raises(RunError) as caught:
+        run(job(rounds=1), tmp_path / "two")
+    assert caught.value.code == "TF-513"
+
+
+def test_with_privacy_there_is_no_flag() -> None:
+    private = prepare(job(method="fedavg", weights="uniform", privacy={"epsilon": 8.0}))
+    for exchange in private.plan:
+        assert failures.FAILED not in exchange.phase.schema
