@@ -99,12 +99,22 @@ def proves(report: Report) -> list[str]:
     if report.opened:
         proven += [
             "For every opened sum, each site not listed as missing signed that it sent a masked term, and "
-            "all terms were made from the same broadcast (the same model).",
-            "The sites agreed on the participants: if one was missing, at least a threshold of sites signed "
-            "the list of those left.",
+            "all terms were made from the same state (the same model).",
+            "The sites agreed on the participants: "
+            + (
+                "if one was missing, at least a threshold of sites signed the list of those left."
+                if report.form == 1
+                else "at least a threshold of sites signed the list of each opened sum."
+            ),
             "As far as the record shows, nothing was opened below the threshold or the smallest number of "
             "sites, and no slot or sum was used twice.",
         ]
+    if report.totals:
+        proven.append(
+            f"{len(report.totals)} of {len(report.totals) + len(report.unchecked)} totals were verified: all "
+            "sites in the next sum signed the total's hash, and the sites of the total combinations of their "
+            "own terms, which had to add up to the total's before any share of the next sum was given."
+        )
     return proven
 
 
@@ -124,14 +134,35 @@ def does_not_prove(report: Report, anchor: Anchor) -> list[str]:
     if anchor.missing_role:
         unproven.append("That a certificate was issued to a site: certificates without a role were accepted.")
     unproven += [
-        "That the published total is the one that was opened. Sites cannot verify it; hashes of totals are "
-        "claims of the server alone.",
+        *_unverified(report),
         "That no line is missing at the end, or that the file's owner omitted no sum: nobody signs the chain "
         "of hashes. Compare it with the transcripts of the other parties.",
         "That records or training were honest: a masked term enters the sum, whatever its content.",
         "Times, names of schemas, which groups were opened, who was blamed, and why a sum failed or the run "
         "ended: these are claims of the file's writer.",
     ]
+    return unproven
+
+
+def _unverified(report: Report) -> list[str]:
+    """Return what is not proved of totals."""
+    unproven = []
+    if report.unchecked:
+        named = ", ".join(f"{item.epoch}/{item.slot} ({item.sum_id})" for item in report.unchecked)
+        unproven.append(
+            f"That these published totals (epoch/slot) are the ones that were opened: {named}. No opened sum "
+            "rests on them; their hashes are claims of the server alone."
+        )
+    if any(not item.recomputed for item in report.totals):
+        unproven.append(
+            "That the combinations add up to the verified totals: the totals' integers are not in this file. "
+            "It is the word of the sites that gave shares for the next sum, which checked it."
+        )
+    if shown_terms := sorted({name for item in report.totals for name in item.proved}):
+        unproven.append(
+            f"That {', '.join(shown_terms)} had the terms by which some totals were verified: the server "
+            "showed them to the other sites, by signed receipts; this file does not have them."
+        )
     return unproven
 
 
@@ -154,6 +185,7 @@ def _print_summary(out: Console, report: Report) -> None:
             "sums",
             f"{len(report.opened)} opened, {len(report.failed)} failed, {len(missing)} with missing sites",
         ),
+        ("totals", f"{len(report.totals)} verified by the sites, {len(report.unchecked)} not"),
         ("complete", _completeness(report)),
         ("last line", f"SHA-256 {report.head}"),
     ]

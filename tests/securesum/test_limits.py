@@ -6,6 +6,7 @@ way the documentation must be read again.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,12 @@ from tests.support.securesum.hostile import (
     signed_agreement,
     without_pair_masks,
 )
-from tests.support.securesum.protocol import MIXED, World, add_integers
+from tests.support.securesum.protocol import JOB, MIXED, World, add_integers
 
 from tightframe.phases import Field, Schema
 from tightframe.rounds.riders import class_rules
-from tightframe.securesum import encoding, rules
-from tightframe.securesum.checks import pair_secret
+from tightframe.securesum import combinations, encoding, rules
+from tightframe.securesum.checks import group_layout, pair_secret
 from tightframe.securesum.errors import ReplayError, StaticCohortError
 from tightframe.securesum.masks import keystream, pair_key, self_key
 from tightframe.securesum.messages import (
@@ -36,8 +37,10 @@ from tightframe.securesum.messages import (
     Reveal,
     RevealRequest,
     SumId,
+    challenge,
 )
 from tightframe.securesum.rules import SiteRules
+from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import slot_secret, slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
@@ -291,3 +294,34 @@ def test_a_threshold_for_an_honest_server_falls_to_a_malicious_one_with_one_coll
     left = without_pair_masks(world, victim, 0, "update", uploads, a)
     mask = keystream(self_key(b, world.session.session, 0, "update", victim), len(left))
     assert difference(MIXED, "update", left, mask) == world.term(victim)["update"]
+
+
+def test_a_colluding_silo_vouches_for_a_total_with_its_own_vector_added() -> None:
+    """A server and one silo add a vector of their choice to a total, after they have seen it.
+
+    The silo could have sent the vector in its term, but then without knowing the others'. Alone neither can:
+    without the silo's lie the combinations do not add up.
+    """
+    world = ready()
+    evidence = world.run(0).evidence
+    true = evidence.total.groups
+    poison = b"\x01" * len(true["update"])
+    false = add_integers(MIXED, "update", [{"update": true["update"]}, {"update": poison}])
+    world.evidence = replace(evidence, total=replace(evidence.total, groups={**true, "update": false}))
+    total = world.start(1)
+    world.contribute(total, names(4))
+    total.close()
+    world.agree(total, names(3))
+    honest = Agreement.from_bytes(world.sites[FOUR].agree(total.agreement_request().to_bytes()))
+    made = challenge(world.session.session, total.receipts)
+    layout = group_layout(MIXED, "update")
+    more = combinations.combine(made, "update", layout, poison)
+    lie = {
+        **honest.combinations,
+        "update": combinations.add(layout, [honest.combinations["update"], more]),
+    }
+    total.add_agreement(FOUR, signed_agreement(world, FOUR, total.receipts, lie).to_bytes())
+    world.reveal(total, names(4))
+    assert total.proved == () and total.open().groups == world.plain(names(4))
+    for name in names(3):
+        assert journal.TotalVerified(JOB, 0, 0, total.told) in world.sites[name].entries

@@ -33,7 +33,9 @@ def context(small: dict[str, Any], tmp_path: Path) -> SiloContext:
 
 
 def _note(context: SiloContext, round_number: int) -> None:
-    encoded = Encoded(SumId.of("train", round_number, 0, 0), (), {"update": b"12345678"}, bytes(32), True)
+    encoded = Encoded(
+        SumId.of("train", round_number, 0, 0), (), {"update": b"12345678"}, bytes(32), follows=True
+    )
     report.note_sent(context, SCHEMA, encoded, at_end=False)
 
 

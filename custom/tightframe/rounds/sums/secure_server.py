@@ -130,7 +130,7 @@ class SecureSums:
         A total that they do not verify stays as it is: the log, the transcript and ``describe`` say so.
         """
         attempt = 0
-        while self._evidence is not None and self._slot < self.params.slots:
+        while self._evidence is not None and self._slot < self.params.slots and attempt < SEALS:
             if self._seal(transport, request, self._evidence, attempt):
                 self._drop_evidence()
             attempt += 1
