@@ -42,9 +42,8 @@ ONCE = {
     BEST,
     "error_log.txt",
     "log_fl.txt",
-    "reply-agree",
 }
-"""Files that appear once, at some event: an evaluation, the end, the first error, the first drop-out."""
+"""Files that appear once, at some event: an evaluation, the end, the first error."""
 
 
 def numbers(files: Path) -> dict[str, int]:

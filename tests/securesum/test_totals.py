@@ -316,6 +316,13 @@ def test_a_total_of_another_sum_schema_or_group_gets_no_answer() -> None:
         refused_by(world, (name,), TotalError, told(world, wrong.to_bytes(), 1))
 
 
+def test_a_group_without_elements_is_in_no_total() -> None:
+    world = ready()
+    total = world.run(0, schema="seal", sum_id=SumId(0, "seal-0"), drop_term=[FOUR]).evidence.total
+    wrong = replace(total, groups={"update": b"", "static": b""})
+    refused_by(world, names(4), TotalError, told(world, wrong.to_bytes(), 1))
+
+
 def test_a_site_with_a_term_that_it_did_not_reveal_for_accepts_the_total_and_combines_nothing() -> None:
     world = ready()
     world.run(0, drop_agree=[FOUR])

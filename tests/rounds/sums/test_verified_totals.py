@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -261,27 +262,34 @@ def test_a_plain_run_needs_no_seal(tmp_path: Path) -> None:
 def test_masked_terms_lie_in_a_temporary_folder_until_their_total_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spools: list[FileSpool] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sizes: list[int] = []
 
-    class Watched(FileSpool):
-        def __init__(self) -> None:
-            super().__init__()
-            spools.append(self)
+    def watch(task: str, site: str, request: Any) -> bool:
+        for folder in tmp_path.glob("tightframe-terms-*"):
+            assert folder.stat().st_mode & 0o077 == 0
+            sizes.append(len(list(folder.iterdir())))
+        return False
 
-        def keep(self, slot: int, site: str, group: Any, data: bytes) -> None:
-            super().keep(slot, site, group, data)
-            assert self.read(slot, site, group) == data
-            sizes.append(len(list(Path(self._folder.name).iterdir())))
-
-    monkeypatch.setattr(secure_server, "FileSpool", Watched)
-    run(job(rounds=2), tmp_path)
-    (spool,) = spools
-    folder = Path(spool._folder.name)
-    assert folder.stat().st_mode & 0o077 == 0
+    run(job(rounds=2), tmp_path / "run", silent=watch)
     assert max(sizes) == 2 * 2 * 4, "two sums, two groups, four silos"
-    assert list(folder.iterdir()) == [], "the seal was verified, so nothing is left"
-    spool._folder.cleanup()
+    assert not list(tmp_path.glob("tightframe-terms-*")), "the seal was verified, so nothing is left"
+
+
+def test_a_spool_holds_what_it_was_given_and_no_more() -> None:
+    spool = FileSpool()
+    spool.erase(0)
+    with pytest.raises(FileNotFoundError, match="none is kept"):
+        spool.read(0, "site-1", "update")
+    spool.keep(0, "site-1", "update", b"a")
+    spool.keep(10, "Klinik/../x", "static", b"b")
+    spool.erase(1)
+    assert spool.read(0, "site-1", "update") == b"a" and spool.read(10, "Klinik/../x", "static") == b"b"
+    spool.erase(10)
+    with pytest.raises(FileNotFoundError):
+        spool.read(10, "Klinik/../x", "static")
+    spool.erase(0)
+    assert spool._folder is None
 
 
 def test_what_a_silo_keeps_of_a_sum_is_the_owners_alone_and_goes(tmp_path: Path) -> None:
