@@ -24,6 +24,7 @@ from tightframe.securesum.site.state import (
     Established,
     Fresh,
     Revealed,
+    dealt_pair_secret,
     slot_secret,
     slot_share,
 )
@@ -97,6 +98,10 @@ def _secrets(state: Advertised | Confirmed | Established) -> Iterator[tuple[str,
         for number, slot in enumerate(state.slots):
             if isinstance(slot, Fresh):
                 own.append(slot.secrets)
+                for dealer, name in enumerate(state.epoch.params.roster):
+                    for group in GROUPS:
+                        dealt = dealt_pair_secret(slot.pair_secrets, dealer, group)
+                        yield f"dealt by {name}, slot {number}, {group}", dealt
             if hasattr(slot, "shares"):
                 for dealer, name in enumerate(state.epoch.params.roster):
                     for group in GROUPS:
@@ -105,6 +110,8 @@ def _secrets(state: Advertised | Confirmed | Established) -> Iterator[tuple[str,
                             yield f"{kind} share of {name}, slot {number}, {group}", share[SALT_BYTES:]
     else:
         yield "channel key", state.channel.expose()
+        yield "first half of the decapsulation key's seed", state.decapsulation.expose()[:32]
+        yield "second half of it", state.decapsulation.expose()[32:]
         own = list(state.secrets)
     for number, secrets in enumerate(own):
         for group in GROUPS:
@@ -154,11 +161,13 @@ def test_a_silos_secrets_are_nowhere_but_in_its_own_folder(silent: Run, folder: 
             for what, secret in _secrets(restore(path.read_bytes())):
                 assert len(secret) == 32
                 named[secret] = f"{site}: {what}"
-        # Keys of channel and session; for each of six slots (four sums, two retries) b and s of both groups;
-        # and of those a share from each of six dealers.
-        assert len([name for name in named.values() if "secret" in name]) == 6 * 4
-        assert len([name for name in named.values() if "share" in name]) == 6 * 6 * 4
-        assert len(named) == 2 + 6 * 4 + 6 * 6 * 4
+        # Keys of channel (two of 32 bytes for ML-KEM-768) and session; for each of eight slots (four sums, two
+        # retries, a seal and its retry) b and a of both groups, and of those a share from each of six dealers;
+        # and a pair secret from each dealer for both groups, but of the first slot, whose are used at once.
+        assert len([name for name in named.values() if "secret" in name]) == 8 * 4
+        assert len([name for name in named.values() if "share" in name]) == 8 * 6 * 4
+        assert len([name for name in named.values() if "dealt by" in name]) == 7 * 6 * 2
+        assert len(named) == 4 + 8 * 4 + 8 * 6 * 4 + 7 * 6 * 2
         seen[site] = named
     for site, named in seen.items():
         needles = Needles({text: name for secret, name in named.items() for text in _written(secret)})
