@@ -116,12 +116,12 @@ def test_a_job_trains_with_one_site_in_two_accounts(federation: TwoAccounts, don
     )
     assert f"job {done.name}: started as process" in federation.said(SERVICE)
     # Peers were shown the key of the training account, not the engine's.
-    pins = ["tightframe", "federation", "pins", "--kit"]
+    pins = ["federation", "pins", "--kit"]
     root = str(federation.kit(LEAD) / "startup" / "rootCA.pem")
     transcript = str(done / "workspace" / "transcript.jsonl")
-    told = federation.run("tightframe", "transcript", "verify", transcript, "--root", root)
+    told = federation.run_here("transcript", "verify", transcript, "--root", root)
     own, engines = (
-        federation.run(*pins, str(kit)).strip().split("=")[1]
+        federation.run_here(*pins, str(kit)).strip().split("=")[1]
         for kit in (federation.training_kit, federation.kit(SITE))
     )
     assert own in told and engines not in told

@@ -70,7 +70,7 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 def pin(federation: Federation, name: str) -> str:
     """NAME=PIN, as the site tells it."""
-    return federation.run("tightframe", "federation", "pins", "--kit", str(federation.kit(name))).strip()
+    return federation.run_here("federation", "pins", "--kit", str(federation.kit(name))).strip()
 
 
 @pytest.fixture(scope="module")
@@ -512,7 +512,7 @@ def test_a_hospital_that_is_lost_in_the_third_round_is_told_of_the_same_everywhe
 ) -> None:
     """All its processes are killed. The others train on; watch, page, outcome and silos tell one story."""
     first = str(federation.kit("hospital-1"))
-    federation.run("tightframe", "federation", "pins", "--kit", first, "--add", pin(federation, NEWCOMER))
+    federation.run_here("federation", "pins", "--kit", first, "--add", pin(federation, NEWCOMER))
     four = (*SITES, NEWCOMER)
     job = federation.signed(export("losing", four, rounds=4, patience=PATIENCE))
     with _lead(federation) as session:
@@ -551,7 +551,7 @@ def test_a_hospital_that_is_lost_in_the_third_round_is_told_of_the_same_everywhe
     assert "3 of 4" in page and "silos there at the end" in page
     log = (result / "log.txt").read_text()
     assert "TRAINED, NOT MEASURED: " in log and all(text in log for text in outcome["notes"])
-    told = federation.run("tightframe", "report", str(result))
+    told = federation.run_here("report", str(result))
     assert "TRAINED, NOT MEASURED\n" in told and all(text in told for text in outcome["notes"])
     for name in SITES:
         own = federation.kit(name) / job_id
@@ -590,8 +590,8 @@ def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done
     new = federation.follow(guide, heading, only=slice(1, 4)).strip().splitlines()[-1].split("=")[1]
     assert new != old
     keys = {"NEW_PIN": new, "OLD_PIN": old}
-    pins = ["tightframe", "federation", "pins", "--kit", str(federation.kit("hospital-2"))]
-    federation.run(*pins, "--add", f"hospital-1={old}")
+    pins = ["federation", "pins", "--kit", str(federation.kit("hospital-2"))]
+    federation.run_here(*pins, "--add", f"hospital-1={old}")
     told = federation.follow(guide, heading, keys, only=slice(4, 5))
     assert f"kept: hospital-1, 2 pins: {old}, {new}" in told
     assert f"kept: hospital-1, 1 pin: {new}" in federation.follow(guide, heading, keys, only=slice(5, None))

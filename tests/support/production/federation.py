@@ -30,8 +30,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from PIL import Image
 from tests.support import ROOT
 from tests.support.production.guides import ONE_MACHINE, Guide
+from typer.testing import CliRunner
 
 from tightframe.data.isic.folder import IMAGES
+from tightframe_app import cli
 
 BIN = Path(sys.executable).parent
 PROJECT = "consortium"
@@ -110,6 +112,16 @@ class Federation:
         assert code is None or done.returncode == code, f"{command}: {done.returncode}\n{output}"
         return output
 
+    def run_here(self, *arguments: str) -> str:
+        """Run a ``tightframe`` command that no guide is followed by, in this process; its output.
+
+        In a process of its own each would import torch or the engine anew, on a core that others need.
+        Paths among the arguments are whole ones.
+        """
+        done = CliRunner().invoke(cli.app, list(arguments))
+        assert done.exit_code == 0, f"{arguments}: {done.exception!r}\n{done.output}"
+        return done.output
+
     @property
     def environment(self) -> dict[str, str]:
         """The engine's commands keep what they know of kits in the home folder: here one of its own."""
@@ -151,7 +163,7 @@ class Federation:
 
     def signed(self, job: Path) -> Path:
         """The same folder, signed by the lead for one more submission."""
-        told = self.run("tightframe", "jobs", "sign", str(job), "--kit", str(self.kit(LEAD)))
+        told = self.run_here("jobs", "sign", str(job), "--kit", str(self.kit(LEAD)))
         assert f"signed by {LEAD} for hospital-1" in told
         return job
 
