@@ -161,9 +161,9 @@ def test_a_silos_secrets_are_nowhere_but_in_its_own_folder(silent: Run, folder: 
             for what, secret in _secrets(restore(path.read_bytes())):
                 assert len(secret) == 32
                 named[secret] = f"{site}: {what}"
-        # Keys of channel (two of 32 bytes for ML-KEM-768) and session; for each of eight slots (four sums, two
-        # retries, a seal and its retry) b and a of both groups, and of those a share from each of six dealers;
-        # and a pair secret from each dealer for both groups, but of the first slot, whose are used at once.
+        # Keys of channel (two of 32 bytes for ML-KEM-768) and session; for each of eight slots (four sums,
+        # two retries, a seal and its retry) b and a of both groups, and of those a share from each of six
+        # dealers; and a pair secret from each for both groups, but of the first slot, whose are used at once.
         assert len([name for name in named.values() if "secret" in name]) == 8 * 4
         assert len([name for name in named.values() if "share" in name]) == 8 * 6 * 4
         assert len([name for name in named.values() if "dealt by" in name]) == 7 * 6 * 2

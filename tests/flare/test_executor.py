@@ -237,6 +237,7 @@ def test_production_without_a_kit_says_so_and_never_simulates(
     caplog: pytest.LogCaptureFixture,
     secure: bool | None,
 ) -> None:
+    small |= {"update_norm": 100.0}  # as the policy of production asks
     hello = _hello(small, hospital)
 
     def simulated(*_: Any, **__: Any) -> Any:

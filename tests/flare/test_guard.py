@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import hashlib
 import json
 import logging
 import secrets
@@ -38,6 +37,7 @@ from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
 from tightframe.rounds.sums.transcripts import ServerIdentity
+from tightframe.securesum.checks import masked_hash
 from tightframe.securesum.messages import Masked, Receipt, SumId
 
 SECRET = 4711.4711
@@ -123,11 +123,11 @@ def _dxo() -> Shareable:
 
 def _masked(update: bytes, *, name: str = "site-1", honest: bool = True, phase: str = "train-0") -> bytes:
     """A term with all that belongs to it: only whether it is masked is the question."""
-    shown = hashlib.sha256(update if honest else b"").digest()
-    none, signature = hashlib.sha256(b"").digest(), secrets.token_bytes(64)
+    shown = masked_hash(update if honest else b"", b"")
+    none, signature = masked_hash(b"", b""), secrets.token_bytes(64)
     drawn = secrets.token_bytes(32)
     receipt = Receipt(name, 0, SumId(1, phase), bytes(32), bytes(32), drawn, True, shown, none, signature)
-    return Masked(update, b"", receipt).to_bytes()
+    return Masked(update, b"", receipt, b"").to_bytes()
 
 
 UNMASKED = np.full(500, int(SECRET * 2**12), "<u4").tobytes()

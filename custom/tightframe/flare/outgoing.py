@@ -7,7 +7,6 @@ random: that catches an unmasked term, however well-formed it is.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from tightframe.rounds.context import NEEDS_STATE
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.securesum import messages, reading
+from tightframe.securesum.checks import masked_hash
 from tightframe.securesum.primitives import HASH_BYTES, KEY_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
 
@@ -146,10 +146,12 @@ def _masked(raw: bytes, site: str) -> None:
     if not _PHASE.fullmatch(message.receipt.sum_id.phase):
         raise OutgoingError("Expected a phase's name in the receipt, but got something else.")
     for data, signed in ((message.update, message.receipt.update), (message.static, message.receipt.static)):
-        if hashlib.sha256(data).digest() != signed:
+        if masked_hash(data, message.links) != signed:
             raise OutgoingError("Expected the term that the receipt was signed for, but got another one.")
         if not looks_masked(data):
             raise OutgoingError("Expected a masked term, but its bytes are not random: it is not masked.")
+    if not looks_masked(message.links):
+        raise OutgoingError("Expected links, which are random, but their bytes are not.")
 
 
 def _agreement(raw: bytes, site: str) -> None:

@@ -20,6 +20,8 @@ UNSET = {
     "colluders": "a tenth of the silos, at least one",
     "update_norm": "none: updates are not rescaled",
     "prototype_sites": "all",
+    "answer_grid": "1 in production, 0 in a simulation",
+    "initial_model_sha256": "none: the start is from the seed",
     "privacy": "none",
     "privacy.noise_multiplier": "as each silo solves it",
     "resume": "none: it began anew",
