@@ -57,6 +57,8 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "site_timeout": (9, "time"),
     "fetch_timeout": (9, "time"),
     "threads": (2, "rounding"),
+    "answer_grid": (2.0, "time"),
+    "initial_model_sha256": ("0" * 64, "another start, not another way of forming terms"),
     "local_baseline_epochs": (1, "stays at the silo"),
     "personalise": (True, "counts of their own, of every silo alike"),
     "privacy": (None, "noise in place of a profile"),
