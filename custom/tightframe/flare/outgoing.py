@@ -20,7 +20,6 @@ from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.securesum import messages, reading
 from tightframe.securesum.checks import masked_hash
-from tightframe.securesum.primitives import HASH_BYTES, KEY_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
 
 DECLARATION, TERM = "declaration", "term"
@@ -122,7 +121,7 @@ def _advertisement(raw: bytes, site: str) -> None:
         raise OutgoingError(
             f"Expected an advertisement of at most {messages.MAX_ADVERTISEMENT} bytes, but got {len(raw)}."
         )
-    slots = _slots(raw, "Advertisement", "slots", len(messages.GROUPS) * (KEY_BYTES + HASH_BYTES))
+    slots = _slots(raw, "Advertisement", "slots", messages.ADVERTISED_SLOT)
     message = messages.Advertisement.from_bytes(raw, slots=slots)
     _only_form(message, raw)
     _own(message.name, site)
@@ -131,8 +130,7 @@ def _advertisement(raw: bytes, site: str) -> None:
 
 
 def _confirmation(raw: bytes, site: str) -> None:
-    width = len(messages.GROUPS) * len(messages.KINDS) * HASH_BYTES
-    slots = _slots(raw, "Confirmation", "hashes", width)
+    slots = _slots(raw, "Confirmation", "hashes", messages.HASHED_SLOT)
     message = messages.Confirmation.from_bytes(raw, slots=slots)
     _only_form(message, raw)
     _own(message.name, site)

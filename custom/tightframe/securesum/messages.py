@@ -369,7 +369,7 @@ class Advertisement(reading.SizedMessage):
                 "certificate": reading.blob(1, MAX_CERTIFICATE),
                 "channel_key": reading.blob(KEY_BYTES),
                 "session_key": reading.blob(KEY_BYTES),
-                "slots": reading.blob(slots * len(GROUPS) * len(KINDS) * HASH_BYTES),
+                "slots": reading.blob(slots * ADVERTISED_SLOT),
                 "application": reading.blob(0, MAX_APPLICATION),
                 "encapsulation_key": reading.blob(KEM_KEY_BYTES),
                 "signature": reading.blob(1, MAX_SIGNATURE),
@@ -395,6 +395,12 @@ class Advertisements(reading.Message):
             "items": reading.sequence(reading.blob(1, MAX_ADVERTISEMENT), 1, MAX_SITES),
         }
     )
+
+
+ADVERTISED_SLOT = len(GROUPS) * len(KINDS) * HASH_BYTES
+"""Bytes of a slot in an advertisement: a commitment for each group and kind."""
+HASHED_SLOT = len(GROUPS) * (len(KINDS) + 1) * HASH_BYTES
+"""Bytes of a slot in one holder's list of hashes: for each group of two shares and a pair secret."""
 
 
 def box_plain_bytes(slots: int) -> int:
@@ -557,7 +563,7 @@ def _box(slots: int) -> reading.Check:
 
 def _hashes(slots: int) -> reading.Check:
     """Return a check for the hashes of one holder's shares and pair secrets."""
-    return reading.blob(slots * len(GROUPS) * (len(KINDS) + 1) * HASH_BYTES)
+    return reading.blob(slots * HASHED_SLOT)
 
 
 def by_group(item: reading.Check) -> reading.Check:
