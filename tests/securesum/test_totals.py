@@ -610,7 +610,7 @@ def test_no_strategy_gets_shares_of_a_sum_that_rests_on_a_false_total(data: st.D
             requests.append(total.reveal_request().to_bytes())
         if choice is not None and len(choice.total.survivors) == len(choice.receipts):
             proofs = {name: choice.proof(name) for name in choice.total.survivors}
-            requests.append(asked(total, missing=proofs, dropped=choice.keys_of_dropped()))
+            requests.append(asked(total, missing=proofs, dropped=choice.seeds_of_dropped()))
         for name in data.draw(st.permutations(total.survivors)):
             raw = data.draw(st.sampled_from(requests)) if not honest else requests[-1]
             with suppress(ProtocolError):

@@ -155,7 +155,7 @@ def test_the_transcript_of_a_resumed_run_is_valid_and_names_the_first_job(
         report = transcript.verify(path.read_bytes().splitlines(keepends=True), anchor)
         assert [epoch.params.lineage for epoch in report.epochs] == [job_id(broken.folder)]
         assert report.job != job_id(broken.folder)
-    rounds = [item.sum_id.round for item in report.sums]
+    rounds = [item.sum_id.round for item in report.sums if not item.sum_id.phase.startswith("seal")]
     assert min(rounds) == 3, "what was done is not asked for again"
 
 
