@@ -77,7 +77,7 @@ def test_what_it_proves_and_what_not(verify: Verify) -> None:
     proved, _, rest = flat(verify(whole_run()).stdout).partition("What this does not prove")
     for promise in (
         "with these keys",
-        "same broadcast",
+        "made from the same state",
         "signed the list of those left",
         "below the threshold",
     ):
@@ -125,7 +125,7 @@ def test_a_session_without_sums_promises_none(verify: Verify) -> None:
     run = Run()
     run.epoch()
     said = flat(verify(run).stdout)
-    assert "with these keys" in said and "same broadcast" not in said
+    assert "with these keys" in said and "same state" not in said
 
 
 @pytest.mark.parametrize("width", ["60", "100", "300"])

@@ -76,7 +76,7 @@ def test_the_transcripts_of_the_run_are_valid(silent: Run, tmp_path: Path) -> No
     code, said = verify(silent.server / "transcript.jsonl", root)
     assert code == 0, said
     assert "written by the server" in said and "SIMULATED" in said and "complete yes" in said
-    assert "4 opened, 0 failed, 0 with missing sites" in said
+    assert "5 opened, 0 failed, 0 with missing sites" in said
     for site in ("site-1", "site-4", "site-6"):
         code, said = verify(silent.workspace / site / "simulate_job" / "transcript.jsonl", root)
         assert code == 0, said

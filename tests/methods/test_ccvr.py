@@ -13,7 +13,7 @@ from tests.support.methods.in_memory import Records, in_turn
 from tests.support.runs import FOUR, job, run
 
 from tightframe import federation
-from tightframe.errors import TrainingError
+from tightframe.errors import RunError, TrainingError
 from tightframe.methods.ccvr import (
     COUNTS,
     METHOD,
@@ -100,7 +100,7 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
 
 
 class _FailsOnce(Records):
-    """Records that cannot be read when they are first passed over without augmentation.
+    """A silo that is stopped when its records are first passed over without augmentation.
 
     Enrolment has looked at the form of one by then.
     """
@@ -111,7 +111,7 @@ class _FailsOnce(Records):
         if fold == "train" and augment_seed is None:
             self._looks += 1
             if self._looks == 2:
-                raise RuntimeError("the disk is away")
+                raise RunError("stopped", code="TF-504")
         return super().records(fold, augment_seed=augment_seed)
 
 

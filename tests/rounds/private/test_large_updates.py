@@ -100,7 +100,8 @@ def test_without_privacy_nothing_is_said_of_noise(
     records: dict[str, ArrayData], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = {name: value for name, value in JOB.items() if name != "privacy"} | {"update_bound": 1e-6}
-    with pytest.raises(RunError, match="TF-501"):
+    with pytest.raises(RunError, match="TF-513"):
         federation.run_job(parse_job(job), data=records, folder=tmp_path)
-    (told,) = [text for text in caplog.messages if text.startswith("a: TF-402")]
+    (told,) = [text for text in caplog.messages if text.startswith("a: nothing can be contributed")]
+    assert "TF-402" in told
     assert "noise" not in told and told.endswith("or set `update_norm`, to which updates are rescaled.")

@@ -4,7 +4,8 @@ Whether training or reading fails can depend on a single record, so a server tha
 with which code, could ask about records. So a failed silo's answer has the form and the size of any other;
 only the number of failed silos is opened, and the reason stays in the silo's own log.
 
-With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo.
+With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo,
+except that a noisy update is over its bound, which says nothing that noise does not cover.
 """
 
 from __future__ import annotations

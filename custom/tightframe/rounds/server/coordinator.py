@@ -297,10 +297,10 @@ class Coordinator:
             row, totals = self._exchanges.collect(transport, exchange, phase, shared, among=among)
         weights = {site: self.weights[site] for site in row.silos}
         cohort = Cohort(exchange.round, weights, max(self.weights.values()), enrolled=len(self.weights))
-        reading = advance(phase, state, totals, cohort)
         if totals and self._unverified is not None:  # this sum was opened, so silos have verified the last
             self._unverified()
             self._unverified = None
+        reading = advance(phase, state, totals, cohort)
         for line in reading.warnings:
             self.log.warning("%s", line)
         row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})

@@ -115,7 +115,9 @@ class Contributor:
                 made = phase.contribute(silo, received, self._store.committed())
             return made, _encoded(silo, phase.schema, made.tensors, weights)
         except Exception as error:
-            if not failures.hidden(error):
+            # What noise has covered may be told, whatever becomes of it: the bound, above all.
+            covered = self._setup.privacy is not None and isinstance(error, ContributionError)
+            if covered or not failures.hidden(error):
                 raise
             unexpected = None if isinstance(error, TightframeError) else error
             self._context.log.error(
