@@ -117,7 +117,7 @@ def test_no_state_message_or_error_of_a_run_shows_a_secret() -> None:
             if item["after"] == after:
                 found.shown |= set(refusal(player, item))
     player, _ = play(RUN)
-    found.show(*(total.open() for total in player.sums))
+    found.show(*player.opened)
     for number, item in enumerate(RUN["messages"]):
         read = parsed(item)
         found.show(read)

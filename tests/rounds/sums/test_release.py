@@ -76,6 +76,7 @@ OTHER_RULES = {
         "semi_honest_server",
         "weights",
         "max_weight_share",
+        "max_update_norm",
     ),
     *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
     *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),

@@ -216,6 +216,8 @@ _TERMS = {
     "gradient": "gradients of the model",
     "moments": "means and variances of features, by class",
     "own": "results of its own models",
+    "failed": "a flag that it could not contribute",
+    "norms": "the range of its update's norm",
     "personal": "accuracies of its personal model, in steps of 1/32",
     "privacy": "its range of spent epsilon",
     "prototype": "sums of features, by class",
@@ -239,8 +241,8 @@ def _disclosed(report: SiloReport) -> Markup:
         else "Each term was sent as it is: the server saw this silo's own numbers."
     )
     exact = (
-        "No noise was added: without differential privacy a server that chooses the model can make totals "
-        "tell of single records."
+        "No noise was added: without differential privacy totals are exact, and tell whoever reads them what "
+        "an average over hospitals tells."
         if report.privacy is None
         else "Noise was added before, as the privacy budget below says."
     )
