@@ -78,12 +78,12 @@ def test_what_it_proves_and_what_not(verify: Verify) -> None:
     for promise in (
         "with these keys",
         "made from the same state",
-        "signed the list of those left",
+        "signed the list of each opened sum",
         "below the threshold",
     ):
         assert promise in proved.partition("What this proves")[2]
     for limit in (
-        "published total is the one that was opened",
+        "published totals (epoch/slot) are the ones that were opened",
         "no line is missing at the end",
         "records or training were honest",
         "if the root's own key was misused",

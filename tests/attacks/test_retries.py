@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.attacks.malicious_server import Federation, Records, hearts, model_broadcast
+from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import SecureSumError
+from tightframe.rounds.server.exchanges import SharedState
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.errors import RecoveryError, ReplayError
 from tightframe.securesum.messages import SumId
@@ -28,9 +29,9 @@ def hospitals() -> dict[str, Records]:
 
 
 def summed(federation: Federation, attempt: int, **how: Any) -> dict[str, Any]:
-    """One try of round 1, with the same broadcast."""
-    broadcast, schema = model_broadcast(federation.model()), federation.train_schema(1)
-    return federation.sum("train", 1, broadcast=broadcast, schema=schema, attempt=attempt, **how)
+    """One try of round 1, on the same state: the server says nothing of an earlier try."""
+    federation.shared, federation.evidence = SharedState(federation.setup.initial_state()), None
+    return federation.sum("train", 1, attempt=attempt, **how)
 
 
 def refusing(federation: Federation, attempt: int, *, epoch: int) -> set[str]:

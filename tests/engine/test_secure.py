@@ -82,7 +82,7 @@ def test_the_transcripts_of_the_run_are_valid(silent: Run, tmp_path: Path) -> No
         assert code == 0, said
         assert f"written by site {site}" in said
     lines = (silent.server / "transcript.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == 7, "start, one setup, four sums, end"
+    assert len(lines) == 8, "start, one setup, four sums, a seal, end"
     forged = json.loads(lines[2])
     forged["slot"] = forged["slot"] + 1
     (tmp_path / "forged.jsonl").write_text("".join([*lines[:2], json.dumps(forged) + "\n", *lines[3:]]))

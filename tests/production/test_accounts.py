@@ -119,7 +119,7 @@ def test_a_job_trains_with_one_site_in_two_accounts(federation: TwoAccounts, don
     pins = ["federation", "pins", "--kit"]
     root = str(federation.kit(LEAD) / "startup" / "rootCA.pem")
     transcript = str(done / "workspace" / "transcript.jsonl")
-    told = "".join(federation.run_here("transcript", "verify", transcript, "--root", root).split())
+    told = federation.run_here("transcript", "verify", transcript, "--root", root)
     own, engines = (
         federation.run_here(*pins, str(kit)).strip().split("=")[1]
         for kit in (federation.training_kit, federation.kit(SITE))

@@ -77,14 +77,38 @@ def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, 
     for _ in range(2):  # asked again, because the exchange failed
         assert followed.advance(message, total, WEIGHTS)[1]
     other = replace(total, survivors=("a", "b"))
-    for told in (None, other):  # the same state, but this exchange does not verify what it rests on
-        for one in (followed, silo(tmp_path, run)):
-            assert not one.advance(message, told, WEIGHTS)[1]
+    for one in (followed, silo(tmp_path, run)):  # the same state, but not what it rests on
+        assert not one.advance(message, None, WEIGHTS)[1]
+        with pytest.raises(NeedsStateError):
+            one.advance(message, other, WEIGHTS)
+    assert not followed.advance(message | run.sent(1), other, WEIGHTS)[1]
     state, follows = followed.advance(*run.request(2), WEIGHTS)
     assert same(state, run.states[2]) and not follows
     note_verified(tmp_path, bytes.fromhex(state_sha256(run.states[2])))
     assert followed.advance(run.request(2)[0], None, WEIGHTS)[1]  # verified: as in the next epoch
     assert followed.advance(*run.request(3), WEIGHTS)[1]
+
+
+def test_one_state_is_not_summed_twice(tmp_path: Path, run: Run) -> None:
+    """The state before a total that is told is refused, or, as one that it missed, not vouched for."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    _, total = run.request(1)
+    again = {"state": state_sha256(run.states[0]), **run.sent(0)}
+    with pytest.raises(RunError, match="TF-518"):
+        followed.advance(again | {"before": state_sha256(run.states[0])}, total, WEIGHTS)
+    assert not followed.advance(again | {"before": "0" * 64}, total, WEIGHTS)[1]
+
+
+def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> None:
+    last, unchanged = len(run.states) - 1, state_sha256(run.states[-1])
+    assert state_sha256(run.states[last - 1]) == unchanged, "the closing"
+    followed = silo(tmp_path, run)
+    for step in range(last):
+        message, total = run.request(step)
+        followed.advance(message, total, WEIGHTS)
+        note_verified(tmp_path, bytes.fromhex(message["state"]))
+    assert followed.advance(*run.request(last), WEIGHTS)[1]
 
 
 def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, run: Run) -> None:

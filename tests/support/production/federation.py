@@ -118,7 +118,7 @@ class Federation:
         In a process of its own each would import torch or the engine anew, on a core that others need.
         Paths among the arguments are whole ones.
         """
-        done = CliRunner().invoke(cli.app, list(arguments))
+        done = CliRunner().invoke(cli.app, list(arguments), env={"COLUMNS": "200"})
         assert done.exit_code == 0, f"{arguments}: {done.exception!r}\n{done.output}"
         return done.output
 

@@ -83,8 +83,9 @@ class FollowedState:
         verified = self._verified_before()
         own = self._own(message)
         digest = "" if total is None else total.digest().hex()
-        if own is not None and own.sha256 == wanted:
-            return own.state, wanted in verified or (own.computed and own.total in ("", digest))
+        # A state that does not include the total told is not the run's: one model is not summed twice.
+        if own is not None and own.sha256 == wanted and (total is None or own.total == digest):
+            return own.state, wanted in verified or (own.computed and own.total == digest)
         computed = own if own is not None and not own.total and not message["before"] else None
         if own is not None and total is not None and own.sha256 == message["before"]:
             sound = own.sha256 in verified or (own.computed and not own.total)
