@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
-from tightframe.errors import DataError, JobError, RunError, TrainingError
+from tightframe.errors import DataError, JobError, RunError, SiteConfigError, TrainingError
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
@@ -385,6 +385,13 @@ def test_local_only_baseline_is_reported_at_the_silo(tmp_path: Path) -> None:
     assert report["local_only"]["epochs"] == 1
     assert report["local_only"]["test"]["records"] == report["global"]["test"]["records"]
     assert report["local_only"]["test"]["loss"] != report["global"]["test"]["loss"]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["not named", "named by the job"])
+def test_a_pretrained_start_that_is_not_there_is_told_by_name(tmp_path: Path, named: bool) -> None:
+    job = _job(rounds=1, **({"initial_model_sha256": "0" * 64} if named else {}))
+    with pytest.raises(SiteConfigError, match=r"TF-202.*no-such-file"):
+        federation.run_job(job, folder=tmp_path / "run", initial_model=str(tmp_path / "no-such-file"))
 
 
 def test_pretrained_start_is_used_and_its_hash_recorded(tmp_path: Path, finished: tuple[Any, Path]) -> None:

@@ -6,6 +6,7 @@ through NVFlare bit for bit (same seeds, same thread setting).
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import secrets
 import shutil
@@ -22,13 +23,13 @@ from tightframe.config.refusals import BelowPolicyError, in_words
 from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import JobError, TightframeError
+from tightframe.models.pretrained import read_weights
 from tightframe.phases import Method
 from tightframe.report import writing
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
 from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
-from tightframe.rounds.server.resume import file_sha256
 from tightframe.rounds.setup import JobSetup, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
 from tightframe.rounds.sums.plain import Accept, Failed
@@ -159,7 +160,9 @@ def run_job(
         JobError, RunError: see ``run``.
     """
     if initial_model is not None and job.initial_model_sha256 is None:
-        job = job.model_copy(update={"initial_model_sha256": file_sha256(Path(initial_model))})
+        job = job.model_copy(
+            update={"initial_model_sha256": hashlib.sha256(read_weights(initial_model)).hexdigest()}
+        )
     return _run(prepare(job), data, entries, folder, initial_model, on_round, stopped)
 
 

@@ -325,6 +325,14 @@ class Reading:
         return replace(self, warnings=(*self.warnings, *lines))
 
 
+def taken_out(
+    totals: Totals, mine: Callable[[str], bool]
+) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.float64]]]:
+    """Split totals into those of a rider, by their names, and all others."""
+    own = {name: value for name, value in totals.items() if mine(name)}
+    return own, {name: value for name, value in totals.items() if name not in own}
+
+
 RIDERS = "riders/"
 """Start of the names in ``ServerState.extra`` of what riders remember."""
 

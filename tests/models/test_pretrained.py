@@ -12,7 +12,12 @@ from safetensors.torch import save_file
 
 from tightframe import models
 from tightframe.errors import JobError, SiteConfigError
-from tightframe.models.pretrained import load_initial
+from tightframe.models.pretrained import InitialWeights, load_weights, read_weights
+
+
+def load_initial(model: torch.nn.Module, path: Path) -> InitialWeights:
+    """Load a file as a run does: read, then loaded."""
+    return load_weights(model, read_weights(path), f"at {path}")
 
 
 def _model(classes: int, seed: int) -> torch.nn.Module:

@@ -35,8 +35,20 @@ class InitialWeights:
     fresh: tuple[str, ...]
 
 
-def load_initial(model: nn.Module, path: str | Path) -> InitialWeights:
-    """Load a safetensors file into ``model``, strictly.
+def read_weights(path: str | Path) -> bytes:
+    """Read a file of weights.
+
+    Raises:
+        SiteConfigError: TF-202 if it cannot be read.
+    """
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise _unreadable(f"at {path}", error) from error
+
+
+def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights:
+    """Load the content of a safetensors file into ``model``, strictly.
 
     The model and the file must have the same tensors, with equal shapes, and both floating point or
     neither. The one exception is a head for another number of classes (every tensor with the prefix
@@ -45,32 +57,15 @@ def load_initial(model: nn.Module, path: str | Path) -> InitialWeights:
 
     Args:
         model: changed in place.
-        path: of the file.
+        content: of the file.
+        where: the weights come from, for messages.
 
     Returns:
         The file's SHA-256, and the names of loaded and fresh tensors.
 
     Raises:
-        SiteConfigError: TF-202 if the file cannot be read, or is not a safetensors file.
+        SiteConfigError: TF-202 if it is not a safetensors file.
         JobError: TF-101 if it does not fit the model, listing every difference.
-    """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise _unreadable(f"at {path}", error) from error
-    return load_weights(model, content, f"at {path}")
-
-
-def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights:
-    """Load the content of a safetensors file into ``model``, as ``load_initial`` does.
-
-    Args:
-        model: changed in place.
-        content: of the file.
-        where: the weights come from, for messages.
-
-    Raises:
-        SiteConfigError, JobError: see ``load_initial``.
     """
     try:
         tensors = load(content)

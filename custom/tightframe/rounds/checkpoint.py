@@ -48,6 +48,15 @@ def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+MODEL, EXTRA = "model/", "extra/"
+
+
+def flattened(state: ServerState) -> dict[str, torch.Tensor]:
+    """Return all tensors of a state by one name each: ``model/<name>``, ``extra/<name>``."""
+    flat = {MODEL + name: value for name, value in state.model.items()}
+    return flat | {EXTRA + name: value for name, value in state.extra.items()}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """State of a run after a round.
@@ -78,9 +87,7 @@ def save_state(
     Round, job, the run so far and a SHA-256 over all of it are in the file's metadata, so that a crash
     leaves the old checkpoint or the new one, never parts of two.
     """
-    flat = {f"model/{name}": value for name, value in state.model.items()}
-    flat |= {f"extra/{name}": value for name, value in state.extra.items()}
-    flat |= {f"best/{name}": value for name, value in (best or {}).items()}
+    flat = flattened(state) | {f"best/{name}": value for name, value in (best or {}).items()}
     described = {
         "format": FORMAT,
         "after_round": round_number,

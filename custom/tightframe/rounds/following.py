@@ -19,16 +19,15 @@ from safetensors import SafetensorError
 
 from tightframe.errors import RunError
 from tightframe.models.pretrained import InitialWeights, load_weights
-from tightframe.phases import Cohort, ServerState, Tensors, advance
+from tightframe.phases import Cohort, ServerState, advance
 from tightframe.rounds import codec
-from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.checkpoint import EXTRA, MODEL, flattened, tensor_bytes
 from tightframe.rounds.sums.plain import integer_totals
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
-MODEL, EXTRA = "model/", "extra/"
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
 """Largest difference of two machines' results of one update: of a tensor's largest value, and in addition."""
 
@@ -104,7 +103,7 @@ def next_state(
 
 def state_bytes(state: ServerState) -> bytes:
     """Return a state as canonical safetensors bytes."""
-    return tensor_bytes(_flat(state))
+    return tensor_bytes(flattened(state))
 
 
 def state_sha256(state: ServerState) -> str:
@@ -139,7 +138,7 @@ def read_state(data: bytes) -> ServerState:
 
 def differences(own: ServerState, other: ServerState) -> list[str]:
     """List the tensors in which two machines' results of one update differ by more than rounding explains."""
-    one, two = _flat(own), _flat(other)
+    one, two = flattened(own), flattened(other)
     problems = [f"{name} is missing" for name in sorted(set(one) ^ set(two))]
     for name in sorted(set(one) & set(two)):
         first, second = one[name].detach().cpu(), two[name].detach().cpu()
@@ -160,11 +159,6 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
         return False
     largest = float(one.abs().max())
     return float((one - two).abs().max()) <= RELATIVE * largest + ABSOLUTE
-
-
-def _flat(state: ServerState) -> Tensors:
-    flat = {MODEL + name: value for name, value in state.model.items()}
-    return flat | {EXTRA + name: value for name, value in state.extra.items()}
 
 
 def _named(sha256: str | None) -> str:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tightframe.config.job import JobConfig, Privacy
 from tightframe.config.profiles import EpsilonShown
@@ -38,6 +37,7 @@ from tightframe.phases import (
     SiloView,
     Tensors,
     Totals,
+    taken_out,
 )
 from tightframe.results.spent import Bin, Spent
 from tightframe.results.words import plural, rounded_up
@@ -81,7 +81,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         return replace(made, tensors={**made.tensors, **told})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
-        own, others = split(totals)
+        own, others = taken_out(totals, (BINS, SHOWN).__contains__)
         reading = phase.read(state, others, cohort)
         try:
             return reading.noting(NOTE, read_totals(job, own, sorted(cohort.weights), cohort.round))
@@ -122,12 +122,6 @@ def thousandths(epsilon: float) -> int:
     (3214, 8000)
     """
     return int(Decimal(rounded_up(epsilon)) * UNIT)
-
-
-def split(totals: Totals) -> tuple[Totals, dict[str, NDArray[np.float64]]]:
-    """Read the round's report of epsilon, and leave the method its own totals."""
-    own = {name: value for name, value in totals.items() if name in (BINS, SHOWN)}
-    return own, {name: value for name, value in totals.items() if name not in own}
 
 
 def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_number: int) -> Spent | None:

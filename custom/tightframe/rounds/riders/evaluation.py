@@ -29,6 +29,7 @@ from tightframe.phases import (
     SiloView,
     Tensors,
     Totals,
+    taken_out,
 )
 from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
@@ -203,8 +204,7 @@ def summarise(totals: Totals, class_names: tuple[str, ...]) -> Evaluation:
 
 def split_totals(totals: Totals) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.float64]]]:
     """Split totals into those of the evaluation and all others."""
-    own = {name: value for name, value in totals.items() if name.startswith("evaluation/")}
-    return own, {name: value for name, value in totals.items() if name not in own}
+    return taken_out(totals, lambda name: name.startswith("evaluation/"))
 
 
 def local_metrics(tensors: Tensors, class_names: tuple[str, ...]) -> Evaluation:

@@ -28,6 +28,7 @@ from tightframe.phases import (
     SiloView,
     Tensors,
     Totals,
+    taken_out,
 )
 from tightframe.results.words import plural
 from tightframe.rounds.sums.plain import TooFewError
@@ -49,8 +50,8 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
-        others = {name: value for name, value in totals.items() if name != FAILED}
-        failed = round(float(totals[FAILED])) if FAILED in totals else 0
+        own, others = taken_out(totals, FAILED.__eq__)
+        failed = round(float(own[FAILED])) if own else 0
         if failed and cohort.size - failed < job.min_sites:
             raise TooFailedError(cohort, failed, job.min_sites)
         reading = phase.read(state, others, cohort)

@@ -33,6 +33,7 @@ from tightframe.phases import (
     SiloView,
     Tensors,
     Totals,
+    taken_out,
 )
 from tightframe.results.update_norms import NormBin, UpdateNorms
 from tightframe.results.words import plural
@@ -79,12 +80,12 @@ def attach(phase: Phase, limit: float) -> Phase:
         return replace(made, tensors={**made.tensors, SILOS: one_hot(share)})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
-        others = {name: item for name, item in totals.items() if name != SILOS}
+        own, others = taken_out(totals, SILOS.__eq__)
         reading = phase.read(state, others, cohort)
-        if SILOS not in totals:
+        if not own:
             return reading
         try:
-            told = read_total(totals[SILOS], cohort.size, limit)
+            told = read_total(own[SILOS], cohort.size, limit)
         except ValueError as error:
             return reading.warning(f"round {cohort.round}: the norms of updates are not used: {error}")
         if told.apart:

@@ -16,6 +16,7 @@ from pathlib import Path
 from tightframe import __version__
 from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
+from tightframe.models.pretrained import read_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.results.files import MODEL, WritePage
 from tightframe.results.model_card import InitialModel
@@ -204,7 +205,7 @@ class Coordinator:
 
     def _begin(self, transport: Transport) -> SharedState:
         """Enrol the silos, and return the state before round 1, after all exchanges that come first."""
-        weights = None if self._initial_model is None else Path(self._initial_model).read_bytes()
+        weights = None if self._initial_model is None else read_weights(self._initial_model)
         state, loaded = start_state(self.setup, weights)
         if loaded is not None:
             self.record.initial_model = InitialModel(sha256=loaded.sha256, fresh=list(loaded.fresh))

@@ -129,10 +129,10 @@ class FollowedState:
             return None
         raw = self._path.read_bytes()
         try:
-            described = json.loads(raw[: raw.index(b"\n")])
-            state = read_state(raw[raw.index(b"\n") + 1 :])
-            own = _Own(state, described["sha256"], described["total"], described["computed"])
-            if state_sha256(state) != own.sha256:
+            line, _, data = raw.partition(b"\n")
+            described = json.loads(line)
+            own = _Own(read_state(data), described["sha256"], described["total"], described["computed"])
+            if hashlib.sha256(data).hexdigest() != own.sha256:
                 raise ValueError("another SHA-256")
         except (TightframeError, ValueError, TypeError, KeyError) as error:
             self._log.warning("%s: the stored state of the run is damaged: %s", self._name, error)
