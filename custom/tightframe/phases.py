@@ -420,6 +420,9 @@ class Method:
         personalise: makes a silo's personal model from (silo, the final model's tensors, the silo's
             committed state); ``predict`` is asked of it, and it stays at the silo. None takes the model
             right after one more round of local training.
+        rounded: whether the server's half uses matrix products, powers or decompositions, whose last bits
+            differ between processors; a silo then takes over the server's result, checked against its own
+            within rounding (``rounds.following``).
     """
 
     name: str
@@ -437,6 +440,7 @@ class Method:
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
+    rounded: bool = False
 
 
 def stream_seed(seed: int, *key: str | int) -> int:

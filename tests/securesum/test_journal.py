@@ -11,6 +11,7 @@ from tests.support.securesum.protocol import make_params
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
 from tightframe.securesum.messages import GROUPS, SumId
 from tightframe.securesum.site.journal import (
+    MAX_STARTS,
     Advertised,
     Agreed,
     CohortAccepted,
@@ -18,6 +19,7 @@ from tightframe.securesum.site.journal import (
     History,
     ProfileAccepted,
     ProfileUsed,
+    Requested,
     Revealed,
     SlotUsed,
     StaticMasked,
@@ -37,6 +39,7 @@ ENTRIES: list[Entry] = [
     CohortAccepted("lesions", ("a", "b", "d")),
     ProfileUsed("lesions", (("update_norm", "none"), ("weights", "exact")), "first-job"),
     ProfileAccepted("lesions", (("weights", "uniform"),)),
+    Requested("job", 2, 5, HASH),
 ]
 
 
@@ -107,6 +110,18 @@ def test_slots_of_an_epoch_rise_and_sums_of_a_job_come_once() -> None:
             history.check_slot("job", epoch, slot, SumId(3, "train-0"))
     history.check_slot("another", 0, 0, SumId(3, "train-0"))
     history.check_slot("job", 1, 0, SumId(3, "train-0", 1))
+
+
+def test_one_request_a_slot_a_limited_number_of_times() -> None:
+    wanted = Requested("job", 0, 1, HASH)
+    for times in range(MAX_STARTS):
+        History([wanted] * times).check_request(wanted)
+    with pytest.raises(ReplayError, match="once more"):
+        History([wanted] * MAX_STARTS).check_request(wanted)
+    for other in (Requested("job", 0, 2, HASH), Requested("job", 1, 1, HASH), Requested("a", 0, 1, HASH)):
+        History([wanted] * MAX_STARTS).check_request(other)
+    with pytest.raises(ReplayError, match="the first one"):
+        History([wanted]).check_request(Requested("job", 0, 1, HASH[::-1]))
 
 
 @pytest.mark.parametrize(

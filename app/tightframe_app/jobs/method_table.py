@@ -31,11 +31,12 @@ class Sums:
 
     Attributes:
         name, title, paper: the method's.
-        sums: number of sums in a round; each takes two exchanges with every silo.
+        sums: number of sums in a round; each takes three exchanges with every silo.
         upload: bytes of a silo's terms in the round with the most of them.
         each_round: fields of a silo's terms in a round, other than the model's update and the mean losses.
         once: the same for sums formed once, before the first round or after the last one.
         private: reason why there is no form with record-level differential privacy; None if there is one.
+        rounded: whether silos on different processors agree on the next model within rounding only.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Sums:
     each_round: tuple[str, ...]
     once: tuple[str, ...]
     private: str | None
+    rounded: bool
 
 
 def methods(
@@ -59,7 +61,8 @@ def methods(
     """List the methods: the fields that a silo contributes to their sums, and the number of bytes.
 
     In addition to the fields listed, every method sums the model's update, the mean losses, and
-    an evaluation.
+    an evaluation. With secure sums, the silos verify every total and compute each model from it
+    themselves.
     """
     from tightframe.methods import METHODS, get
 
@@ -95,6 +98,7 @@ def describe(name: str, like: str = LIKE) -> Sums:
         each_round=_described(setup.training_phases(largest)),
         once=tuple(text for text in _described(outside) if text != NO_UPDATE),
         private=private,
+        rounded=method.rounded,
     )
 
 
@@ -170,10 +174,16 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"{item.name}: {item.title}",
         f"paper: {item.paper}",
         f"with the data and the model of {like}, its default options:",
-        f"  sums per round: {item.sums}, each with two exchanges with every silo",
+        f"  sums per round: {item.sums}, each with three exchanges with every silo",
         f"  bytes that a silo sends for them: {item.upload:,} (without evaluation and protocol)",
         f"  per round, besides the model's update and the mean losses: {each_round}",
         f"  once, before the first round or after the last one: {once}",
+        "  the next model, which each silo computes: "
+        + (
+            "the same within rounding, checked against the server's"
+            if item.rounded
+            else "the same to the bit"
+        ),
         "  record-level differential privacy: " + ("yes" if item.private is None else f"no: {item.private}"),
         f"export a job:  {made}",
     ]

@@ -230,4 +230,5 @@ METHOD = composed_method(
     parts=parts,
     after=after,
     init_server=init_server,
+    rounded=True,
 )

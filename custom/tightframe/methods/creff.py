@@ -307,4 +307,5 @@ METHOD = scheduled_method(
     init_server=init_server,
     head=head,
     personalise=personalise,
+    rounded=True,
 )

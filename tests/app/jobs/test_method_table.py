@@ -38,6 +38,7 @@ def test_what_is_told_of_some_methods() -> None:
     )
     assert fedilc.sums == 2 and fedilc.each_round[0] == method_table.NO_UPDATE and fedilc.private
     assert fedavg.each_round == fedavg.once == () and fedavg.private is None
+    assert ccvr.rounded and fedilc.rounded and not fedmr.rounded
     assert ccvr.each_round == () and "moments/sums (8 x 128), by class" in ccvr.once
 
 
@@ -48,6 +49,7 @@ def test_the_table_has_every_method() -> None:
         assert method.name in result.output
     single = CliRunner().invoke(app, ["methods", "fednh"])
     assert "Dai" in single.output and "--set method=fednh" in single.output
+    assert "each with three exchanges" in single.output and "the same to the bit" in single.output
 
 
 def test_an_unknown_method_names_the_known_ones() -> None:

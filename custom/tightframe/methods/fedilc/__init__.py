@@ -396,4 +396,5 @@ METHOD = phases.Method(
     init_server=init_server,
     plan=plan,
     personalise=personalise,
+    rounded=True,
 )

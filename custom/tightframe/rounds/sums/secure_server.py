@@ -75,13 +75,13 @@ class SecureSums:
         params = self.params
         text = (
             f"secure (the server sees totals of at least {rules.minimum_survivors(params)} of "
-            f"{len(params.roster)} silos; threshold {params.threshold}, {params.colluders} colluding assumed"
+            f"{len(params.roster)} silos; silos verify each total and compute the model from it"
         )
+        if self._evidence is not None:
+            text += f", but have not verified the last one, of {sum_title(self._evidence.total.sum_id)}"
+        text += f"; threshold {params.threshold}, {params.colluders} colluding assumed"
         if params.trust == "semi_honest":
             text += ", a semi-honest server assumed"
-        if self._evidence is not None:
-            last = sum_title(self._evidence.total.sum_id)
-            text += f"; the silos have not verified the last total, of {last}"
         return text + ("; SIMULATED identities, which prove nothing)" if self._identity.simulated else ")")
 
     def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:

@@ -168,6 +168,9 @@ class SecureSite:
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
+                arrived = journal.Requested(params.job, params.epoch, request.slot, key)
+                history.check_request(arrived)
+                self._vault.note(arrived)
             declared = {
                 name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }

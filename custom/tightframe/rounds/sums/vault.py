@@ -173,9 +173,7 @@ class Vault:
             kept: name -> bytes; None to erase them.
         """
         if entries:
-            if self._ledger is None:
-                raise StateError("the journal", expected="locked while a step is made", found="open")
-            remember(self._ledger, entries)
+            self.note(*entries)
         for name, part in kept.items():
             if part is not None:
                 self.keep(name, part)
@@ -187,6 +185,12 @@ class Vault:
         for name, part in kept.items():
             if part is None:
                 self.erase(name)
+
+    def note(self, *entries: journal.Entry) -> None:
+        """Write journal entries; returns once they are on disk. The journal must be locked."""
+        if self._ledger is None:
+            raise StateError("the journal", expected="locked while a step is made", found="open")
+        remember(self._ledger, entries)
 
     def erase(self, name: str) -> None:
         """Erase the bytes stored under a name, if there are any."""

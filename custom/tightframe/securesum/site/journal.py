@@ -24,6 +24,8 @@ from tightframe.securesum.primitives import Value
 
 Slot: TypeAlias = tuple[str, int, int]
 """Job, epoch, slot."""
+MAX_STARTS = 8
+"""How often a site begins to make the term of one slot: again only after its process died on the way."""
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term
@@ -94,6 +96,19 @@ class Advertised(JournalEntry):
 
     KIND = "advertised"
     KEYS = {"job": _text, "epoch": _COUNT, "params": _digits, "advertisement": _digits}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
+class Requested(JournalEntry):
+    """A term was requested for a slot: digest of the request. Written before a record is read for it."""
+
+    job: str
+    epoch: int
+    slot: int
+    request: bytes
+
+    KIND = "requested"
+    KEYS = {**_SLOT, "request": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -219,6 +234,7 @@ class TotalVerified(JournalEntry):
 
 Entry: TypeAlias = (
     Advertised
+    | Requested
     | SlotUsed
     | Agreed
     | Revealed
@@ -256,6 +272,7 @@ class History:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._epochs: dict[str, int] = {}
         self._slots: dict[tuple[str, int], int] = {}
+        self._requests: dict[Slot, list[bytes]] = {}
         self._sums: set[tuple[str, SumId]] = set()
         self._used: dict[Slot, SumId] = {}
         self._answered: set[tuple[str, int, str]] = set()  # (job, round, phase) of sums with revealed shares
@@ -275,6 +292,9 @@ class History:
         match entry:
             case Advertised():
                 self._epochs[entry.job] = max(entry.epoch, self._epochs.get(entry.job, -1))
+            case Requested():
+                slot = (entry.job, entry.epoch, entry.slot)
+                self._requests.setdefault(slot, []).append(entry.request)
             case SlotUsed():
                 key = (entry.job, entry.epoch)
                 self._slots[key] = max(entry.slot, self._slots.get(key, -1))
@@ -338,6 +358,27 @@ class History:
                 f"the try {sum_id}",
                 expected="of a sum without revealed shares",
                 found="one with revealed shares",
+            )
+
+    def check_request(self, wanted: Requested) -> None:
+        """Check that a slot's term was requested in the same way before, if at all, and not too often.
+
+        A site whose process died over a request tells by that something of its records. So a server gets
+        one request a slot, and a limited number of tries of it.
+
+        Raises:
+            ReplayError: TF-608.
+        """
+        before = self._requests.get((wanted.job, wanted.epoch, wanted.slot), [])
+        if any(request != wanted.request for request in before):
+            raise ReplayError(
+                f"the request for a term of slot {wanted.slot}", expected="the first one", found="another"
+            )
+        if len(before) >= MAX_STARTS:
+            raise ReplayError(
+                f"the request for a term of slot {wanted.slot}",
+                expected=f"at most {MAX_STARTS} times",
+                found="once more, after this site's process ended each time before its term was made",
             )
 
     def verified(self, job: str, epoch: int, slot: int) -> bool:
