@@ -116,7 +116,7 @@ def test_export_says_what_the_job_really_trains(
     code, output, errors = typed("jobs", "export", "fedmr_isic", "-o", "own")
     assert code == 0 and errors == ""
     assert output.startswith(
-        "own: FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy; rehearsal, 4 rounds, "
+        "own: FedMR (manifold reshaping) on Fed-ISIC2019 dermoscopy; rehearsal, 3 rounds, "
     )
     asked = ["--set", "method=fedavg", "--set", "dataset=digits", "--set", "dataset_options.silos=6"]
     code, output, errors = typed("jobs", "export", "fedmr_isic", *asked, "--rounds", "1", "-o", "other")
@@ -361,8 +361,8 @@ def test_export_says_what_it_replaced(tmp_path: Path, typed: Callable[..., tuple
     code, _, errors = typed(*export, "--seed", "5")
     assert code == 0
     assert errors == (
-        "replaced the earlier export in job: rounds was 7, is 4; seed was 2019, is 5; "
-        "training.epochs was 2, is 3\n"
+        "replaced the earlier export in job: rounds was 7, is 3; seed was 2019, is 5; "
+        "training.epochs was 2, is 4\n"
     )
     assert typed(*export, "--seed", "5", "--gpus", "1")[2].endswith("other resources or another checkpoint\n")
     assert not (tmp_path / "job.before").exists()

@@ -151,10 +151,10 @@ _ISIC_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {
         "dataset_options": {"image_size": 48},
         "model": "small_cnn",
-        "rounds": 4,
+        "rounds": 3,
         "threads": 1,
         "site_timeout": 120,
-        "training": {"epochs": 3, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
+        "training": {"epochs": 4, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
     },
     "full": {
         "dataset_options": {"image_size": 200},

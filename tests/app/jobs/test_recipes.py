@@ -50,7 +50,7 @@ def test_differences_are_found(tmp_path: Path) -> None:
     folders.write_job(files, tmp_path / "job")
     assert folders.out_of_sync(files, tmp_path / "job") == []
     server = tmp_path / "job" / "app" / "config" / "config_fed_server.json"
-    server.write_text(server.read_text().replace('"rounds": 4', '"rounds": 5'))
+    server.write_text(server.read_text().replace('"rounds": 3', '"rounds": 5'))
     (tmp_path / "job" / "app" / "custom.py").write_text("")
     (tmp_path / "job" / "meta.json").unlink()
     problems = "\n".join(folders.out_of_sync(files, tmp_path / "job"))
