@@ -170,13 +170,16 @@ class Cohort:
 
     ``weights`` are the public weights of the silos in the sum; a weighted field holds
     ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``. ``enrolled`` is the
-    number of silos in the run, in this sum or not; those in the sum if it is not given.
+    number of silos in the run, in this sum or not; those in the sum if it is not given. ``failed`` is the
+    number of silos in the sum that could not contribute, and are in it with zeros (``rounds.riders.failures``
+    tells the riders within it).
     """
 
     round: int
     weights: Mapping[str, float]
     largest: float
     enrolled: int = 0
+    failed: int = 0
 
     def __post_init__(self) -> None:
         if not self.enrolled:

@@ -23,7 +23,7 @@ from tightframe.data.heart.twin import open_twin
 from tightframe.phases import Cohort, Contribution, Field, Phase, Schema, ServerState, advance
 from tightframe.results.rows import Row, read_rows
 from tightframe.rounds import codec
-from tightframe.rounds.riders import update_norms
+from tightframe.rounds.riders import failures, update_norms
 from tightframe.rounds.setup import prepare
 
 FOUR = tuple(SITES)
@@ -231,10 +231,9 @@ def test_an_update_that_is_not_finite_has_a_range_and_is_refused_elsewhere(value
     assert update_norms.one_hot(update_norms.joint_norm(tensors) / 100.0).tolist().index(1.0) == 11
 
 
-@pytest.mark.parametrize("total", [[2.0, 1.0], [3.5, -0.5], [1.5, 1.5], [4.0, -1.0]])
-def test_what_is_no_histogram_of_the_silos_is_told_and_not_used(total: list[float]) -> None:
-    silos = 4 if total == [2.0, 1.0] else 3
-    phase = update_norms.attach(
+def train_phase() -> Phase:
+    """A phase of one update, with its norms."""
+    return update_norms.attach(
         Phase(
             "train",
             Schema((Field("update/w", (1,), norm=100.0),)),
@@ -244,9 +243,30 @@ def test_what_is_no_histogram_of_the_silos_is_told_and_not_used(total: list[floa
         ),
         100.0,
     )
+
+
+def totals_of(histogram: list[float]) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    return {"update/w": np.zeros(1), update_norms.SILOS: np.array(histogram + [0.0] * (12 - len(histogram)))}
+
+
+@pytest.mark.parametrize("total", [[2.0, 1.0], [3.5, -0.5], [1.5, 1.5], [4.0, -1.0]])
+def test_what_is_no_histogram_of_the_silos_is_told_and_not_used(total: list[float]) -> None:
+    silos = 4 if total == [2.0, 1.0] else 3
     cohort = Cohort(5, {f"s{number}": 1.0 for number in range(silos)}, 1.0)
-    totals = {"update/w": np.zeros(1), update_norms.SILOS: np.array(total + [0.0] * 10)}
-    reading = advance(phase, ServerState({}), totals, cohort)
+    reading = advance(train_phase(), ServerState({}), totals_of(total), cohort)
     assert update_norms.NOTE not in reading.notes and set(reading.totals) == {"update/w"}
     (line,) = reading.warnings
     assert line.startswith("round 5: the norms of updates are not used: Expected a histogram of")
+
+
+@pytest.mark.parametrize(("failed", "used"), [(0.0, False), (1.0, True), (2.0, False)])
+def test_a_silo_that_could_not_contribute_is_in_no_range(failed: float, used: bool) -> None:
+    """The histogram of a round with a failed silo is that of the others, and still has to be one."""
+    phase = failures.attach(train_phase(), plain(min_sites=2))
+    totals = totals_of([2.0, 0.0, 0.0, 1.0]) | {failures.FAILED: np.array(failed)}
+    reading = advance(phase, ServerState({}), totals, Cohort(5, dict.fromkeys(FOUR, 1.0), 1.0))
+    told = reading.notes.get(update_norms.NOTE)
+    assert (told is not None) == used
+    assert any("the norms of updates are not used" in line for line in reading.warnings) != used
+    if told is not None:
+        assert sum(item.silos for item in told.histogram) == 3 and told.apart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,10 @@ def test_a_failed_silo_changes_nothing_but_the_flag(tmp_path: Path, monkeypatch:
         torch.testing.assert_close(after.model[name], value)
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(item.getMessage() for item in caplog.records if item.levelno == logging.WARNING)
+
+
 def test_the_run_goes_on_without_it_and_ends_with_too_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -112,12 +117,13 @@ def test_the_run_goes_on_without_it_and_ends_with_too_few(
         return fit(self, *given, **named)
 
     monkeypatch.setattr(LocalSilo, "fit", fails)
-    result, line = run(job(rounds=1), tmp_path / "one")
+    result, line = run(job(rounds=1, update_norm=100.0), tmp_path / "one")
     (row,) = [row for row in result.outcome.rows if row.kind == "train"]
     assert row.silos == FOUR and row.dropped == {} and row.counts == {"failed_silos": 1}
-    assert "1 silo of 4 could not contribute" in caplog.text
+    assert "1 silo of 4 could not contribute" in caplog.text and "norms" not in warnings(caplog)
+    assert row.update_norms is not None and sum(item.silos for item in row.update_norms.histogram) == 3
     monkeypatch.setattr(LocalSilo, "fit", fit)
-    _, whole = run(job(rounds=1), tmp_path / "whole")
+    _, whole = run(job(rounds=1, update_norm=100.0), tmp_path / "whole")
     sizes = [
         {(site, len(answer["secure"])) for task, site, request, answer in item.seen if task == "contribute"}
         for item in (line, whole)

@@ -54,7 +54,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         failed = round(float(own[FAILED])) if own else 0
         if failed and cohort.size - failed < job.min_sites:
             raise TooFailedError(cohort, failed, job.min_sites)
-        reading = phase.read(state, others, cohort)
+        reading = phase.read(state, others, replace(cohort, failed=failed))
         if not failed:
             return reading
         return reading.noting(NOTE, failed).warning(

@@ -85,7 +85,7 @@ def attach(phase: Phase, limit: float) -> Phase:
         if not own:
             return reading
         try:
-            told = read_total(own[SILOS], cohort.size, limit)
+            told = read_total(own[SILOS], cohort.size - cohort.failed, limit)
         except ValueError as error:
             return reading.warning(f"round {cohort.round}: the norms of updates are not used: {error}")
         if told.apart:
@@ -120,7 +120,7 @@ def read_total(total: NDArray[np.float64], silos: int, limit: float) -> UpdateNo
 
     Args:
         total: number of silos in each range (B,).
-        silos: in the sum.
+        silos: in the sum, except those that could not contribute: they are in no range.
         limit: the job's ``update_norm``.
 
     Raises:
