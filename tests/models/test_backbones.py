@@ -19,8 +19,7 @@ from tightframe.models.backbones import (
     efficientnet,
     fedilc_cnn,
     mlp,
-    resnet18,
-    resnet20,
+    resnet,
     vgg11,
     wrn_28_10,
 )
@@ -30,7 +29,7 @@ COLOR_MNIST = {"widths": [390, 390], "single_logit": True}
 EICU = {"widths": [1024, 1024, 512], "single_logit": True, "last_activation": False}
 SPECS = (
     mlp.MLP,
-    resnet20.RESNET20,
+    resnet.RESNET20,
     wrn_28_10.WRN_28_10,
     vgg11.VGG11,
     conv2cifar.CONV2CIFAR,
@@ -55,9 +54,9 @@ def _size(model: nn.Module) -> int:
         (mlp.MLP, EICU, (1399,), 2, 512, 1399 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 512 + 512 + 513),
         (mlp.MLP, {"widths": []}, (13,), 2, 13, 13 * 2 + 2),
         # He et al., table 6: 0.27 million
-        (resnet20.RESNET20, {"shortcut": "identity"}, (3, 32, 32), 10, 64, 269_722),
+        (resnet.RESNET20, {"shortcut": "identity"}, (3, 32, 32), 10, 64, 269_722),
         # 1 x 1 convolutions 16-32 and 32-64 and their norms more
-        (resnet20.RESNET20, {}, (3, 32, 32), 10, 64, 269_722 + 512 + 64 + 2048 + 128),
+        (resnet.RESNET20, {}, (3, 32, 32), 10, 64, 269_722 + 512 + 64 + 2048 + 128),
         # 9,220,480 in the convolutions, 512 * 512 + 512 twice, head
         (vgg11.VGG11, {}, (3, 32, 32), 10, 512, 9_220_480 + 2 * 262_656 + 5_130),
         (vgg11.VGG11, {"hidden": []}, (3, 32, 32), 10, 512, 9_220_480 + 5_130),
@@ -102,7 +101,7 @@ def test_sizes_that_fedmr_prints() -> None:
     """11.18M, 36.565M: parameters and BatchNorm's statistics, which travel with them."""
     wide = _wide(100)
     assert sum(tensor.numel() for tensor in wide.state_dict().values()) == 36_564_957
-    plain = _build(resnet18.RESNET18, {}, (3, 32, 32), 10)
+    plain = _build(resnet.RESNET18, {}, (3, 32, 32), 10)
     statistics = sum(buffer.numel() for buffer in plain.buffers() if buffer.is_floating_point())
     assert _size(plain) == 11_173_962
     assert round((_size(plain) + statistics) / 1e6, 2) == 11.18
@@ -130,8 +129,8 @@ def test_a_narrow_wide_resnet_for_tests() -> None:
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
-        (resnet20.RESNET20, {}),
-        (resnet20.RESNET20, {"shortcut": "identity"}),
+        (resnet.RESNET20, {}),
+        (resnet.RESNET20, {"shortcut": "identity"}),
         (wrn_28_10.WRN_28_10, {"widen_factor": 1}),
     ],
 )
@@ -152,7 +151,7 @@ def test_group_normalisation_leaves_records_apart(spec: BackboneSpec, options: d
 @pytest.mark.parametrize(
     ("spec", "options", "maps"),
     [
-        (resnet20.RESNET20, {}, (64, 8, 8)),
+        (resnet.RESNET20, {}, (64, 8, 8)),
         (wrn_28_10.WRN_28_10, {"widen_factor": 1}, (64, 8, 8)),
         (vgg11.VGG11, {"hidden": []}, (512, 1, 1)),
     ],
@@ -176,7 +175,7 @@ def test_momentum_and_dropout_reach_the_network() -> None:
     assert norms and all(layer.momentum == 0.25 for layer in norms)
     dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout)]
     assert [layer.p for layer in dropouts] == [0.7] * 12
-    small = _build(resnet20.RESNET20, {"bn_momentum": 0.5}, (3, 8, 8), 4)
+    small = _build(resnet.RESNET20, {"bn_momentum": 0.5}, (3, 8, 8), 4)
     assert {layer.momentum for layer in small.modules() if isinstance(layer, nn.BatchNorm2d)} == {0.5}
     for options, hidden, head in (
         ({}, 0.5, 0.5),
@@ -191,7 +190,7 @@ def test_momentum_and_dropout_reach_the_network() -> None:
 
 def test_identity_shortcut_is_every_second_pixel_and_zeros() -> None:
     x = torch.arange(2 * 3 * 4 * 4, dtype=torch.float32).reshape(2, 3, 4, 4)
-    y = resnet20.PaddedIdentity(5)(x)
+    y = resnet.PaddedIdentity(5)(x)
     assert y.shape == (2, 8, 2, 2)
     assert torch.equal(
         y[:, :3], nn.functional.max_pool2d(x.flip(2, 3), 2).flip(2, 3) - 5
@@ -202,7 +201,7 @@ def test_identity_shortcut_is_every_second_pixel_and_zeros() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "shape"),
     [
-        (resnet20.RESNET20, {}, (3, 8, 8)),
+        (resnet.RESNET20, {}, (3, 8, 8)),
         (wrn_28_10.WRN_28_10, {"widen_factor": 1}, (3, 8, 8)),
         (vgg11.VGG11, {}, (1, 40, 33)),
         (vgg11.VGG11, {"hidden": []}, (1, 32, 32)),
@@ -229,8 +228,8 @@ def test_features_come_after_a_relu_and_gradients_reach_every_parameter(
         (mlp.MLP, {"widths": [0]}),
         (mlp.MLP, {"widths": ["8"]}),
         (mlp.MLP, {"activation": "tanh"}),
-        (resnet20.RESNET20, {"norm": "layer"}),
-        (resnet20.RESNET20, {"shortcut": "none"}),
+        (resnet.RESNET20, {"norm": "layer"}),
+        (resnet.RESNET20, {"shortcut": "none"}),
         (wrn_28_10.WRN_28_10, {"widen_factor": 0}),
         (vgg11.VGG11, {"dropout": 1.0}),
         (vgg11.VGG11, {"hidden_dropout": 1.0}),
@@ -246,7 +245,7 @@ def test_wrong_options_are_refused(spec: BackboneSpec, wrong: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("spec", "pixels"),
     [
-        (resnet20.RESNET20, 8),
+        (resnet.RESNET20, 8),
         (wrn_28_10.WRN_28_10, 8),
         (vgg11.VGG11, 32),
         (conv2cifar.CONV2CIFAR, 16),
@@ -264,7 +263,7 @@ def test_groups_must_divide_the_channels() -> None:
         shared.normalisation("group", 12, 0.1)
 
 
-@pytest.mark.parametrize("module", [mlp, resnet20, wrn_28_10, vgg11, conv2cifar, fedilc_cnn, shared])
+@pytest.mark.parametrize("module", [mlp, resnet, wrn_28_10, vgg11, conv2cifar, fedilc_cnn, shared])
 def test_imports_are_light(module: ModuleType) -> None:
     """Every process of a job imports all of them."""
     tree = ast.parse(inspect.getsource(module))

@@ -10,8 +10,7 @@ from tightframe.models.backbones.conv2cifar import CONV2CIFAR
 from tightframe.models.backbones.efficientnet import EFFICIENTNET_B0
 from tightframe.models.backbones.fedilc_cnn import FEDILC_CNN
 from tightframe.models.backbones.mlp import MLP
-from tightframe.models.backbones.resnet18 import RESNET18
-from tightframe.models.backbones.resnet20 import RESNET20
+from tightframe.models.backbones.resnet import RESNET18, RESNET20
 from tightframe.models.backbones.small_cnn import SMALL_CNN
 from tightframe.models.backbones.vgg11 import VGG11
 from tightframe.models.backbones.wrn_28_10 import WRN_28_10

@@ -1,4 +1,4 @@
-"""Layers shared by several backbones: normalisation, parts of a basic block, He's initialisation."""
+"""Layers shared by several backbones: normalisation, He's initialisation."""
 
 from __future__ import annotations
 
@@ -30,24 +30,6 @@ def normalisation(kind: Norm, width: int, momentum: float) -> nn.Module:
             f"Expected a multiple of {GROUPS} channels for group normalisation, but got {width}."
         )
     return nn.GroupNorm(GROUPS, width)
-
-
-def residual_branch(channels: int, width: int, stride: int, norm: Norm, momentum: float) -> nn.Sequential:
-    """Build a basic block's two normalised 3 x 3 convolutions, without its last ReLU (He et al., 2016)."""
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-        normalisation(norm, width, momentum),
-        nn.ReLU(),
-        nn.Conv2d(width, width, 3, padding=1, bias=False),
-        normalisation(norm, width, momentum),
-    )
-
-
-def projection_shortcut(channels: int, width: int, stride: int, norm: Norm, momentum: float) -> nn.Sequential:
-    """Build the shortcut of a basic block that changes the shape: a normalised 1 x 1 convolution."""
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 1, stride, bias=False), normalisation(norm, width, momentum)
-    )
 
 
 def initialise_convolutions(model: nn.Module) -> None:
