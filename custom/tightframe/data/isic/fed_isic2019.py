@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from tightframe.data import transforms
-from tightframe.data.isic import FULL_SIZE, NUM_CENTERS
+from tightframe.data.isic import FULL_SIZE, NUM_CENTERS, transforms
 from tightframe.data.isic.folder import IMAGES, SPLIT, decode, read_split
 from tightframe.errors import DataError
 from tightframe.phases import stream_seed

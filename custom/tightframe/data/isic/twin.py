@@ -135,7 +135,7 @@ class TwinData:
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
         """Return the fold's records: float32 (3, image_size, image_size) and int label."""
         # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.records import ImageCache, ImageRecords
+        from tightframe.data.isic.records import ImageCache, ImageRecords
 
         if self._cache is None:
             self._cache = ImageCache()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tightframe.data import transforms
-from tightframe.data.transforms import Ranges, evaluation, resize_shorter, training
+from tightframe.data.isic import transforms
+from tightframe.data.isic.transforms import Ranges, evaluation, resize_shorter, training
 
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)

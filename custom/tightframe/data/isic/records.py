@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from tightframe.data import transforms
-from tightframe.data.isic import shorter_side
+from tightframe.data.isic import shorter_side, transforms
 from tightframe.phases import stream_seed
 
 CACHE_BYTES = 256 * 2**20

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from tightframe.data.records import ImageCache
+from tightframe.data.isic.records import ImageCache
 
 
 def test_the_cache_keeps_up_to_its_limit_and_makes_the_rest_again() -> None:
