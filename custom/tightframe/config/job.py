@@ -25,6 +25,9 @@ SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 # The engine builds an object from a dictionary argument that has one of these keys.
 BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
 
+LATER = "later"
+"""Marks options of later versions: left out of files and hashes of jobs at their defaults."""
+
 
 def _nothing_to_build(values: Any) -> Any:
     reserved = sorted(BUILD_KEYS.intersection(values)) if isinstance(values, dict) else []
@@ -210,7 +213,7 @@ class JobConfig(StrictModel):
     dataset_options: Options = {}
     model: str
     model_options: Options = {}
-    site_models: Annotated[dict[SiteName, SiteModel], BeforeValidator(_nothing_to_build)] = {}
+    site_models: Annotated[dict[SiteName, SiteModel], BeforeValidator(_nothing_to_build), LATER] = {}
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)
     sites_per_round: int | None = Field(default=None, ge=1, le=250)
@@ -229,22 +232,22 @@ class JobConfig(StrictModel):
     prototype_sites: list[SiteName] | None = None
     site_timeout: int = Field(default=600, ge=1, le=7 * 24 * 3600)
     fetch_timeout: int = Field(default=120, ge=1, le=24 * 3600)
-    answer_grid: float | None = Field(default=None, ge=0, le=3600)
+    answer_grid: Annotated[float | None, LATER] = Field(default=None, ge=0, le=3600)
     threads: int = Field(default=1, ge=1, le=256)
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
     personalise: bool = False
     privacy: Privacy | None = None
-    initial_model_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    initial_model_sha256: Annotated[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None, LATER] = None
     resume: Resume | None = None
 
     @model_serializer(mode="wrap")
     def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
         """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
         values = plain(self)
-        for name, default in (("site_models", {}), ("answer_grid", None), ("initial_model_sha256", None)):
-            if values.get(name) == default:
-                values.pop(name, None)
-        return values
+        later = {name: item for name, item in type(self).model_fields.items() if LATER in item.metadata}
+        return {
+            name: value for name, value in values.items() if name not in later or value != later[name].default
+        }
 
     def model_at(self, site: str) -> SiteModel:
         """Return the model that a silo trains: its own, or the job's."""
