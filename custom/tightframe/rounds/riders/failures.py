@@ -53,7 +53,13 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         own, others = taken_out(totals, FAILED.__eq__)
         failed = round(float(own[FAILED])) if own else 0
         if failed and cohort.size - failed < job.min_sites:
-            raise TooFailedError(cohort, failed, job.min_sites)
+            raise TooFewError(
+                f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that "
+                f"fewer than {job.min_sites} did (`min_sites`). Which and why is in their own logs.",
+                cohort.weights,
+                {},
+                code="TF-513",
+            )
         reading = phase.read(state, others, replace(cohort, failed=failed))
         if not failed:
             return reading
@@ -63,19 +69,6 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         )
 
     return replace(phase, schema=phase.schema + Schema((flag,)), contribute=contribute, read=read)
-
-
-class TooFailedError(TooFewError):
-    """Too few silos in a sum contributed anything."""
-
-    code = "TF-513"
-
-    def __init__(self, cohort: Cohort, failed: int, least: int) -> None:
-        self.cohort, self.failed = sorted(cohort.weights), {}
-        super(TooFewError, self).__init__(
-            f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that fewer "
-            f"than {least} did (`min_sites`). Which and why is in their own logs."
-        )
 
 
 def hidden(error: Exception) -> bool:

@@ -7,7 +7,7 @@ training) and the *static* group (counts, evaluation). Plain sums send them unma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -96,14 +96,7 @@ class Collected:
 
 
 class TooFewError(RunError):
-    """Too few silos in a sum, so that nothing was opened.
-
-    Args:
-        title: of the sum, or the step before it.
-        least: number of silos needed.
-        cohort: silos that answered.
-        failed: silo -> code for the others.
-        detail: what these silos did, if not only answer.
+    """Too few silos in a sum, or too few in it that contributed anything.
 
     Attributes:
         cohort: silos that answered, sorted.
@@ -113,13 +106,26 @@ class TooFewError(RunError):
     code = "TF-501"
 
     def __init__(
-        self, title: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
+        self, message: str, cohort: Iterable[str], failed: Mapping[str, str], *, code: str | None = None
     ) -> None:
         self.cohort, self.failed = sorted(cohort), dict(failed)
-        super().__init__(
-            f"too few silos in {title}: expected at least {least}, but got {len(self.cohort)}"
-            f"{detail}; {describe_codes(failed)}."
-        )
+        super().__init__(message, code=code)
+
+
+def too_few(
+    title: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
+) -> TooFewError:
+    """Return the error for a sum that was not opened.
+
+    Args:
+        title: of the sum, or the step before it.
+        least: number of silos needed.
+        cohort: silos that answered.
+        failed: silo -> code for the others.
+        detail: what these silos did, if not only answer.
+    """
+    expected = f"too few silos in {title}: expected at least {least}, but got {len(cohort)}{detail}"
+    return TooFewError(f"{expected}; {describe_codes(failed)}.", cohort, failed)
 
 
 class RefusedError(RunError):
@@ -350,7 +356,7 @@ class PlainSums:
         failed = transport.exchange("enroll", {site: dict(request) for site in sites}, accept)
         enrolled.absent = split_refusals(failed)
         if len(enrolled.declared) < self._min_sites:
-            raise TooFewError("enrolment", self._min_sites, list(enrolled.declared), enrolled.absent)
+            raise too_few("enrolment", self._min_sites, list(enrolled.declared), enrolled.absent)
         self._declared = dict(enrolled.declared)
         return enrolled
 
@@ -385,7 +391,7 @@ class PlainSums:
         }
         failed = dict(transport.exchange("contribute", to_all, accept))
         if len(cohort) < self._min_sites:
-            raise TooFewError(sum_title(sum_id), self._min_sites, cohort, failed)
+            raise too_few(sum_title(sum_id), self._min_sites, cohort, failed)
         down, totals = len(requests) * len(self._last), total.open()
         groups: dict[Group, bytes] = {group: pack(schema, group, totals) for group in GROUPS}
         # Plain sums have neither slots nor named schemas.

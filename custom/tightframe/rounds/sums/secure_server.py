@@ -17,11 +17,11 @@ from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.plain import (
     Collected,
     Enrolled,
-    TooFewError,
     Transport,
     integer_totals,
     split_refusals,
     sum_title,
+    too_few,
 )
 from tightframe.rounds.sums.spool import FileSpool
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
@@ -241,7 +241,7 @@ class SecureSums:
         try:
             cohort = list(total.close())
         except SurvivorsError:
-            raise TooFewError(title, least, [item.name for item in total.receipts], failed) from None
+            raise too_few(title, least, [item.name for item in total.receipts], failed) from None
         counts = self._any_cohort or (total.full and self.params.static_open)
         if not counts and schema.group("static") and not schema.group("update"):
             # Only counts, which are not opened for another cohort: there is nothing to reveal.
@@ -253,7 +253,7 @@ class SecureSums:
         if len(total.agreements) < self.params.threshold:
             agreed = [item.name for item in total.agreements]
             detail = " that agreed on the survivors"
-            raise TooFewError(title, self.params.threshold, agreed, lost, detail)
+            raise too_few(title, self.params.threshold, agreed, lost, detail)
         try:
             request = total.reveal_request().to_bytes()
         except VerificationError as error:
@@ -290,7 +290,7 @@ class SecureSums:
                 code=error.code,
             )
         detail = " with valid shares; nothing was opened"
-        return TooFewError(title, self.params.threshold, total.revealers, lost, detail)
+        return too_few(title, self.params.threshold, total.revealers, lost, detail)
 
     def _ask(
         self,
@@ -312,7 +312,7 @@ class SecureSums:
         while True:
             least = minimum(self._setup.job, len(roster))
             if len(roster) < least:
-                raise TooFewError("enrolment", least, roster, absent)
+                raise too_few("enrolment", least, roster, absent)
             session, lost = self._try(transport, roster)
             if session is not None:
                 break
