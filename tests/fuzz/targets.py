@@ -249,7 +249,7 @@ class SiloStateTarget(Target):
         )
         with contextlib.suppress(TightframeError):
             takeover.begin(context)
-            store = checkpoint.SiloStateStore(context.state_folder, "site-1")
+            store = takeover.SiloStateStore(context.state_folder, "site-1")
             store.settle({"1/train-0/0": ["site-1"], "2/train-0/0": ["site-1"]})
             store.committed()
             store.propose(SumId.of("train", 2, 0, 0), self.tensors)

@@ -24,9 +24,9 @@ from tightframe.methods import fedavg, scaffold
 from tightframe.methods.scaffold import METHOD, ScaffoldConfig, control_change, mean_control
 from tightframe.models import Classifier
 from tightframe.phases import Cohort, Setting, Tensors
-from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.securesum import encoding
 from tightframe.securesum.messages import SumId
 

@@ -1,4 +1,4 @@
-"""Files survive a crash; a silo's state is committed on evidence only."""
+"""Files survive a crash."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tightframe.errors import RunError
 from tightframe.phases import ServerState
 from tightframe.results.files import CHECKPOINT
 from tightframe.rounds import checkpoint
-from tightframe.rounds.checkpoint import SiloStateStore
-from tightframe.securesum.messages import SumId
 
 STATE = ServerState({"w": torch.arange(6.0).reshape(2, 3)}, {"prototypes": torch.ones(2, 2)})
 
@@ -49,30 +47,3 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
         checkpoint.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
-
-
-def test_silo_state_is_committed_only_when_its_term_was_opened(tmp_path: Path) -> None:
-    store = SiloStateStore(tmp_path, "a")
-    store.settle({})
-    assert store.committed() == {}
-
-    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
-    assert store.committed() == {}, "a proposal is not a state"
-    store.settle({"1/train-0/0": ["a", "b"]})
-    assert store.committed()["c"].tolist() == [1.0]
-
-    store.propose(SumId(2, "train-0"), {"c": torch.tensor([2.0])})
-    store.settle({"2/train-0/0": ["b"]})
-    assert store.committed()["c"].tolist() == [1.0], "opened without this silo: dropped"
-
-    store.propose(SumId(3, "train-0"), {"c": torch.tensor([3.0])})
-    store.settle({"2/train-0/0": ["a"]})
-    assert store.committed()["c"].tolist() == [1.0], "another sum is no evidence"
-    store.settle({"3/train-0/0": ["a"]})
-    assert store.committed()["c"].tolist() == [1.0], "what was dropped stays dropped"
-
-
-def test_silo_state_is_private(tmp_path: Path) -> None:
-    store = SiloStateStore(tmp_path / "state", "a")
-    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
-    assert (tmp_path / "state" / "proposed.safetensors").stat().st_mode & 0o077 == 0

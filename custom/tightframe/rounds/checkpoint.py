@@ -1,4 +1,4 @@
-"""Files that must survive a crash: the server's state after each round, models, a silo's own state.
+"""Files that must survive a crash: the server's state after each round, and models.
 
 Tensors are stored as safetensors, never pickled. A file is written under a temporary name, flushed to
 disk and renamed, so that a reader finds the old file or the new one, never a part.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState, Tensors
 from tightframe.results.files import CHECKPOINT
-from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED
-from tightframe.rounds.silo.state import LOST, checkpoint_round, damaged, is_training, proposed_in
-from tightframe.securesum.messages import SumId
 
 DESCRIPTION = "tightframe"
 FORMAT = 3
@@ -32,13 +28,9 @@ READABLE = (FORMAT, 2)
 """Formats that are read; the rows of metrics have another form in 2."""
 
 
-def tensor_bytes(tensors: Tensors) -> bytes:
+def tensor_bytes(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     """Return canonical safetensors bytes: names sorted, contiguous, on the CPU."""
-    return save(_canonical(tensors))
-
-
-def _canonical(tensors: Tensors) -> dict[str, torch.Tensor]:
-    return {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    return save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}, metadata)
 
 
 def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:
@@ -97,7 +89,7 @@ def save_state(
     described["sha256"] = _hash(described, flat)
     # One key, because the order of several differs between processes.
     metadata = {DESCRIPTION: json.dumps(described)}
-    write_atomically(folder / CHECKPOINT, save(_canonical(flat), metadata))
+    write_atomically(folder / CHECKPOINT, tensor_bytes(flat, metadata))
 
 
 def load_state(path: Path) -> Checkpoint:
@@ -145,76 +137,3 @@ def load_state(path: Path) -> Checkpoint:
 def _hash(described: Mapping[str, Any], flat: Tensors) -> str:
     text = json.dumps(described, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(hashlib.sha256(text.encode()).digest() + tensor_bytes(flat)).hexdigest()
-
-
-class SiloStateStore:
-    """A silo's own state across rounds: proposed with a contribution, committed once its sum is opened.
-
-    The state that ``contribute`` returns is only *proposed*. The next message lists the sums opened since
-    and their cohorts; the proposal is committed only if this silo's term was in its sum. The state of the
-    round before is kept beside it, for a server that lost the last round (``rounds.silo.state``).
-    """
-
-    def __init__(self, folder: Path, silo: str) -> None:
-        self._folder = folder
-        self._silo = silo
-        self._lost = folder / LOST
-
-    def committed(self) -> Tensors:
-        """Return the committed state; empty before the first.
-
-        Raises:
-            RunError: TF-522 if its file is damaged.
-        """
-        path = self._folder / COMMITTED
-        if not path.is_file():
-            return {}
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise damaged(path, error) from None
-
-    def propose(self, sum_id: SumId, state: Tensors) -> None:
-        """Store a proposed state beside the committed one; an empty one is not stored.
-
-        Raises:
-            RunError: TF-522 if this silo's state of the rounds before is lost.
-        """
-        if not state:
-            return
-        if self._lost.is_file():
-            raise RunError(
-                "Expected this silo's own state of the job that this one continues, because the method keeps "
-                "some and this silo took part, but it is missing: an empty one would change the training.",
-                code="TF-522",
-            )
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        data = save(_canonical(state), {"sum_id": str(sum_id)})
-        write_atomically(self._folder / PROPOSED, data, mode=0o600)
-
-    def settle(self, opened: Mapping[str, list[str]]) -> None:
-        """Commit or drop the proposed state.
-
-        Args:
-            opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
-                among them is dropped.
-        """
-        if self._lost.is_file() and self._lost.stat().st_size == 0:
-            self._check_participation(opened)
-        path, committed = self._folder / PROPOSED, self._folder / COMMITTED
-        if not path.is_file():
-            return
-        sum_id = proposed_in(path)
-        if self._silo in opened.get(sum_id, []):
-            if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
-                os.replace(committed, self._folder / EARLIER)
-            os.replace(path, committed)
-        else:
-            path.unlink()
-
-    def _check_participation(self, opened: Mapping[str, list[str]]) -> None:
-        """Note from a resumed job's first message whether this silo took part in the jobs before."""
-        if any(is_training(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
-            write_atomically(self._lost, b"took part", mode=0o600)
-        else:
-            self._lost.unlink()

@@ -22,10 +22,10 @@ from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
-from tightframe.rounds.checkpoint import SiloStateStore
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.silo import state
+from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor

@@ -21,8 +21,10 @@ from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
+from tightframe.securesum.messages import SumId
 
 
 class NoOptions(BaseModel):
@@ -156,3 +158,30 @@ def test_a_second_run_of_the_same_job_starts_without_state(counting: JobConfig, 
             for site in counting.roster
         }
         assert _run(counting, tmp_path, _Loses(sessions), job_id=run) == [0.0, 4.0, 8.0, 12.0]
+
+
+def test_silo_state_is_committed_only_when_its_term_was_opened(tmp_path: Path) -> None:
+    store = SiloStateStore(tmp_path, "a")
+    store.settle({})
+    assert store.committed() == {}
+
+    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
+    assert store.committed() == {}, "a proposal is not a state"
+    store.settle({"1/train-0/0": ["a", "b"]})
+    assert store.committed()["c"].tolist() == [1.0]
+
+    store.propose(SumId(2, "train-0"), {"c": torch.tensor([2.0])})
+    store.settle({"2/train-0/0": ["b"]})
+    assert store.committed()["c"].tolist() == [1.0], "opened without this silo: dropped"
+
+    store.propose(SumId(3, "train-0"), {"c": torch.tensor([3.0])})
+    store.settle({"2/train-0/0": ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "another sum is no evidence"
+    store.settle({"3/train-0/0": ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "what was dropped stays dropped"
+
+
+def test_silo_state_is_private(tmp_path: Path) -> None:
+    store = SiloStateStore(tmp_path / "state", "a")
+    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
+    assert (tmp_path / "state" / "proposed.safetensors").stat().st_mode & 0o077 == 0

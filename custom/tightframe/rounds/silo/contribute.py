@@ -19,7 +19,7 @@ from tightframe.phases import Contribution, Group, Phase, Schema, Tensors
 from tightframe.results import dropouts
 from tightframe.results.local_report import Baseline
 from tightframe.rounds import codec
-from tightframe.rounds.checkpoint import SiloStateStore, save_tensors
+from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.plan import Exchange
 from tightframe.rounds.riders import evaluation, failures
@@ -27,6 +27,7 @@ from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import report
 from tightframe.rounds.silo.followed import FollowedState
+from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Encoded

@@ -1,7 +1,8 @@
-"""A silo's state at the start of a run: empty, or copied from the stopped job that the run continues.
+"""A silo's own state: begun at the start of a run, proposed and committed with each sum.
 
-The state of a resumed run is the method's (control variates, the last model, a personal head) and the noise
-that was solved and drawn once. Nothing here needs torch, because it happens at enrolment.
+It is empty at first, or copied from the stopped job that the run continues: the method's (control variates,
+the last model, a personal head) and the noise that was solved and drawn once. It begins at enrolment, which
+does without torch; only reading and writing tensors imports it.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
+from tightframe.phases import Tensors
 from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, PROPOSED, SALT, SiloContext
+from tightframe.securesum.messages import SumId
 
 RUN = "run.json"
 """File that names the job of a state folder."""
@@ -149,3 +153,80 @@ def _rewind(folder: Path, after_round: int) -> None:
             code="TF-522",
         )
     os.replace(earlier, committed)
+
+
+class SiloStateStore:
+    """A silo's own state across rounds: proposed with a contribution, committed once its sum is opened.
+
+    The state that ``contribute`` returns is only *proposed*. The next message lists the sums opened since
+    and their cohorts; the proposal is committed only if this silo's term was in its sum. The state of the
+    round before is kept beside it, for a server that lost the last round (``begin``).
+    """
+
+    def __init__(self, folder: Path, silo: str) -> None:
+        self._folder = folder
+        self._silo = silo
+        self._lost = folder / LOST
+
+    def committed(self) -> Tensors:
+        """Return the committed state; empty before the first.
+
+        Raises:
+            RunError: TF-522 if its file is damaged.
+        """
+        from safetensors.torch import load_file
+
+        path = self._folder / COMMITTED
+        if not path.is_file():
+            return {}
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise damaged(path, error) from None
+
+    def propose(self, sum_id: SumId, state: Tensors) -> None:
+        """Store a proposed state beside the committed one; an empty one is not stored.
+
+        Raises:
+            RunError: TF-522 if this silo's state of the rounds before is lost.
+        """
+        if not state:
+            return
+        if self._lost.is_file():
+            raise RunError(
+                "Expected this silo's own state of the job that this one continues, because the method keeps "
+                "some and this silo took part, but it is missing: an empty one would change the training.",
+                code="TF-522",
+            )
+        from tightframe.rounds.checkpoint import tensor_bytes
+
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        data = tensor_bytes(state, {"sum_id": str(sum_id)})
+        write_atomically(self._folder / PROPOSED, data, mode=0o600)
+
+    def settle(self, opened: Mapping[str, list[str]]) -> None:
+        """Commit or drop the proposed state.
+
+        Args:
+            opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
+                among them is dropped.
+        """
+        if self._lost.is_file() and self._lost.stat().st_size == 0:
+            self._check_participation(opened)
+        path, committed = self._folder / PROPOSED, self._folder / COMMITTED
+        if not path.is_file():
+            return
+        sum_id = proposed_in(path)
+        if self._silo in opened.get(sum_id, []):
+            if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
+                os.replace(committed, self._folder / EARLIER)
+            os.replace(path, committed)
+        else:
+            path.unlink()
+
+    def _check_participation(self, opened: Mapping[str, list[str]]) -> None:
+        """Note from a resumed job's first message whether this silo took part in the jobs before."""
+        if any(is_training(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
+            write_atomically(self._lost, b"took part", mode=0o600)
+        else:
+            self._lost.unlink()
