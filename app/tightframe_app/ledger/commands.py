@@ -14,7 +14,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tightframe_app.ledger.query import DELTA, WIDTH, Query, ledger_of, query_of
+from tightframe_app.ledger.query import (
+    ROOT_HELP,
+    WIDTH,
+    File,
+    MissingRole,
+    Options,
+    Query,
+    Site,
+    StateDir,
+    ledger_of,
+    taking_options,
+)
 from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
@@ -25,48 +36,6 @@ if TYPE_CHECKING:
     from tightframe.securesum.identity import Anchor
 
 app = typer.Typer(help="Show and verify how this site's privacy budget was spent.", no_args_is_help=True)
-
-File = Annotated[
-    Path | None,
-    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --state-dir (or --config)."),
-]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(exists=True, file_okay=False, help="`state_dir` of the site's local/tightframe.json."),
-]
-Site = Annotated[
-    str | None, typer.Option("--site", "-s", help="Site whose ledger to use, if there are several.")
-]
-ROOT_HELP = (
-    "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Repeat it if the site "
-    "took part in several projects."
-)
-Root = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)]
-MissingRole = Annotated[
-    bool, typer.Option("--missing-role", help="Accept certificates without a role, for tests.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        "-c",
-        exists=True,
-        dir_okay=False,
-        help="The site's own local/tightframe.json: gives the state folder, the data sets and the policy's "
-        "cap unless other options do.",
-    ),
-]
-Delta = Annotated[
-    float | None,
-    typer.Option(
-        help=f"Delta at which to compute epsilon; the policy's, else {DELTA:g}.", show_default=False
-    ),
-]
-Epsilon = Annotated[
-    float | None, typer.Option(help="Cap on epsilon, to report what is left of it and what would fit.")
-]
-Dataset = Annotated[str | None, typer.Option(help="Show one `dataset_id` only.")]
-
 
 LOST = ("TF-604", "TF-620", "TF-621", "TF-702")
 """Codes of records that are lost or altered, as opposed to unreadable for the moment."""
@@ -98,17 +67,8 @@ class WhatIf:
 
 
 @app.command("show")
-def ledger_show(
-    file: File = None,
-    state_dir: StateDir = None,
-    site: Site = None,
-    config: Config = None,
-    root: Root = None,
-    missing_role: MissingRole = False,
-    delta: Delta = None,
-    epsilon: Epsilon = None,
-    dataset: Dataset = None,
-) -> None:
+@taking_options
+def ledger_show(options: Options) -> None:
     """List every charge with the epsilon up to and including it, and what is left of a cap.
 
     The chain of hashes is always checked, and signatures if --root is given. Epsilon is recomputed from
@@ -118,8 +78,8 @@ def ledger_show(
     from tightframe.privacy.ledger.report import left_text, spent_text
 
     out = console(WIDTH)
-    query = query_of(config, file, state_dir, site, delta, epsilon, dataset)
-    verified, spent = _read(query, root, missing_role)
+    query = options.query()
+    verified, spent = _read(query, options.root, options.missing_role)
     for spending in spent:
         protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
         out.print(Text(shown(spending.dataset_id), style="bold"), protects)
@@ -280,16 +240,9 @@ def does_not_prove(known: int) -> list[str]:
 
 
 @app.command("explain")
+@taking_options
 def ledger_explain(
-    file: File = None,
-    state_dir: StateDir = None,
-    site: Site = None,
-    config: Config = None,
-    root: Root = None,
-    missing_role: MissingRole = False,
-    delta: Delta = None,
-    epsilon: Epsilon = None,
-    dataset: Dataset = None,
+    options: Options,
     release_noise: Annotated[
         float | None, typer.Option(help="What-if: noise multiplier of releases; the last one's by default.")
     ] = None,
@@ -315,8 +268,8 @@ def ledger_explain(
         training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
     what_if = WhatIf(None if release_noise is None else Gaussian(release_noise), training)
     out = console(WIDTH)
-    query = query_of(config, file, state_dir, site, delta, epsilon, dataset)
-    verified, spent = _read(query, root, missing_role)
+    query = options.query()
+    verified, spent = _read(query, options.root, options.missing_role)
     for spending in spent:
         out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
         for paragraph in explain(spending, query.epsilon):

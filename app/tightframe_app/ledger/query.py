@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +16,26 @@ from tightframe_app.screens import console, shown
 WIDTH = 110
 DELTA = 1e-5
 """Delta at which epsilon is computed if neither an option nor a policy gives one."""
+
+
+File = Annotated[
+    Path | None,
+    typer.Argument(exists=True, dir_okay=False, help="The ledger's file, or give --state-dir (or --config)."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(exists=True, file_okay=False, help="`state_dir` of the site's local/tightframe.json."),
+]
+Site = Annotated[
+    str | None, typer.Option("--site", "-s", help="Site whose ledger to use, if there are several.")
+]
+MissingRole = Annotated[
+    bool, typer.Option("--missing-role", help="Accept certificates without a role, for tests.")
+]
+ROOT_HELP = (
+    "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Repeat it if the site "
+    "took part in several projects."
+)
 
 
 @dataclass(frozen=True)
@@ -33,46 +57,83 @@ class Query:
     named: bool = False
 
 
-def query_of(
-    config: Path | None,
-    file: Path | None,
-    state_dir: Path | None,
-    site: str | None,
-    delta: float | None,
-    epsilon: float | None,
-    dataset: str | None,
-) -> Query:
-    """Return the query from the options, with values from the site's file where no option gives them.
+@dataclass(frozen=True)
+class Options:
+    """Options of the commands that show what was spent: which ledger, how it is checked, which cap."""
 
-    Raises:
-        SiteConfigError: TF-201 if neither the file nor an option names ``state_dir``; TF-202 if the file is
-            wrong.
-    """
-    datasets: tuple[str, ...] | None = None if dataset is None else (dataset,)
-    if config is None:
-        path = ledger_of(file, state_dir, site)
-        return Query(path, DELTA if delta is None else delta, epsilon, datasets, named=dataset is not None)
-    from tightframe.config.site import parse_single, read_object
-    from tightframe.errors import SiteConfigError
+    file: File = None
+    state_dir: StateDir = None
+    site: Site = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            exists=True,
+            dir_okay=False,
+            help="The site's own local/tightframe.json: gives the state folder, the data sets and the "
+            "policy's cap unless other options do.",
+        ),
+    ] = None
+    root: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)] = None
+    missing_role: MissingRole = False
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Delta at which to compute epsilon; the policy's, else {DELTA:g}.", show_default=False
+        ),
+    ] = None
+    epsilon: Annotated[
+        float | None, typer.Option(help="Cap on epsilon, to report what is left of it and what would fit.")
+    ] = None
+    dataset: Annotated[str | None, typer.Option(help="Show one `dataset_id` only.")] = None
 
-    entry, _ = parse_single(read_object(config), str(config))
-    policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
-    if file is None and state_dir is None:
-        if entry.state_dir is None:
-            raise SiteConfigError(
-                f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
-                code="TF-201",
-            )
-        state_dir = Path(entry.state_dir)
-    if datasets is None and (entry.data or entry.dataset_id is not None):
-        datasets = tuple(dict.fromkeys(entry.records_id(name) for name in entry.data or ("",)))
-    return Query(
-        ledger_of(file, state_dir, site),
-        (policy.delta_cap or DELTA) if delta is None else delta,
-        policy.epsilon_cap if epsilon is None else epsilon,
-        datasets,
-        named=dataset is not None,
-    )
+    def query(self) -> Query:
+        """Return the query, with values from the site's file where no option gives them.
+
+        Raises:
+            SiteConfigError: TF-201 if neither the file nor an option names ``state_dir``; TF-202 if the file
+                is wrong.
+        """
+        delta, epsilon, state_dir = self.delta, self.epsilon, self.state_dir
+        datasets = None if self.dataset is None else (self.dataset,)
+        if self.config is not None:
+            from tightframe.config.site import parse_single, read_object
+            from tightframe.errors import SiteConfigError
+
+            entry, _ = parse_single(read_object(self.config), str(self.config))
+            policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
+            delta = policy.delta_cap if delta is None else delta
+            epsilon = policy.epsilon_cap if epsilon is None else epsilon
+            if self.file is None and state_dir is None:
+                if entry.state_dir is None:
+                    raise SiteConfigError(
+                        f"Expected `state_dir` in {self.config}, which is where the ledger is, but it is "
+                        "missing: add it.",
+                        code="TF-201",
+                    )
+                state_dir = Path(entry.state_dir)
+            if datasets is None and (entry.data or entry.dataset_id is not None):
+                datasets = tuple(dict.fromkeys(entry.records_id(name) for name in entry.data or ("",)))
+        path = ledger_of(self.file, state_dir, self.site)
+        delta = DELTA if delta is None else delta
+        return Query(path, delta, epsilon, datasets, named=self.dataset is not None)
+
+
+def taking_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of ``Options``, its first parameter, as options of the command line."""
+    shared = inspect.signature(Options, eval_str=True).parameters
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        options = Options(**{name: values.pop(name) for name in shared})
+        command(options, **values)
+
+    parameters = [*shared.values(), *own]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in parameters}
+    return run
 
 
 def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
