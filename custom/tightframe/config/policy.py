@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tightframe import data
-from tightframe.config.ceilings import Ceilings
 from tightframe.config.job import JobConfig, SiteName
 from tightframe.config.profiles import (
     NO_LIMIT,
@@ -37,6 +37,21 @@ Submitter = Annotated[str, Field(min_length=1, max_length=200)]
 MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
 """Endings of the names of method options that count passes over the records."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The largest sizes with which a job's model is built and its sums are planned; None sets no limit.
+
+    The defaults hold where no policy sets them.
+
+    Attributes:
+        parameters: numbers in a model, including its buffers.
+        message_bytes: bytes of a silo's largest term.
+    """
+
+    parameters: int | None = 100_000_000
+    message_bytes: int | None = 2**30
 
 
 class Policy(StrictModel):

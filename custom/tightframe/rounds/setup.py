@@ -18,8 +18,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tightframe import data, methods, models
-from tightframe.config.ceilings import Ceilings
 from tightframe.config.job import JobConfig, check_job
+from tightframe.config.policy import Ceilings
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError, TooLargeError
 from tightframe.learning import model_update
