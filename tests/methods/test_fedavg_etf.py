@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import (
+    LABELS,
+    RUN,
+    GoneOnce,
+    headed_rounds,
+    made_silos,
+    setting_with_head,
+)
 from torch import nn
 
 from tightframe import federation
@@ -33,8 +39,7 @@ from tightframe.methods.fedavg_etf import (
     memory_offsets,
     update_memory,
 )
-from tightframe.models import feature_width
-from tightframe.phases import Cohort, ServerState, Setting
+from tightframe.phases import Cohort, ServerState
 from tightframe.rounds.riders import class_rules
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedavg_etf_gmv.npz")
@@ -185,20 +190,9 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 # ---------------------------------------------------------------- the schedule
 
 
-def _setting(make_setting: Any, config: FedAvgETFConfig, *, num_classes: int = 4, **local: Any) -> Setting:
-    plain: Setting = make_setting(config, classes=num_classes, **local)
-
-    def build() -> nn.Module:
-        model: Any = plain.build_model()
-        model.head = METHOD.head(config, feature_width(model), num_classes)
-        return model
-
-    return dataclasses.replace(plain, build_model=build)
-
-
 def _calendar(make_setting: Any, config: FedAvgETFConfig, rounds: int) -> list[str]:
     """For each round what it has of the memory: f(lags) or m(eans) are collected, o(ffsets) are used."""
-    setting = _setting(make_setting, config)
+    setting = setting_with_head(METHOD, make_setting, config)
     state = METHOD.init_server(setting, 7)
     found = []
     for number in range(1, rounds + 1):
@@ -226,17 +220,6 @@ def test_class_means_are_collected_before_they_are_used(make_setting: Any) -> No
 
 # ---------------------------------------------------------------- rounds with silos
 
-# One silo of one class, one with a class of one record; nobody has class 3.
-LABELS = {"site-1": [0] * 9 + [1] * 8, "site-2": [1] * 6, "site-3": [0] * 5 + [2]}
-
-
-def _rounds(
-    make_setting: Any, make_silo: Any, open_sum: Any, config: FedAvgETFConfig, count: int = 2, **local: Any
-) -> tuple[list[ServerState], Any, dict[str, Any], dict[str, Any]]:
-    setting = _setting(make_setting, config, **local)
-    silos = {name: make_silo(setting, labels, name=name) for name, labels in LABELS.items()}
-    return *stateless_rounds(METHOD, setting, silos, open_sum, count), silos
-
 
 def _class_means(state: ServerState, tensors: Any, silo: Any) -> dict[int, torch.Tensor]:
     """Class means of a silo's records by its trained model, one class after another."""
@@ -248,7 +231,7 @@ def _class_means(state: ServerState, tensors: Any, silo: Any) -> dict[int, torch
 @pytest.mark.parametrize("average", ["uniform", "weighted"])
 def test_rounds_with_memory(make_setting: Any, make_silo: Any, open_sum: Any, average: Any) -> None:
     config = FedAvgETFConfig(warm_up=2, average=average)
-    states, phase, terms, silos = _rounds(make_setting, make_silo, open_sum, config)
+    states, phase, terms, silos = headed_rounds(METHOD, make_setting, make_silo, open_sum, config)
     assert states[1].extra[MEMORY_VALID].tolist() == [1, 1, 1, 0]
     assert torch.equal(states[2].model[ETF], states[0].model[ETF]) and "update/" + ETF not in phase.schema
     means = {name: _class_means(states[1], terms[name][1], silos[name]) for name in LABELS}
@@ -268,14 +251,14 @@ def test_rounds_with_memory(make_setting: Any, make_silo: Any, open_sum: Any, av
     torch.testing.assert_close(offsets, by_hand)
     margin = by_hand[1, 1] - by_hand[1, [0, 2, 3]].max()
     assert float(terms["site-2"][1]["training/margin"]) == pytest.approx(float(margin), rel=1e-4)
-    again = _rounds(make_setting, make_silo, open_sum, config)[0][-1]
+    again = headed_rounds(METHOD, make_setting, make_silo, open_sum, config)[0][-1]
     assert all(torch.equal(again.model[name], states[-1].model[name]) for name in again.model)
 
 
 def test_a_step_with_offsets_is_the_papers_step(make_setting: Any, make_silo: Any) -> None:
     """One step of a silo against autograd through ``(f + alpha mu_y) V``, with one class not yet known."""
     plain = {"momentum": 0.0, "weight_decay": 0.0, "augment": False, "batch_size": 32, "learning_rate": 0.1}
-    setting = _setting(make_setting, FedAvgETFConfig(warm_up=1, alpha=0.8), **plain)
+    setting = setting_with_head(METHOD, make_setting, FedAvgETFConfig(warm_up=1, alpha=0.8), **plain)
     (phase,) = METHOD.plan(setting, 1, 1)
     start = METHOD.init_server(setting, 7)
     memory = torch.randn(4, 16, generator=torch.Generator().manual_seed(2))
@@ -298,10 +281,14 @@ def test_a_step_with_offsets_is_the_papers_step(make_setting: Any, make_silo: An
 def test_before_the_warm_up_nothing_of_the_memory_leaves(
     make_setting: Any, make_silo: Any, open_sum: Any
 ) -> None:
-    _, _, terms, silos = _rounds(make_setting, make_silo, open_sum, FedAvgETFConfig(warm_up=5), 2)
+    _, _, terms, silos = headed_rounds(
+        METHOD, make_setting, make_silo, open_sum, FedAvgETFConfig(warm_up=5), 2
+    )
     assert all("memory" not in name for _, tensors in terms.values() for name in tensors)
     assert all(asked["shuffle"] for asked in silos["site-1"].asked), "no pass for nothing"
-    states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, FedAvgETFConfig(warm_up=3), 1)
+    states, phase, terms, _ = headed_rounds(
+        METHOD, make_setting, make_silo, open_sum, FedAvgETFConfig(warm_up=3), 1
+    )
     assert NUMERATOR not in phase.schema
     assert not any(tensors[DENOMINATOR].any() for _, tensors in terms.values()), "a place for flags only"
     assert not states[1].extra[MEMORY_VALID].any()
@@ -313,7 +300,7 @@ def test_features_of_the_last_epoch(make_setting: Any, make_silo: Any) -> None:
     found = []
     for measure in ("eval_pass", "last_epoch"):
         config = FedAvgETFConfig(warm_up=2, measure=measure, mu_divisor="count_weighted")
-        setting = _setting(make_setting, config, **silent)
+        setting = setting_with_head(METHOD, make_setting, config, **silent)
         (phase,) = METHOD.plan(setting, 1, 2)
         silo = make_silo(setting, LABELS["site-1"])
         state = METHOD.init_server(setting, 7)
@@ -328,7 +315,7 @@ def test_features_of_the_last_epoch(make_setting: Any, make_silo: Any) -> None:
 def test_without_the_class_sums_the_memory_stays(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     """After a drop-out static fields are not opened; here one silo is gone, too."""
     config = FedAvgETFConfig(warm_up=2)
-    states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, config)
+    states, phase, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, config)
     del terms["site-2"]
     totals, cohort = open_sum(phase.schema, terms)
     opened = {name: value for name, value in totals.items() if not phase.schema[name].static}
@@ -343,7 +330,7 @@ def test_without_the_class_sums_the_memory_stays(make_setting: Any, make_silo: A
 
 def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     config = FedAvgETFConfig(warm_up=1)
-    states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, config, 1)
+    states, phase, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, config, 1)
     withheld = {}
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
@@ -363,7 +350,7 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
 
 
 def test_a_silo_may_keep_its_class_means(make_setting: Any, make_silo: Any) -> None:
-    setting = _setting(make_setting, FedAvgETFConfig(warm_up=1))
+    setting = setting_with_head(METHOD, make_setting, FedAvgETFConfig(warm_up=1))
     (phase,) = METHOD.plan(setting, 1, 1)
     silo = make_silo(setting, [0, 1] * 8, offers_prototypes=False)
     tensors = phase.contribute(silo, phase.broadcast(METHOD.init_server(setting, 7)), {}).tensors

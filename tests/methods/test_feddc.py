@@ -113,15 +113,7 @@ def test_with_momentum_a_gradient_state_is_a_gradient_or_as_large_as_ignored(
     local = {"momentum": 0.9, "learning_rate": 1e-4, "batch_size": 64, "epochs": 6, "augment": False}
     setting = by_hand.setting_of(METHOD, FedDCConfig(momentum=momentum), weight_decay=0.0, **local)
     times = by_hand.weight_of_gradients(6, 1e-4, 0.9, 0.0) / 6 if times is None else times
-    (phase,) = METHOD.plan(setting, 1, 1)
-    silo = by_hand.silos_of(setting)["site-1"]
-    contribution = phase.contribute(silo, phase.broadcast(METHOD.init_server(setting, by_hand.SEED)), {})
-    model = by_hand.start(setting).train()
-    by_hand.cross_entropy(model, silo.inputs, silo.labels).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        expected = times * parameter.grad.double()
-        torch.testing.assert_close(contribution.tensors[f"gradient/{name}"], expected, rtol=0.03, atol=4e-3)
+    by_hand.assert_is_a_gradient(METHOD, setting, "gradient/", times, rtol=0.03, atol=4e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from tests.support.methods.in_memory import RUN, GoneOnce, made_silos, stateless_rounds
+from tests.support.methods.in_memory import (
+    LABELS,
+    RUN,
+    GoneOnce,
+    headed_rounds,
+    made_silos,
+    setting_with_head,
+)
 from torch import nn
 
 from tightframe import federation
 from tightframe.errors import TrainingError
 from tightframe.methods import fednh
 from tightframe.methods.fednh import METHOD, FedNHConfig, local_prototypes, update_prototypes
-from tightframe.models import feature_width
-from tightframe.phases import Cohort, ServerState, Setting
+from tightframe.phases import Cohort, ServerState
 from tightframe.rounds.riders import class_rules as classes
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fednh.npz")
@@ -258,29 +263,6 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 # ---------------------------------------------------------------- rounds with silos
 
 
-def _setting(make_setting: Any, config: FedNHConfig, *, num_classes: int = 4, **local: Any) -> Setting:
-    plain: Setting = make_setting(config, classes=num_classes, **local)
-
-    def build() -> nn.Module:
-        model: Any = plain.build_model()
-        model.head = METHOD.head(config, feature_width(model), num_classes)
-        return model
-
-    return dataclasses.replace(plain, build_model=build)
-
-
-# One silo of one class, one with a class of one record; nobody has class 3.
-LABELS = {"site-1": [0] * 9 + [1] * 8, "site-2": [1] * 6, "site-3": [0] * 5 + [2]}
-
-
-def _rounds(
-    make_setting: Any, make_silo: Any, open_sum: Any, config: FedNHConfig, count: int = 2, **local: Any
-) -> tuple[list[ServerState], Any, dict[str, Any], dict[str, Any]]:
-    setting = _setting(make_setting, config, **local)
-    silos = {name: make_silo(setting, labels, name=name) for name, labels in LABELS.items()}
-    return *stateless_rounds(METHOD, setting, silos, open_sum, count), silos
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -291,7 +273,7 @@ def _rounds(
     ],
 )
 def test_two_rounds(make_setting: Any, make_silo: Any, open_sum: Any, config: FedNHConfig) -> None:
-    states, phase, terms, silos = _rounds(make_setting, make_silo, open_sum, config)
+    states, phase, terms, silos = headed_rounds(METHOD, make_setting, make_silo, open_sum, config)
     first, last = states[0].model, states[-1].model
     names = [item.name for item in phase.schema.fields]
     assert "update/" + PROTOTYPES not in names
@@ -309,12 +291,12 @@ def test_two_rounds(make_setting: Any, make_silo: Any, open_sum: Any, config: Fe
     passes = [asked for asked in silos["site-1"].asked if not asked["shuffle"]]
     augment = config.augment_prototypes
     assert passes == [{"fold": "train", "augment": augment, "shuffle": False, "epoch": int(augment)}] * 2
-    again = _rounds(make_setting, make_silo, open_sum, config)[0]
+    again = headed_rounds(METHOD, make_setting, make_silo, open_sum, config)[0]
     assert all(torch.equal(again[-1].model[name], last[name]) for name in last)
 
 
 def test_what_a_silo_sends_is_of_its_trained_model(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
-    states, _, terms, silos = _rounds(make_setting, make_silo, open_sum, FedNHConfig(), 1)
+    states, _, terms, silos = headed_rounds(METHOD, make_setting, make_silo, open_sum, FedNHConfig(), 1)
     silo, tensors = silos["site-3"], terms["site-3"][1]
     trained = {name: value + tensors.get("update/" + name, 0) for name, value in states[0].model.items()}
     features = silo.load(trained).eval().features(silo.inputs).detach()
@@ -325,7 +307,7 @@ def test_what_a_silo_sends_is_of_its_trained_model(make_setting: Any, make_silo:
 @pytest.mark.parametrize("average", ["uniform", "weighted"])
 def test_models_are_averaged_as_asked(make_setting: Any, make_silo: Any, open_sum: Any, average: Any) -> None:
     config = FedNHConfig(average=average)
-    states, _, terms, _ = _rounds(make_setting, make_silo, open_sum, config, 1)
+    states, _, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, config, 1)
     size = {name: (len(labels) if average == "weighted" else 1) for name, labels in LABELS.items()}
     for name, value in states[1].model.items():
         if name == PROTOTYPES:
@@ -337,7 +319,7 @@ def test_models_are_averaged_as_asked(make_setting: Any, make_silo: Any, open_su
 
 def test_without_the_class_sums_the_prototypes_stay(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     """After a drop-out static fields are not opened; here one silo is gone, too."""
-    states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, FedNHConfig(), 1)
+    states, phase, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, FedNHConfig(), 1)
     del terms["site-2"]
     totals, cohort = open_sum(phase.schema, terms)
     opened = {name: value for name, value in totals.items() if not phase.schema[name].static}
@@ -348,7 +330,7 @@ def test_without_the_class_sums_the_prototypes_stay(make_setting: Any, make_silo
 
 
 def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
-    states, phase, terms, _ = _rounds(make_setting, make_silo, open_sum, FedNHConfig(), 1)
+    states, phase, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, FedNHConfig(), 1)
     withheld = {}
     for name, (weight, tensors) in terms.items():
         counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
@@ -370,7 +352,7 @@ def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, ope
 
 
 def test_a_silo_may_keep_its_prototypes(make_setting: Any, make_silo: Any) -> None:
-    setting = _setting(make_setting, FedNHConfig())
+    setting = setting_with_head(METHOD, make_setting, FedNHConfig())
     (phase,) = METHOD.plan(setting, 1, 1)
     silo = make_silo(setting, [0, 1] * 8, offers_prototypes=False)
     tensors = phase.contribute(silo, phase.broadcast(METHOD.init_server(setting, 7)), {}).tensors
@@ -385,7 +367,7 @@ def test_learning_rate_decays_with_the_rounds(
     plain = {"momentum": 0.0, "weight_decay": 0.0, "augment": False, "batch_size": 32}
     moved = []
     for number, config in ((1, FedNHConfig()), (3, FedNHConfig(lr_decay=decay))):
-        setting = _setting(make_setting, config, **plain)
+        setting = setting_with_head(METHOD, make_setting, config, **plain)
         (phase,) = METHOD.plan(setting, number, 3)
         silo = make_silo(setting, [0, 1] * 8, round=number)
         state = METHOD.init_server(setting, 7)
@@ -395,7 +377,7 @@ def test_learning_rate_decays_with_the_rounds(
 
 def test_clipping_bounds_a_step(make_setting: Any, make_silo: Any) -> None:
     plain = {"momentum": 0.0, "weight_decay": 0.0, "batch_size": 32, "learning_rate": 0.5}
-    setting = _setting(make_setting, FedNHConfig(clip_norm=1e-3), **plain)
+    setting = setting_with_head(METHOD, make_setting, FedNHConfig(clip_norm=1e-3), **plain)
     (phase,) = METHOD.plan(setting, 1, 1)
     state = METHOD.init_server(setting, 7)
     tensors = phase.contribute(make_silo(setting, [0, 1] * 8), phase.broadcast(state), {}).tensors

@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 from tests.support.methods import by_hand
-from tests.support.runs import FOUR, twin
 from torch import nn
 
-from tightframe import federation
 from tightframe.learning.class_sums import ratio_of_sums
 from tightframe.learning.own_models import OWN, TRAINED
 from tightframe.methods.fedproto import (
@@ -122,22 +120,8 @@ def test_what_leaves(make_setting: Any, make_silo: Any) -> None:
     assert phase.update(state, {"training/loss": made.tensors["training/loss"].numpy()}, cohort) is state
 
 
-def _run(summation: Any) -> Any:
-    return federation.run(
-        "fedproto",
-        {site: twin(site) for site in FOUR},
-        2,
-        dataset="fed_isic2019",
-        dataset_options={"image_size": 16},
-        model_options={"widths": [8, 8, 8]},
-        training={"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
-        seed=3,
-        summation=summation,
-    )
-
-
 def test_a_run_has_no_global_model_and_says_so_and_plain_sums_are_secure_sums() -> None:
-    plain, secure = _run("plain"), _run("secure")
+    plain, secure = (by_hand.whole_run("fedproto", summation=kind) for kind in ("plain", "secure"))
     for result in (plain, secure):
         assert (
             result.state.model == {}

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file
 from tests.support.methods import by_hand
 from tests.support.pages import Page, said
-from tests.support.runs import FOUR, twin
+from tests.support.runs import FOUR
 
-from tightframe import federation
 from tightframe.errors import JobError
 from tightframe.learning.own_models import OWN, TRAINED
 from tightframe.methods.local_only import METHOD, LocalOnlyConfig
@@ -44,18 +43,7 @@ def test_only_losses_are_told() -> None:
 
 
 def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
-    result = federation.run(
-        "local_only",
-        {site: twin(site) for site in FOUR},
-        2,
-        dataset="fed_isic2019",
-        dataset_options={"image_size": 16},
-        model_options={"widths": [8, 8, 8]},
-        training={"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
-        seed=3,
-        personalise=True,
-        folder=tmp_path,
-    )
+    result = by_hand.whole_run("local_only", personalise=True, folder=tmp_path)
     assert result.outcome.trained and result.outcome.own_models
     server = [path for path in tmp_path.rglob("outcome.json")]
     assert len(server) == 1 and json.loads(server[0].read_text())["own_models"] is True

@@ -143,11 +143,7 @@ def test_it_ends_at_the_optimum_of_the_mean_objective_and_averaging_does_not(
     ours = _softmax_regression(METHOD, ScaffoldConfig())
     state, _ = by_hand.federate(METHOD, ours, 40, open_sum)
     theirs = _softmax_regression(fedavg.METHOD, fedavg.FedAvgConfig())
-
-    def equal_sizes(schema: Any, terms: Any) -> Any:
-        return open_sum(schema, {name: (1, tensors) for name, (_, tensors) in terms.items()})
-
-    averaged, _ = by_hand.federate(fedavg.METHOD, theirs, 40, equal_sizes)
+    averaged, _ = by_hand.federate(fedavg.METHOD, theirs, 40, by_hand.equal_sizes(open_sum))
     assert _slope(ours, state.model) < 1e-4
     assert _slope(theirs, averaged.model) > 1e-2
 
@@ -167,15 +163,7 @@ def test_with_momentum_a_control_variate_is_a_gradient_or_as_large_as_ignored(
     if times is None:
         times = by_hand.weight_of_gradients(6, 1e-4, 0.9, 0.0) / 6
         assert times > 2
-    (phase,) = METHOD.plan(setting, 1, 1)
-    silo = by_hand.silos_of(setting)["site-1"]
-    contribution = phase.contribute(silo, phase.broadcast(METHOD.init_server(setting, by_hand.SEED)), {})
-    model = by_hand.start(setting)
-    by_hand.cross_entropy(model, silo.inputs, silo.labels).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        expected = times * parameter.grad.double()
-        torch.testing.assert_close(contribution.tensors[f"control/{name}"], expected, rtol=0.02, atol=2e-3)
+    by_hand.assert_is_a_gradient(METHOD, setting, "control/", times, rtol=0.02, atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.securesum.hostile import (
+    agreeing,
     closed,
     from_shares,
     names,
@@ -17,6 +17,7 @@ from tests.support.securesum.hostile import (
     ready,
     refused,
     refused_by,
+    revealing,
     signed_agreement,
     without_pair_masks,
 )
@@ -33,27 +34,16 @@ from tightframe.securesum.messages import (
     GROUPS,
     KINDS,
     Agreement,
-    AgreementRequest,
     Group,
     Kind,
     Masked,
     Reveal,
-    RevealRequest,
     SumId,
 )
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import Revealed, slot_share
 
 ONE = names(1)[0]
-
-
-def agreeing(slot: int, receipts: Any) -> Any:
-    return lambda site: site.agree(AgreementRequest(slot, tuple(receipts)).to_bytes())
-
-
-def revealing(slot: int, receipts: Any, agreements: Iterable[Agreement] = ()) -> Any:
-    given = tuple(sorted(agreements, key=lambda item: item.name))
-    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), given).to_bytes())
 
 
 # A site that is declared dead --------------------------------------------------------------------

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.support.securesum.hostile import (
     agreed,
+    agreeing,
     closed,
     names,
     ready,
     refused,
     refused_by,
+    revealing,
     session_key,
     signed_agreement,
     signed_receipt,
@@ -34,11 +34,9 @@ from tightframe.securesum.errors import (
 from tightframe.securesum.messages import (
     GROUPS,
     Agreement,
-    AgreementRequest,
     Masked,
     Receipt,
     Reveal,
-    RevealRequest,
     SumId,
     TermRequest,
 )
@@ -46,15 +44,6 @@ from tightframe.securesum.primitives import ed25519_sign
 from tightframe.securesum.site.state import slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
-
-
-def agreeing(slot: int, receipts: Any) -> Any:
-    return lambda site: site.agree(AgreementRequest(slot, tuple(receipts)).to_bytes())
-
-
-def revealing(slot: int, receipts: Any, agreements: Iterable[Agreement] = ()) -> Any:
-    given = tuple(sorted(agreements, key=lambda item: item.name))
-    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), given).to_bytes())
 
 
 # Receipts ----------------------------------------------------------------------------------------

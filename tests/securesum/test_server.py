@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.support.securesum.hostile import refused
 from tests.support.securesum.protocol import BASIS, MIXED, World, make_params, names, signer, verifier
 
 from tightframe.securesum import shamir
@@ -16,7 +16,6 @@ from tightframe.securesum.errors import (
     KeyAgreementError,
     MessageError,
     ParametersError,
-    ProtocolError,
     RecoveryError,
     ReplayError,
     RosterError,
@@ -39,13 +38,6 @@ from tightframe.securesum.server import Enrolment, Session, Sum
 from tightframe.securesum.site.state import slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
-
-
-def refusal(kind: type[ProtocolError], call: Callable[..., Any], *arguments: Any) -> ProtocolError:
-    with pytest.raises(ProtocolError) as caught:
-        call(*arguments)
-    assert type(caught.value) is kind, caught.value
-    return caught.value
 
 
 def ready(sites: int = 4, **options: Any) -> World:
@@ -89,10 +81,10 @@ def test_what_enrolment_refuses_it_does_not_take() -> None:
         (MessageError, TWO, raw[TWO] + b"\x00", TWO),
         (SignatureError, TWO, replace(two, application=b"other").to_bytes(), TWO),
     ):
-        assert refusal(kind, enrolment.add, site, message).blamed == blamed
+        assert refused(kind, enrolment.add, site, message).blamed == blamed
     reflected = replace(two, channel_key=one.channel_key)
     signature = signer(TWO).sign(reflected.signed(world.params.digest()))
-    error = refusal(KeyAgreementError, enrolment.add, TWO, replace(reflected, signature=signature).to_bytes())
+    error = refused(KeyAgreementError, enrolment.add, TWO, replace(reflected, signature=signature).to_bytes())
     assert error.blamed == TWO
     assert "site-001" in error.found
     assert enrolment.missing == [TWO, THREE, FOUR]
@@ -105,7 +97,7 @@ def test_an_advertisement_of_another_job_or_epoch_is_refused() -> None:
         raw = advertised()[1]
         other = Enrolment(make_params(4, **overrides), verifier=verifier())
         kind = MessageError if "slots" in overrides else SignatureError
-        assert refusal(kind, other.add, ONE, raw[ONE]).blamed == ONE
+        assert refused(kind, other.add, ONE, raw[ONE]).blamed == ONE
 
 
 # Session -----------------------------------------------------------------------------------------
@@ -133,7 +125,7 @@ def test_a_session_waits_for_everybody() -> None:
 
 def test_a_session_needs_the_rosters_advertisements() -> None:
     world, raw = advertised()
-    refusal(RosterError, Session, world.params, Advertisements(tuple(raw[name] for name in names(3))))
+    refused(RosterError, Session, world.params, Advertisements(tuple(raw[name] for name in names(3))))
 
 
 def test_what_a_session_refuses_it_does_not_take() -> None:
@@ -154,7 +146,7 @@ def test_what_a_session_refuses_it_does_not_take() -> None:
         (SignatureError, TWO, replace(two, hashes_signature=bytes(64)).to_bytes(), TWO),
         (SignatureError, TWO, replace(two, ready=two.hashes_signature).to_bytes(), TWO),
     ):
-        assert refusal(kind, session.add, site, message).blamed == blamed
+        assert refused(kind, session.add, site, message).blamed == blamed
     assert session.missing == [TWO, THREE, FOUR]
 
 
@@ -167,7 +159,7 @@ def test_a_site_that_saw_other_advertisements_is_not_ready_for_this_session() ->
     site.random = raw.random
     again.enroll()
     strange = site.confirm(again.enrolment.relay().to_bytes())
-    assert refusal(SignatureError, session.add, TWO, strange).blamed == TWO
+    assert refused(SignatureError, session.add, TWO, strange).blamed == TWO
     assert world.params == again.params
 
 
@@ -192,7 +184,7 @@ def signed_term(world: World, name: str, masked: Masked, **changes: Any) -> byte
 
 @pytest.mark.parametrize("changes", [{"slot": 3}, {"slot": -1}, {"schema": "other"}])
 def test_a_sum_is_of_the_epochs_parameters(changes: dict[str, Any]) -> None:
-    refusal(ParametersError, lambda: start(ready(), **changes))
+    refused(ParametersError, lambda: start(ready(), **changes))
 
 
 def test_a_term_is_checked_before_any_of_it_is_added() -> None:
@@ -232,10 +224,10 @@ def test_a_term_is_checked_before_any_of_it_is_added() -> None:
             for links in (b"", masked.links[:-1], masked.links + bytes(64))
         ),
     ):
-        assert refusal(kind, total.add, TWO, message).blamed == TWO
-    assert refusal(RosterError, total.add, "site-005", raw).blamed is None
+        assert refused(kind, total.add, TWO, message).blamed == TWO
+    assert refused(RosterError, total.add, "site-005", raw).blamed is None
     total.add(TWO, raw)
-    assert refusal(ReplayError, total.add, TWO, raw).blamed == TWO
+    assert refused(ReplayError, total.add, TWO, raw).blamed == TWO
     assert not total.full
     total.add(THREE, three.to_bytes())
     total.add(FOUR, term(world, FOUR, total))
@@ -248,7 +240,7 @@ def test_a_term_is_checked_before_any_of_it_is_added() -> None:
 
 def test_a_receipt_of_another_session_is_refused() -> None:
     world, other = ready(), ready(seed="another")
-    assert refusal(SignatureError, start(world).add, ONE, term(other, ONE, start(other))).blamed == ONE
+    assert refused(SignatureError, start(world).add, ONE, term(other, ONE, start(other))).blamed == ONE
 
 
 def test_no_term_comes_after_the_survivors_were_named() -> None:
@@ -257,7 +249,7 @@ def test_no_term_comes_after_the_survivors_were_named() -> None:
     world.contribute(total, names(3))
     late = term(world, FOUR, total)
     assert total.close() == names(3)
-    refusal(StateError, total.add, FOUR, late)
+    refused(StateError, total.add, FOUR, late)
     assert not total.full
 
 
@@ -265,12 +257,12 @@ def test_too_few_terms_can_wait_for_more() -> None:
     world = ready()
     total = start(world)
     world.contribute(total, [THREE, ONE])
-    error = refusal(SurvivorsError, total.close)
+    error = refused(SurvivorsError, total.close)
     assert error.found == "2"
     for call in (total.agreement_request, total.reveal_request, total.open):
-        refusal(StateError, call)
+        refused(StateError, call)
     for call in (total.add_agreement, total.add_reveal):
-        refusal(StateError, call, ONE, b"")
+        refused(StateError, call, ONE, b"")
     world.contribute(total, [TWO])
     assert total.close() == names(3)
 
@@ -293,11 +285,11 @@ def test_all_agree_even_if_nobody_dropped_out() -> None:
     world.contribute(total, names(4))
     total.close()
     assert [item.name for item in total.agreement_request().receipts] == list(names(4))
-    refusal(RecoveryError, total.reveal_request)
+    refused(RecoveryError, total.reveal_request)
     world.agree(total, names(3))
     assert [item.name for item in total.reveal_request().agreements] == list(names(3))
     late = world.sites[FOUR].agree(total.agreement_request().to_bytes())
-    assert "late" in refusal(StateError, total.add_agreement, FOUR, late).found
+    assert "late" in refused(StateError, total.add_agreement, FOUR, late).found
 
 
 def test_agreements_are_checked() -> None:
@@ -314,13 +306,13 @@ def test_agreements_are_checked() -> None:
         (SignatureError, ONE, replace(one, signature=bytes(64)).to_bytes(), ONE),
         (SignatureError, TWO, replace(one, name=TWO).to_bytes(), TWO),
     ):
-        assert refusal(kind, total.add_agreement, site, message).blamed == blamed
-    error = refusal(RecoveryError, total.reveal_request)
+        assert refused(kind, total.add_agreement, site, message).blamed == blamed
+    error = refused(RecoveryError, total.reveal_request)
     assert (error.expected, error.found) == ("at least 3", "0")
     total.add_agreement(ONE, raw[ONE])
-    assert refusal(ReplayError, total.add_agreement, ONE, raw[ONE]).blamed == ONE
+    assert refused(ReplayError, total.add_agreement, ONE, raw[ONE]).blamed == ONE
     total.add_agreement(THREE, raw[THREE])
-    refusal(RecoveryError, total.reveal_request)
+    refused(RecoveryError, total.reveal_request)
     total.add_agreement(TWO, raw[TWO])
     assert [item.name for item in total.reveal_request().agreements] == list(names(3))
 
@@ -351,17 +343,17 @@ def test_a_bad_share_names_its_revealer_and_does_no_harm(group: str, at: int) ->
     two = Reveal.from_bytes(raw[TWO])
     shares = dict(getattr(two, group))
     shares[THREE] = flip(shares[THREE], at)
-    error = refusal(ShareError, total.add_reveal, TWO, resigned(world, two, **{group: shares}))
+    error = refused(ShareError, total.add_reveal, TWO, resigned(world, two, **{group: shares}))
     assert error.blamed == TWO
     assert f"the {group} share of site-003 that site-002 revealed" in error.what
     for name in (ONE, THREE):
         total.add_reveal(name, raw[name])
-    assert refusal(RecoveryError, total.open).found == "2"
+    assert refused(RecoveryError, total.open).found == "2"
     total.add_reveal(FOUR, raw[FOUR])
     opened = total.open()
     assert opened.groups == world.plain(names(4))
     assert opened.blamed == {TWO: "TF-607"}
-    refusal(StateError, total.open)
+    refused(StateError, total.open)
 
 
 def test_reveals_are_checked() -> None:
@@ -388,10 +380,10 @@ def test_reveals_are_checked() -> None:
         (ShareError, ONE, resigned(world, one, update=dict(two.update)), ONE),
         (ShareError, ONE, resigned(world, one, static=update), ONE),
     ):
-        assert refusal(kind, total.add_reveal, site, message).blamed == blamed
+        assert refused(kind, total.add_reveal, site, message).blamed == blamed
     for name in names(4):
         total.add_reveal(name, raw[name])
-    assert refusal(ReplayError, total.add_reveal, ONE, raw[ONE]).blamed == ONE
+    assert refused(ReplayError, total.add_reveal, ONE, raw[ONE]).blamed == ONE
     opened = total.open()
     assert opened.groups == {"update": world.plain(names(4))["update"]}
     # The last refusal counts; a second message of a site is no reveal and blames nobody.
@@ -406,7 +398,7 @@ def test_the_other_kind_of_share_is_no_share_of_this_sum() -> None:
     held = site.state.slots[0].shares
     one = Reveal.from_bytes(site.reveal(total.reveal_request().to_bytes()))
     forged = {**one.update, TWO: slot_share(held, 1, "update", "pair")}
-    error = refusal(ShareError, total.add_reveal, ONE, resigned(world, one, update=forged))
+    error = refused(ShareError, total.add_reveal, ONE, resigned(world, one, update=forged))
     assert "site-002" in error.what
 
 
@@ -432,7 +424,7 @@ def test_a_dealer_that_dealt_another_secret_is_named(position: int, gone: bool) 
     world.agree(total, here)
     world.reveal(total, here)
     assert not world.refused
-    error = refusal(RecoveryError, total.open)
+    error = refused(RecoveryError, total.open)
     assert error.blamed == FOUR
     assert "shares that it signed" in error.found
 
@@ -458,7 +450,7 @@ def test_a_dealer_whose_shares_lie_on_no_one_polynomial_is_named(monkeypatch: py
     total.close()
     world.agree(total, names(4))
     world.reveal(total, names(3))
-    assert refusal(RecoveryError, total.open).blamed == FOUR
+    assert refused(RecoveryError, total.open).blamed == FOUR
 
 
 def test_what_is_public_of_a_sum_and_of_a_session() -> None:

@@ -107,6 +107,11 @@ def federate(
     return state, kept
 
 
+def equal_sizes(open_sum: Callable[..., Any]) -> Callable[..., Any]:
+    """The sum with silos that all have the same number of records."""
+    return lambda schema, terms: open_sum(schema, {name: (1, item) for name, (_, item) in terms.items()})
+
+
 def assert_models_agree(found: Tensors, expected: Tensors, *, atol: float = 2e-6) -> None:
     """Every tensor of the model, and no other."""
     assert list(found) == list(expected)
@@ -122,24 +127,23 @@ def assert_is_fedavg(method: Method, config: Any, open_sum: Callable[..., Any], 
     assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
 
 
+def whole_run(method: str, *, training: Mapping[str, Any] | None = None, **changes: Any) -> federation.Result:
+    """Two whole rounds of four silos in this process."""
+    return federation.run(
+        method,
+        {site: twin(site) for site in FOUR},
+        2,
+        dataset="fed_isic2019",
+        dataset_options={"image_size": 16},
+        training={"epochs": 1, "batch_size": 32, "learning_rate": 0.05, **(training or {})},
+        **{"model_options": {"widths": [8, 8, 8]}, "seed": 3, **changes},
+    )
+
+
 def assert_plain_is_secure(method: str, options: Mapping[str, Any], **training: Any) -> None:
     """Two whole rounds of four silos in this process, bit for bit the same with either kind of sums."""
-    values = {"epochs": 1, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.0, **training}
-    plain, secure = (
-        federation.run(
-            method,
-            {site: twin(site) for site in FOUR},
-            2,
-            dataset="fed_isic2019",
-            dataset_options={"image_size": 16},
-            model_options={"widths": [8, 8, 8]},
-            method_options=dict(options),
-            training=values,
-            seed=3,
-            summation=kind,
-        )
-        for kind in ("plain", "secure")
-    )
+    changes = {"method_options": dict(options), "training": {"momentum": 0.0, **training}}
+    plain, secure = (whole_run(method, summation=kind, **changes) for kind in ("plain", "secure"))
     for ours, theirs in ((plain.state.model, secure.state.model), (plain.state.extra, secure.state.extra)):
         assert list(ours) == list(theirs)
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -452,3 +456,24 @@ class FedOpt(ByHand):
                 self.second[key] = second - (1 - self.beta2) * square * torch.sign(second - square)
             change[key] = self.learning_rate * self.first[key] / (torch.sqrt(self.second[key]) + self.tau)
         return change
+
+
+def assert_is_a_gradient(
+    method: Method,
+    setting: Setting,
+    field_prefix: str,
+    times: float,
+    *,
+    rtol: float,
+    atol: float,
+) -> None:
+    """What site-1 sends in round 1 is ``times`` the gradient of its loss at the model received."""
+    (phase,) = method.plan(setting, 1, 1)
+    silo = silos_of(setting)["site-1"]
+    contribution = phase.contribute(silo, phase.broadcast(method.init_server(setting, SEED)), {})
+    model = start(setting).train()
+    cross_entropy(model, silo.inputs, silo.labels).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        expected = times * parameter.grad.double()
+        torch.testing.assert_close(contribution.tensors[field_prefix + name], expected, rtol=rtol, atol=atol)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from tightframe.errors import RunError
+from tightframe.models import feature_width
 from tightframe.phases import Method, Phase, ServerState, Setting
 
 
@@ -78,3 +81,37 @@ def stateless_rounds(
             terms[name] = (len(silo.labels), contribution.tensors)
         states.append(phase.update(states[-1], *open_sum(phase.schema, terms)))
     return states, phase, terms
+
+
+def setting_with_head(
+    method: Method, make_setting: Any, config: Any, *, num_classes: int = 4, **local: Any
+) -> Setting:
+    """A setting of ``make_setting`` whose models have the method's head."""
+    plain: Setting = make_setting(config, classes=num_classes, **local)
+
+    def build() -> nn.Module:
+        model: Any = plain.build_model()
+        assert method.head is not None
+        model.head = method.head(config, feature_width(model), num_classes)
+        return model
+
+    return replace(plain, build_model=build)
+
+
+# One silo of one class, one with a class of one record; nobody has class 3.
+LABELS = {"site-1": [0] * 9 + [1] * 8, "site-2": [1] * 6, "site-3": [0] * 5 + [2]}
+
+
+def headed_rounds(
+    method: Method,
+    make_setting: Any,
+    make_silo: Any,
+    open_sum: Any,
+    config: Any,
+    count: int = 2,
+    **local: Any,
+) -> tuple[list[ServerState], Any, dict[str, Any], dict[str, Any]]:
+    """``stateless_rounds`` on silos of ``LABELS``, and the silos."""
+    setting = setting_with_head(method, make_setting, config, **local)
+    silos = {name: make_silo(setting, labels, name=name) for name, labels in LABELS.items()}
+    return *stateless_rounds(method, setting, silos, open_sum, count), silos

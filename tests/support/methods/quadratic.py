@@ -55,10 +55,7 @@ def distance_to_optimum(
         own.curvature = 0.3 * torch.eye(SIZE, dtype=torch.float64) + root @ root.T / (2 * SIZE)
         own.target = torch.randn(SIZE, generator=stream, dtype=torch.float64)
 
-    def equal_sizes(schema: Any, terms: Any) -> Any:
-        return open_sum(schema, {name: (1, tensors) for name, (_, tensors) in terms.items()})
-
-    state, _ = by_hand.federate(method, setting, rounds, equal_sizes, silos=silos)
+    state, _ = by_hand.federate(method, setting, rounds, by_hand.equal_sizes(open_sum), silos=silos)
     total = sum(silo.curvature for silo in silos.values())
     optimum = torch.linalg.solve(total, sum(silo.curvature @ silo.target for silo in silos.values()))
     found = setting.build_model()

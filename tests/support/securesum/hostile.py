@@ -13,7 +13,15 @@ from tightframe.securesum import messages
 from tightframe.securesum.checks import box_bound, box_key, link, pair_secret
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.masks import keystream, pair_key
-from tightframe.securesum.messages import Advertisement, Group, Masked, links_of
+from tightframe.securesum.messages import (
+    Advertisement,
+    Agreement,
+    AgreementRequest,
+    Group,
+    Masked,
+    RevealRequest,
+    links_of,
+)
 from tightframe.securesum.primitives import (
     KEM_CIPHERTEXT_BYTES,
     NONCE_BYTES,
@@ -44,6 +52,17 @@ def custom(roster: Iterable[str], **options: Any) -> World:
     for site in world.sites.values():
         site.expected = replace(site.expected, sites=frozenset(roster))
     return world
+
+
+def agreeing(slot: int, receipts: Any) -> Any:
+    """A site's agreement to these receipts, as a call on the site."""
+    return lambda site: site.agree(AgreementRequest(slot, tuple(receipts)).to_bytes())
+
+
+def revealing(slot: int, receipts: Any, agreements: Iterable[Agreement] = ()) -> Any:
+    """A site's shares after these agreements, as a call on the site."""
+    given = tuple(sorted(agreements, key=lambda item: item.name))
+    return lambda site: site.reveal(RevealRequest(slot, tuple(receipts), given).to_bytes())
 
 
 def refused(kind: type[ProtocolError], call: Callable[..., Any], *arguments: Any) -> ProtocolError:
