@@ -96,7 +96,7 @@ class Options:
                 is wrong.
         """
         delta, epsilon, state_dir = self.delta, self.epsilon, self.state_dir
-        datasets = None if self.dataset is None else (self.dataset,)
+        datasets: tuple[str, ...] | None = None if self.dataset is None else (self.dataset,)
         if self.config is not None:
             from tightframe.config.site import parse_single, read_object
             from tightframe.errors import SiteConfigError

@@ -30,6 +30,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.enrolment_check import UNKNOWN
 from tightframe.rounds.silo.private_view import PrivateSilo
+from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.release import release_profile
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.site.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
@@ -186,7 +187,7 @@ def _enrolment(hospital: Path, folder: Path, state: Path) -> BudgetError | None:
         ledger_dir=hospital.parents[1] / "state",
         identity=lambda: (keys.signer, keys.root.anchor()),
     )
-    silo = PrivateSilo(context, prepare(job), torch.device("cpu"), 0, cohort=SITES, honest=1)
+    silo = PrivateSilo(context, prepare(job), torch.device("cpu"), 0, RequestedSum(SITES, 1))
     try:
         silo.check_budget()
     except BudgetError as error:

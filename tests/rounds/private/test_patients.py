@@ -28,6 +28,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.private_view import coarse_count, whole_patients
+from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -77,7 +78,7 @@ def view(folder: Path, data: Any, **changes: Any) -> private_view.PrivateSilo:
     context = SiloContext(
         "site-1", setup.job, None, run_dir=folder, records=data, job_id="run", identity=identity
     )
-    return private_view.PrivateSilo(context, setup, torch.device("cpu"), 1, cohort=SITES, honest=1)
+    return private_view.PrivateSilo(context, setup, torch.device("cpu"), 1, RequestedSum(SITES, 1))
 
 
 def some(gone: int | None = None) -> ArrayData:

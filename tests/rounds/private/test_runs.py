@@ -41,6 +41,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget, fingerprint
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe.rounds.sums.simulated_identity import simulated_identity, simulated_root_pem
@@ -248,7 +249,7 @@ def test_the_total_over_the_silos_carries_the_promised_noise(
     for number in range(4):
         context = SiloContext("site-3", setup.job, None, run_dir=tmp_path, job_id="run", identity=identity)
         view = private_view.PrivateSilo(
-            context, setup, torch.device("cpu"), number + 1, cohort=SITES, honest=honest
+            context, setup, torch.device("cpu"), number + 1, RequestedSum(SITES, honest)
         )
         sums, _ = view.private_class_sums(lambda inputs: inputs.new_zeros(len(inputs), width), width)
         drawn.append(sums.numpy())
@@ -377,7 +378,7 @@ def test_a_silo_that_keeps_its_prototypes_adds_noise_and_nothing_else(
     setup = prepare(parse_job({**JOB, "prototype_sites": SITES[1:]}))
     identity = partial(simulated_identity, "run", "site-1", production=False)
     context = SiloContext("site-1", setup.job, None, run_dir=tmp_path, job_id="run", identity=identity)
-    view = private_view.PrivateSilo(context, setup, torch.device("cpu"), 1, cohort=SITES, honest=3)
+    view = private_view.PrivateSilo(context, setup, torch.device("cpu"), 1, RequestedSum(SITES, 3))
     sums, counts = view.private_class_sums(lambda inputs: inputs.flatten(1)[:, :4], 4)
     assert setup.privacy is not None
     grid = setup.privacy.class_sums.grid

@@ -23,6 +23,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -116,7 +117,7 @@ def test_class_counts_are_charged_as_they_are_drawn_and_before(
 ) -> None:
     setup = prepare(JOB)
     view = private_view.PrivateSilo(
-        context(setup, tmp_path), setup, torch.device("cpu"), 1, cohort=SITES, honest=1
+        context(setup, tmp_path), setup, torch.device("cpu"), 1, RequestedSum(SITES, 1)
     )
     real, seen = private_view.class_counts.noisy_counts, []
 

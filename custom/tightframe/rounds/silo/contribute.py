@@ -28,7 +28,7 @@ from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import report
 from tightframe.rounds.silo.followed import FollowedState
 from tightframe.rounds.silo.state import SiloStateStore
-from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Encoded
 from tightframe.securesum.messages import SumId, Total
@@ -141,14 +141,15 @@ class Contributor:
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job = self._context, self._context.job
-        view = (context, self._setup, self._device, exchange.stream)
         left_out = (*context.small_folds(), *few_silo_folds(job, fold_silos))
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
+        requested = RequestedSum(cohort, honest, left_out, lost)
+        view = (context, self._setup, self._device, exchange.stream, requested)
         if self._setup.privacy is None or not exchange.training:
-            return LocalSilo(*view, cohort=cohort, honest=honest, left_out=left_out, lost=lost)
+            return LocalSilo(*view)
         from tightframe.rounds.silo.private_view import PrivateSilo
 
-        return PrivateSilo(*view, cohort=cohort, honest=honest, left_out=left_out)
+        return PrivateSilo(*view)
 
     def check_budget(self) -> None:
         """Refuse a job with privacy whose planned charges exceed this site's budget.
@@ -158,8 +159,8 @@ class Contributor:
         """
         from tightframe.rounds.silo.private_view import PrivateSilo
 
-        view = (self._context, self._setup, self._device, 0)
-        PrivateSilo(*view, cohort=(self._context.name,), honest=1).check_budget()
+        requested = RequestedSum((self._context.name,))
+        PrivateSilo(self._context, self._setup, self._device, 0, requested).check_budget()
 
     def follow(self, message: Message, weights: Mapping[str, float], total: Total | None) -> Encoded:
         """Compute the run's state without training, for an exchange that only checks the last total.

@@ -61,6 +61,7 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
     import torch
 
     from tightframe.rounds.silo.private_view import PrivateSilo
+    from tightframe.rounds.silo.view import RequestedSum
 
-    silo = PrivateSilo(context, setup, torch.device("cpu"), 0, cohort=(context.name,), honest=1)
+    silo = PrivateSilo(context, setup, torch.device("cpu"), 0, RequestedSum((context.name,)))
     return silo.check_budget_against(entries)

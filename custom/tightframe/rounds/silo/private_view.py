@@ -33,7 +33,7 @@ from tightframe.rounds.privacy_plan import CLASS_COUNTS
 from tightframe.rounds.riders import epsilon
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.budget import Budget
-from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 
 PRIOR = "noisy_class_counts.safetensors"
 
@@ -42,10 +42,7 @@ class PrivateSilo(LocalSilo):
     """A silo whose job has differential privacy.
 
     Args:
-        context, setup, device, round_number: as of ``LocalSilo``.
-        cohort: the silos enrolled.
-        honest: t - c, the least number of honest silos in a sum that can be opened.
-        left_out: folds that its evaluation leaves out.
+        context, setup, device, round_number, requested: as of ``LocalSilo``.
 
     Raises:
         ValueError: if the job has no privacy.
@@ -57,18 +54,13 @@ class PrivateSilo(LocalSilo):
         setup: JobSetup,
         device: torch.device,
         round_number: int,
-        *,
-        cohort: Sequence[str],
-        honest: int,
-        left_out: Sequence[str] = (),
+        requested: RequestedSum,
     ) -> None:
-        super().__init__(
-            context, setup, device, round_number, cohort=cohort, honest=honest, left_out=left_out
-        )
+        super().__init__(context, setup, device, round_number, requested)
         if setup.privacy is None:
             raise ValueError("Expected a job with `privacy`, but it has none.")
         self._plan = setup.privacy
-        self._budget = Budget(context, setup.privacy, cohort)
+        self._budget = Budget(context, setup.privacy, self.cohort)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Train by DP-SGD; the report has no losses, which are exact statistics of the records.

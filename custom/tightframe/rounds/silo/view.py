@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,21 @@ if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
 
-NONE_LOST: Mapping[str, Lost] = MappingProxyType({})
+@dataclass(frozen=True)
+class RequestedSum:
+    """The sum for which the server requests a term.
+
+    Attributes:
+        cohort: the silos enrolled, in order.
+        honest: t - c, the least number of honest silos in a sum that can be opened.
+        left_out: folds that this silo's evaluation leaves out.
+        lost: silos that dropped out, as reported by the server.
+    """
+
+    cohort: Sequence[str]
+    honest: int = 1
+    left_out: Sequence[str] = ()
+    lost: Mapping[str, Lost] = field(default_factory=dict)
 
 
 class LocalSilo:
@@ -37,10 +50,7 @@ class LocalSilo:
         setup: of the job.
         device: on which it trains.
         round_number: that keys its random streams.
-        cohort: the silos enrolled, in order.
-        honest: t - c, the least number of honest silos in a sum that can be opened.
-        left_out: folds that its evaluation leaves out.
-        lost: silos that dropped out, as reported by the server.
+        requested: the sum that its term goes into; none of several silos where it is for itself.
     """
 
     def __init__(
@@ -49,18 +59,15 @@ class LocalSilo:
         setup: JobSetup,
         device: torch.device,
         round_number: int,
-        *,
-        cohort: Sequence[str] = (),
-        honest: int = 1,
-        left_out: Sequence[str] = (),
-        lost: Mapping[str, Lost] = NONE_LOST,
+        requested: RequestedSum = RequestedSum(()),
     ) -> None:
         self.name = context.name
         self.round = round_number
         self.setting: Setting = replace(setup.setting_at(context.name), local=context.training)
         self.device = device
         self.context = context
-        self.cohort, self.honest, self.left_out, self.lost = cohort, honest, left_out, lost
+        self.cohort, self.honest = requested.cohort, requested.honest
+        self.left_out, self.lost = requested.left_out, requested.lost
         self.setup = setup
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
