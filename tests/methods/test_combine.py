@@ -246,17 +246,3 @@ def test_options_are_those_of_the_parts_with_their_defaults_and_bounds() -> None
     with pytest.raises(ValidationError, match="fedopt_beta1"):
         CombineConfig.model_validate({"server": "fedadam", "fedopt_beta1": 1.0})
     assert combine.head(CombineConfig(), 8, 3) is None
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"head": "etf", "local": "scaffold", "server": "scaffold", "loss": "fedrs"},
-        {"head": "etf", "local": "moon", "server": "fedyogi"},
-        {"head": "normalised", "local": "balanced_softmax", "server": "fednova"},
-    ],
-)
-def test_plain_sums_are_secure_sums(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("combine", options)

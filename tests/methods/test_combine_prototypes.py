@@ -14,7 +14,6 @@ from tests.methods.test_feddyn import FedDyn
 from tests.support.methods import by_hand
 from torch import nn
 
-from tightframe import methods
 from tightframe.methods.combine import METHOD, CombineConfig
 from tightframe.models import Classifier
 
@@ -158,10 +157,3 @@ def test_a_personal_model_is_trained_without_prototypes(open_sum: Callable[..., 
         assert METHOD.personalise is not None
         models.append(METHOD.personalise(silo, METHOD.init_server(setting, 1).model, {}).state_dict())
     assert all(torch.equal(models[0][name], item) for name, item in models[1].items())
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    options = {"head": "etf", "local": "feddc", "server": "feddc", "prototypes": "fedmr"}
-    by_hand.assert_plain_is_secure("combine", options)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from tests.support.methods import by_hand
 from torch import nn
 
-from tightframe import methods
 from tightframe.methods import fedavg
 from tightframe.methods.ditto import METHOD, PERSONAL, DittoConfig
 
@@ -109,9 +107,3 @@ def test_the_defaults_are_those_of_the_comparison() -> None:
         "personal_epochs": None,
         "personal_learning_rate": None,
     }
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("ditto", {}, momentum=0.9)

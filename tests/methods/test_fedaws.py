@@ -108,9 +108,3 @@ def test_under_privacy_only_the_update_leaves(small: dict[str, Any], monkeypatch
     )
     (phase,) = setup.training_phases(1)
     assert {item.mechanism for item in phase.schema.fields} <= {"training", "charges"}
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedaws", {"margin": 0.6}, momentum=0.9)

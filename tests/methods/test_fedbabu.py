@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.support.methods import by_hand
 
-from tightframe import methods
 from tightframe.methods.fedbabu import METHOD, FedBabuConfig
 
 
@@ -44,9 +43,3 @@ def test_fine_tuning_changes_what_it_is_to(open_sum: Callable[..., Any], part: A
     assert any("head" in name for name in moved) is (part != "body")
     assert any("head" not in name for name in moved) is (part != "head")
     assert not own.training
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedbabu", {}, momentum=0.9)

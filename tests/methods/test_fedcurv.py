@@ -212,12 +212,6 @@ def test_the_first_round_and_a_personal_model_have_no_penalty(open_sum: Callable
     by_hand.assert_models_agree(personal.state_dict(), expected.state_dict())
 
 
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedcurv", {"weight": 0.1}, momentum=0.9)
-
-
 def test_silos_receive_the_sums_and_no_other_part_of_the_servers_state() -> None:
     setting = by_hand.setting_of(METHOD, FedCurvConfig())
     (phase,) = METHOD.plan(setting, 2, 3)

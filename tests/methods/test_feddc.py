@@ -146,9 +146,3 @@ def test_a_personal_model_is_trained_towards_the_silos_own_place(open_sum: Calla
     loss = loop.loss("site-1", expected)
     by_hand.train(expected, silo, 2, loss)
     by_hand.assert_models_agree(personal.state_dict(), expected.state_dict(), atol=5e-6)
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("feddc", {"alpha": 0.1})

@@ -147,9 +147,3 @@ def test_under_privacy_all_that_leaves_is_the_update() -> None:
     )
     for phase in setup.training_phases(2):
         assert {item.mechanism for item in phase.schema.fields} <= {"training", "charges"}
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("feddyn", {"alpha": 0.1}, momentum=0.9)

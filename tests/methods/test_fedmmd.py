@@ -119,9 +119,3 @@ def _report() -> Any:
     from tightframe.learning.stages import FitReport
 
     return FitReport()
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedmmd", {"weight": 0.5}, momentum=0.9)

@@ -114,9 +114,3 @@ def test_other_optimisers_are_refused(small: dict[str, Any], monkeypatch: pytest
     job = parse_job(small | {"method": "fednova", "training": small["training"] | {"optimizer": "adam"}})
     with pytest.raises(JobError, match=r"TF-101[\s\S]*FedNova's normaliser.*'adam'"):
         prepare(job)
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fednova", {}, momentum=0.9)

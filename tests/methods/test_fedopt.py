@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.support.methods import by_hand
 
-from tightframe import methods
 from tightframe.methods.fedopt import METHOD, FedOptConfig
 
 
@@ -61,9 +60,3 @@ def test_where_nothing_adapts_it_is_fedavg(variant: Any, times: int, open_sum: C
 def test_the_paper_is_the_default() -> None:
     config = FedOptConfig()
     assert (config.beta1, config.beta2, config.tau, config.weighting) == (0.9, 0.99, 1e-3, "uniform")
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedopt", {"variant": "yogi"}, momentum=0.9)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.support.methods import by_hand
 
-from tightframe import methods
 from tightframe.methods.fedper import METHOD, FedPerConfig
 
 
@@ -62,9 +61,3 @@ def test_a_personal_model_is_the_final_body_under_the_own_head(
     by_hand.assert_models_agree(own.state_dict(), expected.state_dict())
     assert not own.training
     assert METHOD.personalise(silo, state.model, {}) is not None, "a silo that was part of no round"
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedper", {}, momentum=0.9)

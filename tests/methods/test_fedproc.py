@@ -241,10 +241,3 @@ def test_under_the_class_rules_prototypes_follow_the_first_sum_and_a_drop_out_le
     prototypes = states[0].extra["prototypes"]
     assert prototypes[valid[0]].any(1).all() and not prototypes[~valid[0]].any()
     assert not torch.equal(states[1].model["head.output.weight"], states[0].model["head.output.weight"])
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    options = {"projection_width": 6}
-    by_hand.assert_plain_is_secure("fedproc", options, momentum=0.9)

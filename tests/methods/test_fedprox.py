@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from tests.support.methods import by_hand
 
-from tightframe import methods
 from tightframe.methods import fedavg
 from tightframe.methods.fedprox import METHOD, FedProxConfig
 
@@ -29,9 +27,3 @@ def test_without_a_weight_it_is_fedavg(open_sum: Callable[..., Any]) -> None:
     plain = by_hand.setting_of(fedavg.METHOD, fedavg.FedAvgConfig())
     expected, _ = by_hand.federate(fedavg.METHOD, plain, 2, open_sum)
     assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedprox", {"mu": 0.1}, momentum=0.9)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from tests.support.methods import by_hand
 from torch import nn
 
-from tightframe import methods
 from tightframe.methods.fedrep import METHOD, FedRepConfig
 
 
@@ -84,9 +82,3 @@ def test_a_personal_model_is_the_final_body_with_a_head_fitted_to_it(open_sum: C
     assert weights and all(torch.equal(item.detach(), state.model[name]) for name, item in weights.items())
     assert not torch.equal(own.head.weight, kept["site-1"]["head.weight"])
     assert all(item.requires_grad for item in own.parameters()) and not own.training
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedrep", {"head_epochs": 2}, momentum=0.9)

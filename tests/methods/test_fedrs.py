@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.support.methods import by_hand
 
-from tightframe import methods
 from tightframe.errors import JobError
 from tightframe.learning.stages import FitReport
 from tightframe.methods.fedrs import METHOD, FedRSConfig, class_scales, restricted_loss
@@ -108,9 +107,3 @@ def test_private_training_takes_the_soft_loss_with_constant_counts() -> None:
     received = phase.broadcast(METHOD.init_server(setup.setting, 1))
     phase.contribute(Silo(), received, {})  # type: ignore[arg-type]
     assert seen == ["restricted"]
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("fedrs", {"alpha": 0.25}, momentum=0.9)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.support.methods import by_hand
 
-from tightframe import methods
 from tightframe.methods.moon import METHOD, PREVIOUS, MoonConfig, contrastive_loss
 
 
@@ -69,9 +68,3 @@ def test_the_first_round_is_plain_cross_entropy_and_reports_no_contrast(open_sum
     second = phase.contribute(silo, received, first.proposed_state)
     assert 0 < float(second.tensors["training/contrastive"]) < 3.0
     assert not any(name.startswith(PREVIOUS) for name in second.tensors), "the last model stays at the silo"
-
-
-@pytest.mark.whole
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("moon", {"mu": 5.0}, momentum=0.9)

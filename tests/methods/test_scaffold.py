@@ -201,8 +201,3 @@ def test_a_cohort_that_does_not_tell_who_is_enrolled_is_refused(open_sum: Callab
     state = METHOD.init_server(_setting(), 0)
     with pytest.raises(ValueError, match="enrolled"):
         silos_ever(state.extra[scaffold.SILOS], Cohort(1, {"a": 1.0, "b": 1.0}, 1.0, enrolled=1))
-
-
-def test_plain_sums_are_secure_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "METHODS", [METHOD])
-    by_hand.assert_plain_is_secure("scaffold", {"global_learning_rate": 0.8})

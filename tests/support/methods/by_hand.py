@@ -140,17 +140,6 @@ def whole_run(method: str, *, training: Mapping[str, Any] | None = None, **chang
     )
 
 
-def assert_plain_is_secure(method: str, options: Mapping[str, Any], **training: Any) -> None:
-    """Two whole rounds of four silos in this process, bit for bit the same with either kind of sums."""
-    changes = {"method_options": dict(options), "training": {"momentum": 0.0, **training}}
-    plain, secure = (whole_run(method, summation=kind, **changes) for kind in ("plain", "secure"))
-    for ours, theirs in ((plain.state.model, secure.state.model), (plain.state.extra, secure.state.extra)):
-        assert list(ours) == list(theirs)
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert [row.training for row in plain.outcome.rows] == [row.training for row in secure.outcome.rows]
-    assert all(row.silos == FOUR for row in plain.outcome.rows if row.kind == "train")
-
-
 # The baselines, by hand.
 
 

@@ -1,0 +1,51 @@
+"""A method's whole run is the same with plain and with secure sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.methods import by_hand
+from tests.support.runs import FOUR
+
+RUNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("combine", {"head": "etf", "local": "scaffold", "server": "scaffold", "loss": "fedrs"}, {}),
+    ("combine", {"head": "etf", "local": "moon", "server": "fedyogi"}, {}),
+    ("combine", {"head": "normalised", "local": "balanced_softmax", "server": "fednova"}, {}),
+    ("combine", {"head": "etf", "local": "feddc", "server": "feddc", "prototypes": "fedmr"}, {}),
+    ("ditto", {}, {"momentum": 0.9}),
+    ("fedaws", {"margin": 0.6}, {"momentum": 0.9}),
+    ("fedbabu", {}, {"momentum": 0.9}),
+    ("fedcurv", {"weight": 0.1}, {"momentum": 0.9}),
+    ("feddc", {"alpha": 0.1}, {}),
+    ("feddyn", {"alpha": 0.1}, {"momentum": 0.9}),
+    ("fedmmd", {"weight": 0.5}, {"momentum": 0.9}),
+    ("fednova", {}, {"momentum": 0.9}),
+    ("fedopt", {"variant": "yogi"}, {"momentum": 0.9}),
+    ("fedper", {}, {"momentum": 0.9}),
+    ("fedproc", {"projection_width": 6}, {"momentum": 0.9}),
+    ("fedprox", {"mu": 0.1}, {"momentum": 0.9}),
+    ("fedrep", {"head_epochs": 2}, {"momentum": 0.9}),
+    ("fedrs", {"alpha": 0.25}, {"momentum": 0.9}),
+    ("moon", {"mu": 5.0}, {"momentum": 0.9}),
+]
+"""Method, its options, what training has beside the defaults."""
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "training"),
+    [
+        ("scaffold", {"global_learning_rate": 0.8}, {}),
+        *(pytest.param(*run, marks=pytest.mark.whole) for run in RUNS),
+    ],
+)
+def test_plain_sums_are_secure_sums(method: str, options: dict[str, Any], training: dict[str, Any]) -> None:
+    """Two rounds of four silos in this process, bit for bit."""
+    changes = {"method_options": options, "training": {"momentum": 0.0, **training}}
+    plain, secure = (by_hand.whole_run(method, summation=kind, **changes) for kind in ("plain", "secure"))
+    for ours, theirs in ((plain.state.model, secure.state.model), (plain.state.extra, secure.state.extra)):
+        assert list(ours) == list(theirs)
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert [row.training for row in plain.outcome.rows] == [row.training for row in secure.outcome.rows]
+    assert all(row.silos == FOUR for row in plain.outcome.rows if row.kind == "train")
