@@ -326,8 +326,3 @@ def _csv(path: Path, columns: Sequence[str], what: str) -> list[tuple[int, dict[
             code="TF-204",
         )
     return lines
-
-
-def open_folder(site: IsicSite, options: IsicOptions) -> FolderData:
-    """Open the records of a configured site."""
-    return FolderData(site, options)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tightframe.data.base import SiloData
+from tightframe.data.base import FOLDS, SiloData
 from tightframe.errors import SiteConfigError
 from tightframe.files import write_atomically
-from tightframe.phases import Fold, Neighbours
+from tightframe.phases import Neighbours
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
 from tightframe.privacy.events import Event
@@ -25,7 +25,6 @@ from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.site_ledger import SiteLedger
 
 SOLVED = "privacy.json"
-FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 
 
 class Budget:

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from tightframe.config.job import Privacy
-from tightframe.data.base import SiloData, own_labels
+from tightframe.data.base import own_labels
 from tightframe.data.patients import record_patients
 from tightframe.errors import RunError
 from tightframe.learning.stages import Batch, FitReport, Stage
@@ -256,8 +255,13 @@ class PrivateSilo(LocalSilo):
 
     @property
     def _patients(self) -> NDArray[np.int64] | None:
-        """Patient of each training record, (n,), if the job protects patients; else None."""
-        return hidden_patients(self._plan.privacy, self.context.data)
+        """Patient of each training record, (n,), if the job protects patients; else None.
+
+        Raises:
+            DataError: TF-210 if the job protects patients and the data set has no patient ids.
+        """
+        protected = self._plan.privacy.neighbours == "patient"
+        return record_patients(self.context.data, "train") if protected else None
 
     def _views(self, step: int) -> Dataset[Any]:
         """Return the training records as one step sees them."""
@@ -283,15 +287,6 @@ def coarse_count(records: int) -> int:
 
 Portion = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Features (B, d), labels (B,) and patients (B,) of some records."""
-
-
-def hidden_patients(privacy: Privacy, data: SiloData) -> NDArray[np.int64] | None:
-    """Return the patient of each training record, (n,), if the job protects patients; else None.
-
-    Raises:
-        DataError: TF-210 if the job protects patients and the data set has no patient ids.
-    """
-    return record_patients(data, "train") if privacy.neighbours == "patient" else None
 
 
 def whole_patients(
