@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "methods.md"
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 BASELINES = ROOT / "docs" / "methods" / "baselines.md"
-_PAIR = re.compile(r"`(\w+)` \(([^)]*)\)")
-_OPTIONS = re.compile(r"^- ((?:`\w+` \([^)]*\)(?:,\s+)?)+): (\S.*)$", re.MULTILINE)
+_PAIR = re.compile(r"`(\w+)`\s+\(([^)]*)\)")
+_OPTIONS = re.compile(r"^- ((?:`\w+`\s+\([^)]*\)(?:,\s+)?)+):\s+(\S.*)$", re.MULTILINE)
 """An item of a list that gives one or several options with their defaults, and what they mean."""
 ALWAYS = ("Edge cases", "What leaves a silo", "Reproduce", "Measured here")
 OWN_PAGE = (*ALWAYS, "Equations", "Options", "Where", "Printed")
