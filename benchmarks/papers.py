@@ -77,7 +77,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
 def texts(
     rows: Sequence[Sequence[Cell]], store: Store, refused: Mapping[str, str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the columns' titles, and every cell as ``printed / ours``.
+    """Return the columns' titles, and every cell as ``printed/ours``.
 
     A cell with the same runs as one of an earlier column refers to it; if all cells have, the title does.
     """
@@ -96,9 +96,9 @@ def texts(
             if twin != title:
                 line.append(printed)
             elif first != title:
-                line.append(f"{printed} / as {first}")
+                line.append(f"{printed}/as {first}")
             else:
-                line.append(f"{printed} / {ours(cell, store, refused)}")
+                line.append(f"{printed}/{ours(cell, store, refused)}")
     return titles, lines
 
 
@@ -108,7 +108,7 @@ def remarks(
     """Return the notes below a table."""
     lines = [CPU] if size == "cpu" else []
     spread = "one seed" if seeds == 1 else f"mean ± sd, up to {seeds} seeds"
-    lines.append(f"Cells are printed / ours; - is not printed, … not run yet; ours: {spread}.")
+    lines.append(f"Cells are printed/ours; - is not printed, … not run yet; ours: {spread}.")
     lines += table.notes
     reasons: dict[str, list[str]] = {}
     for cells in rows:

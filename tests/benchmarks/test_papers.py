@@ -192,12 +192,12 @@ def test_runs_are_made_once_and_again_where_a_setting_changed(
     assert len(trained) == 2, "showing runs nothing"
     shown = capsys.readouterr().out
     spread = next(iter(kept.values()))["spread"]
-    assert f"| FedAvg | 1201 / {spread:.2f} |" in shown
+    assert f"| FedAvg | 1201/{spread:.2f} |" in shown
     assert papers.CPU in shown and "(1 seeds of 2)" in shown
     # Table 1 has the same run: it is not made again.
     other = ["--table", "mr1", "--rows", "FedAvg", "--columns", "FMNIST P5C2", *TINY, "--out", str(out)]
     assert papers.main(other) == 0 and len(trained) == 2
-    assert f"67.29 / {next(iter(kept.values()))['course'][-1] * 100:.1f}" in capsys.readouterr().out
+    assert f"67.29/{next(iter(kept.values()))['course'][-1] * 100:.1f}" in capsys.readouterr().out
     assert papers.main([*other, "--rounds", "2"]) == 0
     assert len(trained) == 3 and trained[-1].rounds == 2
 
@@ -218,7 +218,7 @@ def test_a_run_that_fails_shows_its_code_and_is_made_again_only_when_asked(
     assert papers.main(asked) == 0
     shown = capsys.readouterr().out
     assert "| method | C10-100-2 | C10-100-5 | C100-100-20 (ours: C10-100-2) |\n|---|---|---|---|\n" in shown
-    assert "| FedNova + ETF | 71.5 / TF-501 | 81.1 / TF-501 | 47.9 |" in shown
+    assert "| FedNova + ETF | 71.5/TF-501 | 81.1/TF-501 | 47.9 |" in shown
     assert len(made) == 2
     assert papers.main(asked) == 0 and len(made) == 2
     assert papers.main([*asked, "--retry"]) == 0 and len(made) == 4

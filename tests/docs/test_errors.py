@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"TF-\d{3}")
+RULE = "*the code* and no more, unless the entry ends in *Leaves.*"
 HEADING = re.compile(r"^#+ (TF-\d{3}):", re.MULTILINE)
 
 
@@ -26,10 +27,17 @@ def test_every_code_has_exactly_one_entry_and_every_entry_a_code() -> None:
 
 
 def test_every_entry_says_what_it_means_what_to_do_and_what_leaves_the_site() -> None:
+    """What it means (title, and a paragraph if it takes more), what to do, what leaves but the code."""
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    for entry in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
-        parts = re.findall(r"^\*(Means|Do|Leaves the site)\.\*", entry, flags=re.MULTILINE)
-        assert parts == ["Means", "Do", "Leaves the site"], entry.splitlines()[0]
+    head, *entries = re.split(r"^### ", text, flags=re.MULTILINE)
+    assert RULE in " ".join(head.split())
+    for entry in entries:
+        title, _, body = entry.partition("\n")
+        body = " ".join(re.split(r"^## ", body, flags=re.MULTILINE)[0].split())
+        parts = re.fullmatch(r"(?:.+ )?\*Do\.\* (?P<do>.+?)(?: \*Leaves\.\* (?P<leaves>.+))?", body)
+        assert parts and re.fullmatch(r"TF-\d{3}: .+", title), title
+        assert body.count("*Do.*") == 1 and body.count("*Leaves.*") <= 1, title
+        assert parts["leaves"] != "The code.", f"{title}: the page's rule says so already"
 
 
 def test_codes_that_entries_refer_to_have_entries() -> None:
