@@ -167,6 +167,8 @@ class JobConfig(StrictModel):
         method, method_options: a name of ``tightframe.methods.METHODS`` and its options.
         dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and its options.
         model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
+        encoder: ``frozen`` trains and sends the model's head only, on the features of a pretrained start;
+            ``random`` on those of weights drawn from the seed; ``trained`` trains all.
         site_models: silos that train another model than this, if the method has no global one.
         sites: the silos, by their provisioned names.
         min_sites: the least number of contributions; with fewer the run ends.
@@ -210,6 +212,7 @@ class JobConfig(StrictModel):
     dataset_options: Options = {}
     model: str
     model_options: Options = {}
+    encoder: Literal["trained", "frozen", "random"] = "trained"
     site_models: Annotated[dict[SiteName, SiteModel], BeforeValidator(_nothing_to_build)] = {}
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)
@@ -241,7 +244,13 @@ class JobConfig(StrictModel):
     def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
         """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
         values = plain(self)
-        for name, default in (("site_models", {}), ("answer_grid", None), ("initial_model_sha256", None)):
+        later: dict[str, Any] = {
+            "site_models": {},
+            "answer_grid": None,
+            "initial_model_sha256": None,
+            "encoder": "trained",
+        }
+        for name, default in later.items():
             if values.get(name) == default:
                 values.pop(name, None)
         return values
