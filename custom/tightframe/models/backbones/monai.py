@@ -12,6 +12,7 @@ network is built: the import takes seconds.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -134,6 +135,11 @@ def _vision_transformer(
 ) -> tuple[nn.Module, int]:
     from monai.networks.nets import ViT
 
+    if find_spec("einops") is None:
+        raise ValueError(
+            "Expected the package einops, which MONAI's ViT needs, but it is not installed: pip install "
+            "'tightframe[vit]'."
+        )
     if any(side % options.patch_size for side in shape[1:]):
         raise ValueError(
             f"Expected sides that are multiples of `patch_size` {options.patch_size}, but got the shape "
