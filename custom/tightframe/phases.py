@@ -287,7 +287,11 @@ class SiloView(Protocol):
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
+        """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device.
+
+        Once a model was loaded whose encoder is frozen, inputs may be its features, computed before; the
+        model's ``features`` takes them as they are.
+        """
 
     def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield features (B, d) and labels int64 (B,) of a fold, in order, without augmentation.
