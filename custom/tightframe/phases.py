@@ -290,7 +290,17 @@ class SiloView(Protocol):
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device."""
+        """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device.
+
+        Once a model was loaded whose encoder is frozen, inputs may be its features, computed before; the
+        model's ``features`` takes them as they are.
+        """
+
+    def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield features (B, d) and labels int64 (B,) of a fold, in order, without augmentation.
+
+        Those of a frozen encoder are computed once in a run.
+        """
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
         """Run the stages of local training and return ``learning.stages.FitReport``."""
@@ -415,6 +425,7 @@ class Method:
         statistics: pooled statistics that it needs in its state before round 1.
         private: with which options it can be run with differential privacy: says why not, None if it can.
             A method without it cannot.
+        needs_encoder: why a job cannot freeze the encoder with it; empty if it can.
         private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
@@ -444,6 +455,7 @@ class Method:
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
     rounded: bool = False
+    needs_encoder: str = ""
 
 
 def stream_seed(seed: int, *key: str | int) -> int:

@@ -170,6 +170,8 @@ class JobConfig(StrictModel):
         method, method_options: a name of ``tightframe.methods.METHODS`` and its options.
         dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and its options.
         model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
+        encoder: ``frozen`` trains and sends the model's head only, on the features of a pretrained start;
+            ``random`` on those of weights drawn from the seed; ``trained`` trains all.
         site_models: silos that train another model than this, if the method has no global one.
         sites: the silos, by their provisioned names.
         min_sites: the least number of contributions; with fewer the run ends.
@@ -213,6 +215,7 @@ class JobConfig(StrictModel):
     dataset_options: Options = {}
     model: str
     model_options: Options = {}
+    encoder: Annotated[Literal["trained", "frozen", "random"], LATER] = "trained"
     site_models: Annotated[dict[SiteName, SiteModel], BeforeValidator(_nothing_to_build), LATER] = {}
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)

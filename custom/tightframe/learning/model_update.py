@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tightframe.learning.stages import FitReport
+from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import Cohort, Field, Setting, Tensors, Totals
 
 BROADCAST = "model/"
@@ -44,6 +45,11 @@ def shared_template(setting: Setting) -> nn.Module:
 def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         return build_model()
+
+
+def encoder_is_frozen(setting: Setting) -> bool:
+    """Return whether a job trains the head of its model only; then features stay the same in all rounds."""
+    return is_frozen(shared_template(setting))
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -75,7 +81,7 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
     """Return the fields of a model's update: trainable parameters, then floating buffers.
 
     Integer buffers (BatchNorm's step counter) stay at home, and so do parameters that do not
-    train, because everybody has them already.
+    train and all of a frozen encoder, because everybody has them already.
 
     Args:
         setting: gives the norm, the bound and, if there is no template, the model.
@@ -189,10 +195,13 @@ def _mean(total: NDArray[np.float64], weight: float) -> torch.Tensor:
 
 
 def _float_buffers(model: nn.Module) -> Mapping[str, torch.Tensor]:
-    """Return floating buffers that are part of the model's state, in order."""
+    """Return floating buffers that are part of the model's state, in order; of a frozen encoder none."""
     state = model.state_dict()
+    moving = HEAD if is_frozen(model) else ""
     return {
-        name: buffer for name, buffer in model.named_buffers() if name in state and buffer.is_floating_point()
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in state and buffer.is_floating_point() and name.startswith(moving)
     }
 
 

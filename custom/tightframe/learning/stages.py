@@ -25,7 +25,7 @@ class BatchView:
     """One training step as a term sees it.
 
     Attributes:
-        inputs: (B, ...).
+        inputs: (B, ...); of a frozen encoder they may be features already.
         labels: (B,) int64.
         features: (B, d), float32 (or the model's own wider type).
         logits: (B, C), likewise.

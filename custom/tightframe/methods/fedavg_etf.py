@@ -334,4 +334,5 @@ METHOD = scheduled_method(
     config=FedAvgETFConfig,
     head=head,
     parts=parts,
+    needs_encoder="trains nothing but the encoder",
 )

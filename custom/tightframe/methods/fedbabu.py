@@ -93,4 +93,5 @@ METHOD = composed_method(
     head=head,
     private=lambda config: None,
     personalise=personalise,
+    needs_encoder="trains nothing but the encoder in its rounds",
 )

@@ -68,4 +68,5 @@ METHOD = composed_method(
     config=FedPerConfig,
     parts=parts,
     personalise=personalise,
+    needs_encoder="keeps each silo's head at home, so that nothing would be trained together",
 )

@@ -165,4 +165,5 @@ METHOD = Method(
     plan=plan,
     own_model=own_tensors,
     personalise=own_trained,
+    needs_encoder="exchanges prototypes that nothing but the encoder learns from",
 )

@@ -77,4 +77,5 @@ METHOD = composed_method(
     config=FedRepConfig,
     parts=parts,
     personalise=personalise,
+    needs_encoder="keeps each silo's head at home, so that nothing would be trained together",
 )

@@ -9,12 +9,17 @@ from __future__ import annotations
 from tightframe.models.backbones.conv2cifar import CONV2CIFAR
 from tightframe.models.backbones.efficientnet import EFFICIENTNET_B0
 from tightframe.models.backbones.fedilc_cnn import FEDILC_CNN
+from tightframe.models.backbones.identity import IDENTITY
 from tightframe.models.backbones.mlp import MLP
+from tightframe.models.backbones.monai import MONAI
+from tightframe.models.backbones.random_features import RANDOM_FEATURES
 from tightframe.models.backbones.resnet import RESNET18, RESNET20
+from tightframe.models.backbones.scattering import SCATTERING
 from tightframe.models.backbones.small_cnn import SMALL_CNN
 from tightframe.models.backbones.vgg11 import VGG11
 from tightframe.models.backbones.wrn_28_10 import WRN_28_10
 from tightframe.models.base import BackboneSpec
+from tightframe.models.frozen import freeze, is_frozen
 from tightframe.models.heads import Classifier, feature_width
 from tightframe.registry import find
 
@@ -30,6 +35,10 @@ BACKBONES: list[BackboneSpec] = [
     CONV2CIFAR,
     FEDILC_CNN,
     MLP,
+    MONAI,
+    IDENTITY,
+    RANDOM_FEATURES,
+    SCATTERING,
 ]
 
 
@@ -42,4 +51,4 @@ def get(name: str) -> BackboneSpec:
     return find(BACKBONES, name, group=ENTRY_POINTS, kind=BackboneSpec, what="a backbone")
 
 
-__all__ = ["BACKBONES", "BackboneSpec", "Classifier", "feature_width", "get"]
+__all__ = ["BACKBONES", "BackboneSpec", "Classifier", "feature_width", "freeze", "get", "is_frozen"]

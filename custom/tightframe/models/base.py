@@ -26,12 +26,15 @@ class BackboneSpec:
         options: pydantic model (frozen) of a job's options.
         build: (options, input_shape, num_classes) -> an untrained model with
             ``features(x) -> (B, d)``, ``head`` and ``forward = head(features)``.
+        frozen: whether nothing but the head trains in any job, because the features are a function that the
+            options fix.
     """
 
     name: str
     title: str
     options: type[BaseModel]
     build: Callable[[Any, tuple[int, ...], int], nn.Module]
+    frozen: bool = False
 
 
 def image_channels(name: str, input_shape: tuple[int, ...], smallest: int) -> int:

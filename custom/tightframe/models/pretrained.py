@@ -15,8 +15,7 @@ from safetensors.torch import load
 from torch import nn
 
 from tightframe.errors import JobError, SiteConfigError
-
-HEAD = "head."
+from tightframe.models.frozen import HEAD
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
@@ -20,6 +20,9 @@ from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
 from tightframe.securesum.identity import Anchor, Signer
+
+if TYPE_CHECKING:
+    from tightframe.rounds.encoded import FeatureCache
 
 STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
@@ -181,6 +184,13 @@ class SiloContext:
             jobs,
             None if jobs is None or self.kit is None else self.kit / KIT_HEAD,
         )
+
+    @cached_property
+    def features(self) -> FeatureCache:
+        """Features of the records by the job's frozen encoder, if it has one; imports torch."""
+        from tightframe.rounds.encoded import FeatureCache
+
+        return FeatureCache()
 
     @cached_property
     def site_ledger(self) -> SiteLedger:

@@ -23,6 +23,7 @@ from tightframe.config.policy import Ceilings
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError, TooLargeError
 from tightframe.learning import model_update
+from tightframe.models.frozen import HEAD
 from tightframe.options import listed
 from tightframe.phases import (
     FEATURE_MEAN,
@@ -167,6 +168,8 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
         if head is not None:
             model.head = head
+        if backbone.frozen or job.encoder != "trained":
+            models.freeze(model)
         return model if job.privacy is None else make_private(model, job.privacy.normalisation)
 
     setting = Setting(
@@ -185,6 +188,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         for site, other in others.items()
     }
     setup = JobSetup(job, method, dataset, setting, site_settings=own)
+    _check_encoder(setup)
     if job.privacy is not None:
         setup = _with_privacy(setup)
     _check_sums(setup, ceilings)
@@ -390,6 +394,39 @@ def _check_head(setup: JobSetup, model_options: dict[str, Any]) -> None:
     if options and brings_head(setup.method, setup.setting):
         reason = f"{setup.method.name} has a head of its own, without it"
         raise JobError([f"model_options.{name}: {reason}" for name in options])
+
+
+def _check_encoder(setup: JobSetup) -> None:
+    """Refuse a frozen encoder without weights of its own, or with a method that trains nothing then.
+
+    Raises:
+        JobError: TF-101, naming each setting.
+    """
+    job, method = setup.job, setup.method
+    problems = []
+    for site, setting in [("", setup.setting), *sorted(setup.site_settings.items())]:
+        try:
+            model = model_update.shared_template(setting)
+        except (ValueError, TypeError):
+            continue  # cannot be built, which the check of the sums tells
+        if not models.is_frozen(model):
+            continue
+        name = job.model_at(site).model
+        if method.needs_encoder:
+            problems.append(f"encoder: {name} is frozen, but {method.name} {method.needs_encoder}")
+        elif not model_update.trained_parameters(model):
+            problems.append(f"encoder: {name} is frozen, and {method.name}'s head has nothing that trains")
+        fixed = {key for key in model.state_dict() if not key.startswith(HEAD)}
+        drawn = fixed - {STANDARDISE_MEAN, STANDARDISE_STD}
+        if job.encoder == "frozen" and drawn and job.initial_model_sha256 is None:
+            problems.append(
+                f"encoder: Expected a pretrained start (`initial_model_sha256`) for a frozen {name}, whose "
+                "weights are random without it; name one, or set `encoder` to 'random' if that is wanted"
+            )
+    if job.encoder == "random" and job.initial_model_sha256 is not None:
+        problems.append("encoder: Expected 'frozen' with a pretrained start, but got 'random'")
+    if problems:
+        raise JobError(list(dict.fromkeys(problems)))
 
 
 def brings_head(method: Method, setting: Setting) -> bool:

@@ -40,6 +40,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "dataset": (None, "another data set is another entry of the journal"),
     "model": (None, "the same function of every silo's records"),
     "model_options": ({"widths": [4]}, "the same function of every silo's records"),
+    "encoder": ("random", "the same function of every silo's records, and fewer numbers of the same kind"),
     "sites": (SITES[:3], "which silos: the static group has one cohort, held by entries of its own"),
     "min_sites": (4, "which survivors: updates of several sets are blurred by draws, counts have one cohort"),
     "sites_per_round": (None, "refused with secure sums"),

@@ -55,6 +55,12 @@ class FakeSilo:
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)
             yield inputs, self.labels[chosen]
 
+    def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Computed anew each time: nothing is kept here."""
+        for inputs, labels in self.batches(fold, augment=False, shuffle=False):
+            with torch.no_grad():
+                yield model.features(inputs), labels  # type: ignore[operator]
+
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local
         return loop.fit(

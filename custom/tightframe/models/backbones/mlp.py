@@ -96,6 +96,22 @@ class StandardisedClassifier(Classifier):
         return super().features(self.standardise(x))
 
 
+def classifier_of(
+    backbone: nn.Module,
+    width: int,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    dropout: float,
+    *,
+    standardise: bool,
+) -> Classifier:
+    """Put a linear head on a backbone (B, ...) -> (B, width), whose inputs may be standardised."""
+    head = DropoutLinear(width, num_classes, dropout)
+    if standardise:
+        return StandardisedClassifier(input_shape[0], backbone, width, num_classes, head=head)
+    return Classifier(backbone, width, num_classes, head=head)
+
+
 def build(options: MlpOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build an untrained network on flattened inputs of any shape: Xavier's uniform weights, zero biases.
 

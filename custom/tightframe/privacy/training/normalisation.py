@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from tightframe.models.frozen import FrozenEncoder
 from tightframe.privacy.training.per_sample import PrivacyError
 
 Form = Literal["group", "frozen"]
@@ -66,6 +67,9 @@ def make_private(model: nn.Module, form: Form = "group") -> nn.Module:
     - Activations work out of place, and MONAI's EfficientNet uses the plain swish: the backward pass of
       its memory-efficient one fails under per-sample hooks.
 
+    Of a model whose encoder is frozen only the head is changed: in evaluation mode no record of the others
+    meets, and features of other layers would be other features.
+
     Args:
         model: with its initial weights, if any, already loaded.
         form: what becomes of BatchNorm.
@@ -84,6 +88,9 @@ def make_private(model: nn.Module, form: Form = "group") -> nn.Module:
     """
     if form not in ("group", "frozen"):
         raise ValueError(f"Expected `form` to be 'group' or 'frozen', but got {form!r}.")
+    whole = model
+    if isinstance(model, FrozenEncoder):
+        model = model.get_submodule("head")
     problems = _replace_batch_norm(model, form)
     for module in model.modules():
         if callable(set_swish := getattr(module, "set_swish", None)):
@@ -99,7 +106,7 @@ def make_private(model: nn.Module, form: Form = "group") -> nn.Module:
             f"{listed}\nChoose another backbone or another normalisation for training under privacy.",
             code=NOT_PRIVATE,
         )
-    return model
+    return whole
 
 
 def _replace_batch_norm(model: nn.Module, form: Form) -> list[str]:

@@ -267,6 +267,8 @@ class PrivateSilo(LocalSilo):
         """Return the training records as one step sees them."""
         if self.context.stopped():
             raise RunError("the run was aborted during local training.", code="TF-504")
+        if self._encoder is not None:
+            return self.context.features.fold(self.context, self._encoder, "train", self.device)
         seed = self.stream("augment", step) if self.setting.local.augment else None
         records: Dataset[Any] = self.context.data.records("train", augment_seed=seed)
         return records

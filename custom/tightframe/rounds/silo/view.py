@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,12 @@ from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage
+from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
 from tightframe.results.dropouts import Lost
 from tightframe.results.local_report import SiloPersonal
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.encoded import LoadedEncoder
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -69,6 +72,7 @@ class LocalSilo:
         self.cohort, self.honest = requested.cohort, requested.honest
         self.left_out, self.lost = requested.left_out, requested.lost
         self.setup = setup
+        self._encoder: LoadedEncoder | None = None
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
 
@@ -137,12 +141,64 @@ class LocalSilo:
         )
 
     def load(self, tensors: Tensors) -> torch.nn.Module:
-        """Build a model with these parameters and buffers on this silo's device."""
+        """Build a model with these parameters and buffers on this silo's device.
+
+        If its encoder is frozen and records are not augmented, features are computed once in the run: from
+        now on ``batches`` yields them in place of inputs, and the model takes them.
+
+        Raises:
+            RunError: TF-505 if another frozen encoder was loaded in this exchange.
+        """
         model = build_template(self.setting)
         model.load_state_dict(dict(tensors))
         if self._images:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return model.to(self.device)
+        model = model.to(self.device)
+        if isinstance(model, FrozenEncoder):
+            self._take_features(model)
+        return model
+
+    def _take_features(self, model: FrozenEncoder) -> None:
+        """Let a model take cached features, unless records are augmented."""
+        if self.setting.local.augment:
+            self.context.features.tell_once(
+                lambda: self.context.log.info(
+                    "%s: the encoder is frozen, but its features are computed in every epoch, because "
+                    "`training.augment` changes records from epoch to epoch; set it to false to compute them "
+                    "once",
+                    self.name,
+                )
+            )
+            return
+        model.takes_features = True
+        loaded = LoadedEncoder.of(model)
+        if self._encoder is None:
+            self._encoder = loaded
+        elif self._encoder.sha256 != loaded.sha256:
+            raise RunError(
+                "Expected one frozen encoder in an exchange, but the method loaded two with other weights.",
+                code="TF-505",
+            )
+
+    def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield features (B, d) and labels (B,) of a fold, in order, without augmentation and gradients.
+
+        Those of a frozen encoder come from the cache, with ``training.augment`` too.
+
+        Args:
+            model: of this silo, in evaluation mode.
+            fold: of the records.
+        """
+        if isinstance(model, FrozenEncoder):
+            loaded = LoadedEncoder.of(model)
+            kept = self.context.features.fold(self.context, loaded, fold, self.device)
+            size = self.setup.job.evaluation.batch_size
+            yield from kept.batches(list(range(len(kept))), size, self.device)
+            return
+        for inputs, labels in self.batches(fold, augment=False, shuffle=False):
+            with torch.no_grad():
+                features = model.features(inputs)  # type: ignore[operator]
+            yield features, labels
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""
@@ -152,6 +208,8 @@ class LocalSilo:
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches (inputs, labels) on the silo's device, fixed by (seed, silo, round, epoch).
+
+        Inputs are features (B, d) once a model was loaded whose features are computed once, see ``load``.
 
         Args:
             fold: of the records.
@@ -188,8 +246,16 @@ class LocalSilo:
             activity: shown with the progress, for monitoring.
         """
         job = self.setup.job
-        records = self.context.data.records(fold, augment_seed=augment_seed)
         size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
+        if self._encoder is not None:
+            kept = self.context.features.fold(self.context, self._encoder, fold, self.device)
+            total = math.ceil(len(indices) / size)
+            batches = guarded(kept.batches(indices, size, self.device), self.context.stopped)
+            for done, batch in enumerate(batches):
+                self.context.at_work(f"round {self.round}, {activity}", done, total)
+                yield batch
+            return
+        records = self.context.data.records(fold, augment_seed=augment_seed)
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=loop.merge_single_tail(indices, size),

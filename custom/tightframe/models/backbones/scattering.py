@@ -1,0 +1,106 @@
+"""Scattering features: moments over space of wavelet moduli, for pictures without a pretrained network.
+
+Each channel's paths (``models.scattering``), their mean and standard deviation over space, compressed by
+``sign(x) log(1 + 300 |x|)``; each record centred and scaled to length 1; and, by default, a random projection
+of fixed width. Nothing of it depends on other records.
+
+Sources: Bruna and Mallat, Invariant Scattering Convolution Networks, PAMI 2013; Tramer and Boneh,
+Differentially Private Learning Needs Better Features (or Much More Data), ICLR 2021, who train linear models
+on such features under differential privacy. The opponent colours are those of van de Sande et al., Evaluating
+Color Descriptors for Object and Scene Recognition, PAMI 2010, equation 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from tightframe.models.base import BackboneSpec, Options, image_channels
+from tightframe.models.heads import Classifier
+from tightframe.models.scattering import MAX_SCALE, paths, scattering2d
+
+COMPRESSION = 300.0
+GUARD = 1e-12
+OPPONENT = (
+    (1 / math.sqrt(2), -1 / math.sqrt(2), 0.0),
+    (1 / math.sqrt(6), 1 / math.sqrt(6), -2 / math.sqrt(6)),
+    (1 / math.sqrt(3), 1 / math.sqrt(3), 1 / math.sqrt(3)),
+)
+"""Red against green, yellow against blue, and the intensity, as rows over (red, green, blue)."""
+
+
+class ScatteringOptions(Options):
+    """Options of ``scattering``.
+
+    Attributes:
+        J: scales; the largest wavelet covers about 2^J pixels.
+        L: angles.
+        colours: ``rgb`` takes the channels as they are; ``opponent`` turns three into opponent colours.
+        width: of the random projection, the feature width; None leaves it out.
+        seed: of the projection, which is public.
+        dropout: of the head's input.
+    """
+
+    J: int = Field(default=4, ge=1, le=MAX_SCALE)
+    L: int = Field(default=8, ge=1, le=32)
+    colours: Literal["rgb", "opponent"] = "opponent"
+    width: int | None = Field(default=256, ge=1, le=65536)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class ScatteringFeatures(nn.Module):
+    """The features of pictures; without parameters, and nothing of it is part of the model's state.
+
+    Args:
+        channels: of the pictures.
+        options: of the backbone; opponent colours need three channels.
+    """
+
+    colours: torch.Tensor | None
+    projection: torch.Tensor | None
+
+    def __init__(self, channels: int, options: ScatteringOptions) -> None:
+        super().__init__()
+        self.scales, self.angles = options.J, options.L
+        colours = torch.tensor(OPPONENT) if options.colours == "opponent" and channels == 3 else None
+        self.register_buffer("colours", colours, persistent=False)
+        whole = 2 * channels * paths(options.J, options.L)
+        projection = None
+        if options.width is not None:
+            stream = torch.Generator().manual_seed(options.seed)
+            projection = torch.randn(options.width, whole, generator=stream, dtype=torch.float64)
+            projection = projection.div(math.sqrt(options.width)).float()
+        self.register_buffer("projection", projection, persistent=False)
+        self.feature_width = whole if options.width is None else options.width
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the features (B, d) of pictures (B, C, H, W)."""
+        if self.colours is not None:
+            x = torch.einsum("oc,bchw->bohw", self.colours.to(x.dtype), x)
+        maps = scattering2d(x.flatten(0, 1).contiguous(), self.scales, self.angles).flatten(2)
+        moments = torch.cat([maps.mean(2), maps.std(2, correction=0)], dim=1).view(len(x), -1)
+        compressed = moments.sign() * torch.log1p(COMPRESSION * moments.abs())
+        centred = compressed - compressed.mean(1, keepdim=True)
+        unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp_min(GUARD)
+        return unit if self.projection is None else nn.functional.linear(unit, self.projection.to(unit.dtype))
+
+
+def build(options: ScatteringOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a head on scattering features.
+
+    Raises:
+        ValueError: if the input is not an image of at least 2^J x 2^J pixels.
+    """
+    channels = image_channels("scattering", input_shape, 2**options.J)
+    backbone = ScatteringFeatures(channels, options)
+    return Classifier(backbone, backbone.feature_width, num_classes, options.dropout)
+
+
+SCATTERING = BackboneSpec(
+    name="scattering", title="scattering transform", options=ScatteringOptions, build=build, frozen=True
+)
