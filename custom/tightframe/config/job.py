@@ -198,8 +198,8 @@ class JobConfig(StrictModel):
         privacy: differential privacy; None runs without it, and reports say so.
         personalise: let each silo make a personal model after the run, by the method's own rule. It stays at
             the silo; only the mean quality of these models is summed.
-        start: a method of one sum (``fed3r``, ``fedcgs`` or ``fedncm``, with its default options), by which the
-            head of the model is set before round 1 from the features that the model begins with; None
+        start: a method of one sum (``fed3r``, ``fedcgs``, ``fedncm``; with its default options), by which the
+            head of the model is set before round 1, from the features that the model begins with; None
             starts from the head that the seed, or the pretrained start, gives.
         initial_model_sha256: of the safetensors file of a pretrained start, which the server has and each
             silo checks; None starts from the seed.
@@ -245,8 +245,8 @@ class JobConfig(StrictModel):
     def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
         """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
         values = plain(self)
-        later = {"site_models": {}, "answer_grid": None, "start": None, "initial_model_sha256": None}
-        for name, default in later.items():
+        for name in ("site_models", "answer_grid", "start", "initial_model_sha256"):
+            default: Any = {} if name == "site_models" else None
             if values.get(name) == default:
                 values.pop(name, None)
         return values

@@ -6,13 +6,14 @@ functions of three sums over all silos' records::
     phi = h / max(1, |h|)                                     features h of the model as it was broadcast
     G = sum phi phi^T   (d, d)     B_c = sum of phi over class c   (C, d)     n_c   (C,)
 
-Every record's phi is rounded to multiples of 2^-22, once, and its products are not rounded at all: the sums
+Every record's phi is rounded to multiples of 2^-24, once, and its products are not rounded at all: the sums
 are sums of integers, so that a total is the same bits for one silo and for ten, for any partition and any
 order of the records. Features are computed in float64, because a record's float32 features differ in their
 last bits with the batch that it is in.
 
-G has 44 fraction bits, a ring of 64 bits has room for 24 (``securesum.encoding``). So two fields carry it,
-the multiples of 2^-24 below it and the rest. Only its upper triangle travels. No factor sqrt(2) is on the
+G has 48 fraction bits, of which the encoding of one field has 24. So two fields carry it: with each feature
+split as ``phi = a + b``, a in multiples of 2^-15, one has sum a a^T, and the other all products with a b. Both
+are sums over records, too. Only the upper triangles travel. No factor sqrt(2) is on the
 off-diagonal entries: it would round each silo's sum once more. A noise that hides the Frobenius norm puts it
 on its deviation. The constant for an intercept does not travel either: its products are in B and n already.
 """
@@ -43,19 +44,18 @@ from tightframe.phases import (
     Totals,
 )
 
-GRAM, REST = "frozen/gram", "frozen/gram_rest"
+COARSE, FINE = "frozen/products", "frozen/fine_products"
 SUMS, COUNTS, RECORDS, FACTORS = "frozen/sums", "frozen/counts", "frozen/records", "frozen/factors"
 PREFIX = "frozen/"
 
-BITS = 22
-"""Fraction bits of a feature; G has twice as many."""
-REST_BITS = 20
-"""Of G's 44, those that the rest carries: 24 + 20."""
-_LIMB = 2.0**11
-"""A feature is split at this unit, so that sums of products of its parts are exact in float64."""
-RECORD_BOUND = 2.0**24
-"""Most records of a silo. No entry of phi exceeds 1, so that G and B have the same bound; sums of parts stay
-below 2^24 * 2^22 < 2^53, and their int64 combination below 2^24 * 2^33 = 2^57."""
+BITS = 24
+"""Fraction bits of a feature, and of a field of a sum; G has twice as many."""
+FINE_BITS = 9
+"""The last of a feature's, those of b. Products of a have 2 (24 - 9) = 30 fraction bits."""
+RECORD_BOUND = 2.0**20
+"""Most records of a silo. No entry of phi exceeds 1, so that all sums are integers of at most 2^53, which
+float64 holds exactly: of products of a 2^20 * 2^30, of those with b 2^20 * 2^33."""
+COARSE_BOUND, FINE_BOUND = 2.0 ** (50 - BITS), 2.0 ** (53 - BITS)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class FeatureSums:
     ) -> None:
         shapes = {"sums": (classes, width), "counts": (classes,), "factors": ()}
         if products:
-            shapes |= dict.fromkeys(("high", "cross", "low"), (width, width))
+            shapes |= dict.fromkeys(("coarse", "cross", "fine"), (width, width))
         # Float64, whose products and sums of integers below 2^53 are exact in whatever order.
         self._parts = {
             name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()
@@ -121,11 +121,12 @@ class FeatureSums:
         parts["counts"] += member.sum(0)
         parts["factors"] += (factors * 2.0**BITS).round().sum()
         if self._products:
-            high = (units / _LIMB).round()
-            low = units - high * _LIMB
-            parts["high"] += high.T @ high
-            parts["cross"] += high.T @ low
-            parts["low"] += low.T @ low
+            unit = 2.0**FINE_BITS
+            coarse = (units / unit).round()
+            fine = units - coarse * unit
+            parts["coarse"] += coarse.T @ coarse
+            parts["cross"] += coarse.T @ fine
+            parts["fine"] += fine.T @ fine
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of ``sum_fields``, float64 on the CPU, all exact.
@@ -143,14 +144,10 @@ class FeatureSums:
             FACTORS: parts["factors"] / 2.0**BITS,
         }
         if self._products:
-            high, cross, low = (parts[name].to(torch.int64) for name in ("high", "cross", "low"))
-            # G = high 2^22 + below, in units of 2^-44.
-            below = (cross + cross.T) * int(_LIMB) + low
-            gram = (high << (BITS - REST_BITS)) + (below >> REST_BITS)
-            rows, columns = _triangle(len(gram))
-            made[GRAM] = gram[rows, columns].to(torch.float64) / 2.0**24
-            rest = below[rows, columns] & (2**REST_BITS - 1)
-            made[REST] = rest.to(torch.float64) / 2.0**REST_BITS
+            rows, columns = _triangle(len(parts["coarse"]))
+            fine = (parts["cross"] + parts["cross"].T) * 2.0**FINE_BITS + parts["fine"]
+            made[COARSE] = parts["coarse"][rows, columns] / 2.0**BITS
+            made[FINE] = fine[rows, columns] / 2.0**BITS
         return made
 
 
@@ -181,8 +178,8 @@ def sum_fields(classes: int, width: int, *, products: bool, factors: bool) -> tu
         fields.append(Field(FACTORS, (), bound=RECORD_BOUND, static=True))
     if products:
         size = (width * (width + 1) // 2,)
-        fields.append(Field(GRAM, size, bound=RECORD_BOUND, static=True))
-        fields.append(Field(REST, size, ring=32, bound=1.0, static=True, bits=REST_BITS))
+        fields.append(Field(COARSE, size, bound=COARSE_BOUND, static=True))
+        fields.append(Field(FINE, size, bound=FINE_BOUND, static=True))
     return tuple(fields)
 
 
@@ -202,17 +199,18 @@ def pooled(totals: Totals) -> FrozenSums:
             code="TF-510",
         )
     gram = None
-    if GRAM in totals:
+    if COARSE in totals:
         width = sums.shape[1]
         rows, columns = _triangle(width)
         gram = torch.zeros(width, width, dtype=torch.float64)
-        gram[rows, columns] = torch.as_tensor(totals[GRAM] + totals[REST] * 2.0**-24)
+        coarse, fine = totals[COARSE] * 2.0 ** (FINE_BITS * 2), totals[FINE]
+        gram[rows, columns] = torch.as_tensor((coarse + fine) * 2.0**-BITS)
         gram[columns, rows] = gram[rows, columns]
     found = FrozenSums(gram, sums, counts)
     if (known := int(found.known.sum())) < 2:
         raise RunError(
-            f"Expected sums of two classes at least, but got {known}: three silos must hold enough records of "
-            "a class (`min_class_count` of each site), or `class_rules` be off.",
+            f"Expected sums of two classes at least, but got {known}: three silos must hold enough records "
+            "of a class (`min_class_count` of each site), or `class_rules` be off.",
             code="TF-510",
         )
     if FACTORS in totals:
@@ -245,8 +243,8 @@ def contribute_sums(
 ) -> dict[str, torch.Tensor]:
     """Return a silo's tensors for ``sum_fields``, of the records of the classes that it contributes to.
 
-    G has no axis of classes that rules could zero afterwards, so that records of a withheld class are left out
-    before they are summed.
+    G has no axis of classes that rules could zero afterwards, so that records of a withheld class are left
+    out before they are summed.
     """
     model, classes = frozen(silo, received), silo.setting.num_classes
     width = feature_width(model)

@@ -175,4 +175,3 @@ def check_head(setting: Setting, *, bias: bool) -> None:
 def personalise(silo: SiloView, tensors: Tensors, state: Tensors) -> nn.Module:
     """Return the final model after one round of plain local training, as the job's ``training`` says."""
     return train(silo, model_update.broadcast_model(tensors), state, plain_training()).model
-

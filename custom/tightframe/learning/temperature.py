@@ -85,6 +85,8 @@ def update(state: ServerState, totals: Totals) -> ServerState:
     model[WEIGHT] = (model[WEIGHT].double() / temperature).to(model[WEIGHT].dtype)
     if BIAS in model:
         bias, known = model[BIAS].double(), state.extra[KNOWN].bool()
-        scaled = bias / temperature if len(bias) != len(known) else torch.where(known, bias / temperature, bias)
+        scaled = (
+            bias / temperature if len(bias) != len(known) else torch.where(known, bias / temperature, bias)
+        )
         model[BIAS] = scaled.to(model[BIAS].dtype)
     return state.evolve(model=model)
