@@ -14,7 +14,6 @@ from tightframe.learning.feature_sums import (
     BITS,
     COARSE,
     COUNTS,
-    FACTORS,
     FINE,
     FINE_BITS,
     RECORD_BOUND,
@@ -47,7 +46,7 @@ def summed(features: torch.Tensor, labels: torch.Tensor, batch: int = 32) -> dic
     return own.tensors()
 
 
-SCHEMA = Schema(sum_fields(CLASSES, WIDTH, products=True, factors=True))
+SCHEMA = Schema(sum_fields(CLASSES, WIDTH, products=True))
 
 
 def total(terms: list[dict[str, torch.Tensor]], parties: int) -> dict[str, np.ndarray]:
@@ -110,7 +109,6 @@ def test_the_sums_are_those_of_the_rounded_records_exactly() -> None:
         ]
     assert torch.equal(made[COUNTS], torch.bincount(labels, minlength=CLASSES).double())
     assert float(made[RECORDS]) == RECORDS_IN_ALL
-    assert float(made[FACTORS]) == pytest.approx(float((1 / lengths).sum()), abs=RECORDS_IN_ALL * 2.0**-BITS)
 
 
 def test_what_is_pooled_is_the_second_moment_to_the_rounding_of_a_feature() -> None:
@@ -121,7 +119,19 @@ def test_what_is_pooled_is_the_second_moment_to_the_rounding_of_a_feature() -> N
     torch.testing.assert_close(found.gram, rows.T @ rows, rtol=0, atol=RECORDS_IN_ALL * 2.0**-BITS)
     assert float(torch.linalg.eigvalsh(found.gram).min()) > 0
     assert found.records == RECORDS_IN_ALL and found.known.all()
-    assert found.factor == pytest.approx(float((1 / features.norm(dim=1).clamp_min(1)).mean()), abs=1e-6)
+    means = torch.stack([rows[labels == label].mean(0) for label in range(CLASSES)])
+    assert found.length == pytest.approx(float(means[labels].square().sum(1).mean().sqrt()), rel=1e-6)
+    half = found.over(2.0)
+    assert half.gram is not None and torch.equal(half.gram, found.gram / 4)
+    assert torch.equal(half.sums, found.sums / 2) and half.counts is found.counts
+
+
+def test_a_wider_radius_leaves_features_as_they_are() -> None:
+    features, labels = records()
+    own = FeatureSums(CLASSES, WIDTH, products=True, radius=2.0**7)
+    own.add(features, labels)
+    found = pooled({name: item.numpy() for name, item in own.tensors().items()}).over(2.0**-7)
+    torch.testing.assert_close(found.gram, features.T @ features, rtol=0, atol=RECORDS_IN_ALL * 2.0**-16)
 
 
 def test_the_largest_sums_neither_wrap_nor_round() -> None:
@@ -132,7 +142,7 @@ def test_the_largest_sums_neither_wrap_nor_round() -> None:
         part *= RECORD_BOUND
     made = own.tensors()
     assert made[COUNTS].tolist() == [2.0**20, 0] and float(made[RECORDS]) == 2.0**20
-    schema = Schema(sum_fields(2, 2, products=True, factors=True))
+    schema = Schema(sum_fields(2, 2, products=True))
     codec.check_schema(schema, 250)
     sent = codec.encode(schema, made, share=1.0, parties=250)["static"]
     integers = unpack(schema, "static", sent)

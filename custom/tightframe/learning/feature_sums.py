@@ -3,7 +3,7 @@
 With a feature map phi that no silo trains, a ridge classifier, a linear discriminant and class means are
 functions of three sums over all silos' records::
 
-    phi = h / max(1, |h|)                                     features h of the model as it was broadcast
+    phi = h / max(R, |h|)                        features h of the model as it was broadcast, R a public radius
     G = sum phi phi^T   (d, d)     B_c = sum of phi over class c   (C, d)     n_c   (C,)
 
 Every record's phi is rounded to multiples of 2^-24, once, and its products are not rounded at all: the sums
@@ -20,6 +20,7 @@ on its deviation. The constant for an intercept does not travel either: its prod
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ from tightframe.phases import (
 )
 
 COARSE, FINE = "frozen/products", "frozen/fine_products"
-SUMS, COUNTS, RECORDS, FACTORS = "frozen/sums", "frozen/counts", "frozen/records", "frozen/factors"
+SUMS, COUNTS, RECORDS = "frozen/sums", "frozen/counts", "frozen/records"
 PREFIX = "frozen/"
 
 BITS = 24
@@ -66,13 +67,11 @@ class FrozenSums:
         gram: G, (d, d) float64; None where it was not summed.
         sums: B, (C, d) float64.
         counts: n, (C,) float64; zero for classes that are not known.
-        factor: mean factor by which records' features were shortened; 1.0 where it was not summed.
     """
 
     gram: torch.Tensor | None
     sums: torch.Tensor
     counts: torch.Tensor
-    factor: float = 1.0
 
     @property
     def known(self) -> torch.Tensor:
@@ -84,6 +83,17 @@ class FrozenSums:
         """N, their number of records."""
         return float(self.counts.sum())
 
+    @property
+    def length(self) -> float:
+        """Root mean square length of the class means, a record's each: at most that of the records."""
+        squares = self.sums.square().sum(1) / self.counts.clamp_min(1)
+        return max(math.sqrt(float(squares.sum()) / self.records), 1e-12)
+
+    def over(self, length: float) -> FrozenSums:
+        """Return the sums of ``phi / length``."""
+        gram = None if self.gram is None else self.gram / length**2
+        return FrozenSums(gram, self.sums / length, self.counts)
+
 
 class FeatureSums:
     """A silo's sums, in integers.
@@ -92,20 +102,27 @@ class FeatureSums:
         classes: C.
         width: d.
         products: whether G is summed.
+        radius: R.
         device: on which products are computed.
     """
 
     def __init__(
-        self, classes: int, width: int, *, products: bool, device: torch.device | None = None
+        self,
+        classes: int,
+        width: int,
+        *,
+        products: bool,
+        radius: float = 1.0,
+        device: torch.device | None = None,
     ) -> None:
-        shapes = {"sums": (classes, width), "counts": (classes,), "factors": ()}
+        shapes = {"sums": (classes, width), "counts": (classes,)}
         if products:
             shapes |= dict.fromkeys(("coarse", "cross", "fine"), (width, width))
         # Float64, whose products and sums of integers below 2^53 are exact in whatever order.
         self._parts = {
             name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()
         }
-        self._classes, self._products = classes, products
+        self._classes, self._products, self._radius = classes, products, radius
         self._unusable = torch.zeros((), dtype=torch.bool, device=device)
 
     def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -113,13 +130,12 @@ class FeatureSums:
         wide = features.detach().to(torch.float64)
         self._unusable |= ~wide.isfinite().all()
         wide = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        factors = torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(1).reciprocal()
-        units = (wide * factors * 2.0**BITS).round()
+        lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+        units = (wide / lengths.clamp_min(self._radius) * 2.0**BITS).round()
         member = nn.functional.one_hot(labels, self._classes).to(torch.float64)
         parts = self._parts
         parts["sums"] += member.T @ units
         parts["counts"] += member.sum(0)
-        parts["factors"] += (factors * 2.0**BITS).round().sum()
         if self._products:
             unit = 2.0**FINE_BITS
             coarse = (units / unit).round()
@@ -141,7 +157,6 @@ class FeatureSums:
             SUMS: parts["sums"] / 2.0**BITS,
             COUNTS: parts["counts"],
             RECORDS: parts["counts"].sum(),
-            FACTORS: parts["factors"] / 2.0**BITS,
         }
         if self._products:
             rows, columns = _triangle(len(parts["coarse"]))
@@ -156,7 +171,7 @@ def _triangle(width: int) -> tuple[torch.Tensor, torch.Tensor]:
     return rows, columns
 
 
-def sum_fields(classes: int, width: int, *, products: bool, factors: bool) -> tuple[Field, ...]:
+def sum_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]:
     """Return the fields of ``FeatureSums.tensors``.
 
     All are static: of the same records and the same model they are the same in every job, so that totals over
@@ -167,15 +182,12 @@ def sum_fields(classes: int, width: int, *, products: bool, factors: bool) -> tu
         classes: C.
         width: d.
         products: whether G is summed.
-        factors: whether the factors of shortened features are.
     """
     fields = [
         Field(SUMS, (classes, width), bound=RECORD_BOUND, static=True, per_class=True),
         Field(COUNTS, (classes,), bound=RECORD_BOUND, static=True, per_class=True),
         Field(RECORDS, (), bound=RECORD_BOUND, static=True),
     ]
-    if factors:
-        fields.append(Field(FACTORS, (), bound=RECORD_BOUND, static=True))
     if products:
         size = (width * (width + 1) // 2,)
         fields.append(Field(COARSE, size, bound=COARSE_BOUND, static=True))
@@ -213,8 +225,6 @@ def pooled(totals: Totals) -> FrozenSums:
             "of a class (`min_class_count` of each site), or `class_rules` be off.",
             code="TF-510",
         )
-    if FACTORS in totals:
-        return FrozenSums(gram, sums, counts, float(totals[FACTORS]) / records)
     return found
 
 
@@ -239,7 +249,7 @@ def frozen_features(
 
 
 def contribute_sums(
-    silo: SiloView, received: Tensors, *, products: bool, factors: bool
+    silo: SiloView, received: Tensors, *, products: bool, radius: float
 ) -> dict[str, torch.Tensor]:
     """Return a silo's tensors for ``sum_fields``, of the records of the classes that it contributes to.
 
@@ -248,14 +258,13 @@ def contribute_sums(
     """
     model, classes = frozen(silo, received), silo.setting.num_classes
     width = feature_width(model)
-    own = FeatureSums(classes, width, products=products, device=silo.device)
+    own = FeatureSums(classes, width, products=products, radius=radius, device=silo.device)
     admitted = received.get(ADMITTED, torch.full((classes,), silo.offers_prototypes)).bool().to(silo.device)
     if bool(admitted.any()):
         for features, labels in frozen_features(silo, model, "train"):
             kept = admitted[labels]
             own.add(features[kept], labels[kept])
-    made = own.tensors()
-    return made if factors else {name: item for name, item in made.items() if name != FACTORS}
+    return own.tensors()
 
 
 def holders_phase(setting: Setting) -> Phase:

@@ -46,6 +46,9 @@ from tightframe.phases import (
     Totals,
 )
 
+START_RADIUS = 2.0**7
+"""Radius for the sums of a start, whose head takes features as they are: longer ones, if any, are shortened in
+the sums only. With it a feature is rounded to 2^-18, which a head that goes on training does not need finer."""
 Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
 """(options, pooled sums, whether the head has a bias) -> weight (C, d) and bias (C,) on phi. Rows of classes
 that are not known mean nothing."""
@@ -68,11 +71,11 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
         return (scale_phase(beside=True),)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
-        return holders_phase(setting), sums_phase(setting, solve, products=products, factors=False)
+        return holders_phase(setting), sums_phase(setting, solve, products=products, radius=1.0)
 
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
-        solution = sums_phase(setting, solve, products=products, factors=True)
+        solution = sums_phase(setting, solve, products=products, radius=START_RADIUS)
         return holders_phase(setting), solution, scale_phase(beside=False)
 
     return Method(
@@ -89,30 +92,31 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
     )
 
 
-def sums_phase(setting: Setting, solve: Solve, *, products: bool, factors: bool) -> Phase:
+def sums_phase(setting: Setting, solve: Solve, *, products: bool, radius: float) -> Phase:
     """Return the exchange of the sums, after which the head is the closed form's.
 
     Args:
         setting: with the options of the closed form.
         solve: the closed form.
         products: whether G is summed.
-        factors: for a head that does not bring features into the unit ball itself: records' scores then are
-            those of the closed form but for their own length, whose mean is in the weights.
+        radius: of the ball into which features are brought; 1 for a head that brings them there itself.
     """
     width = feature_width(model_update.shared_template(setting))
-    schema = Schema(sum_fields(setting.num_classes, width, products=products, factors=factors))
+    schema = Schema(sum_fields(setting.num_classes, width, products=products))
 
     def broadcast(state: ServerState) -> Tensors:
         return model_update.broadcast_model(state.model)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        return Contribution(contribute_sums(silo, received, products=products, factors=factors), None)
+        return Contribution(contribute_sums(silo, received, products=products, radius=radius), None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         found = pooled(totals)
-        weight, bias = solve(setting.config, found, BIAS in state.model)
+        # A unit of length for features that may be far shorter than the radius; with the ball it is the ball's.
+        length = 1.0 if radius == 1.0 else found.length
+        weight, bias = solve(setting.config, found.over(length), BIAS in state.model)
         weight, bias = centred(weight, bias, found.known)
-        model = with_head(state.model, weight * found.factor, bias)
+        model = with_head(state.model, weight / (length * radius), bias)
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
