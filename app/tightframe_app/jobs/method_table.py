@@ -100,8 +100,8 @@ def describe(name: str, like: str = LIKE) -> Sums:
 
 def setup_of(name: str, like: str) -> JobSetup:
     """Return the setup of a recipe's rehearsal with another method and its default options."""
-    from tightframe.rounds.setup import prepare
     from tightframe.methods import get
+    from tightframe.rounds.setup import prepare
     from tightframe_app.jobs import pairs, recipes
 
     needs = {f"training.{key}": value for key, value in pairs.NEEDS.get(name, {}).items()}

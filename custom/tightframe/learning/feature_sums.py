@@ -3,7 +3,7 @@
 With a feature map phi that no silo trains, a ridge classifier, a linear discriminant and class means are
 functions of three sums over all silos' records::
 
-    phi = h / max(R, |h|)                        features h of the model as it was broadcast, R a public radius
+    phi = h / max(R, |h|)                       features h of the model as it was broadcast; R is public
     G = sum phi phi^T   (d, d)     B_c = sum of phi over class c   (C, d)     n_c   (C,)
 
 Every record's phi is rounded to multiples of 2^-24, once, and its products are not rounded at all: the sums
@@ -12,10 +12,10 @@ order of the records. Features are computed in float64, because a record's float
 last bits with the batch that it is in.
 
 G has 48 fraction bits, of which the encoding of one field has 24. So two fields carry it: with each feature
-split as ``phi = a + b``, a in multiples of 2^-15, one has sum a a^T, and the other all products with a b. Both
-are sums over records, too. Only the upper triangles travel. No factor sqrt(2) is on the
-off-diagonal entries: it would round each silo's sum once more. A noise that hides the Frobenius norm puts it
-on its deviation. The constant for an intercept does not travel either: its products are in B and n already.
+split as ``phi = a + b``, a in multiples of 2^-15, one has sum a a^T, the other all products with b. Both are
+sums over records, too. Only upper triangles travel. No factor sqrt(2) is on the off-diagonal entries: it would
+round each silo's sum once more. A noise that is to hide the Frobenius norm puts it on its deviation. The
+constant for an intercept does not travel either: its products are in B and n already.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ from tightframe.phases import (
 )
 
 START_RADIUS = 2.0**7
-"""Radius for the sums of a start, whose head takes features as they are: longer ones, if any, are shortened in
-the sums only. With it a feature is rounded to 2^-18, which a head that goes on training does not need finer."""
+"""Radius for the sums of a start, whose head takes features as they are: longer ones are shortened in the
+sums only. Features are rounded to 2^-17 then, fine enough for a head that goes on training."""
 Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
 """(options, pooled sums, whether the head has a bias) -> weight (C, d) and bias (C,) on phi. Rows of classes
 that are not known mean nothing."""
@@ -112,7 +112,7 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, radius: float)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         found = pooled(totals)
-        # A unit of length for features that may be far shorter than the radius; with the ball it is the ball's.
+        # A unit of length for features that may be far shorter than the radius.
         length = 1.0 if radius == 1.0 else found.length
         weight, bias = solve(setting.config, found.over(length), BIAS in state.model)
         weight, bias = centred(weight, bias, found.known)

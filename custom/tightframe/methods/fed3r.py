@@ -67,7 +67,9 @@ def solve(config: Fed3RConfig, found: FrozenSums, bias: bool) -> tuple[torch.Ten
 METHOD = one_sum_method(
     name="fed3r",
     title="Fed3R (AFL)",
-    paper="Fani et al.: Accelerating Heterogeneous Federated Learning with Closed-form Classifiers, ICML 2024",
+    paper=(
+        "Fani et al., Accelerating Heterogeneous Federated Learning with Closed-form Classifiers, ICML 2024"
+    ),
     config=Fed3RConfig,
     solve=solve,
     products=True,

@@ -1,8 +1,8 @@
 """FedCGS: Gaussian classes with one covariance, on frozen features, from one sum.
 
 Source: Guan, Zhou and Gu, Capture Global Feature Statistics for One-Shot Federated Learning, AAAI 2025. The
-pooled mean of each class and the pooled covariance within classes follow exactly from class sums, class counts
-and the sum of phi phi^T, and give a linear discriminant that nobody trains::
+pooled mean of each class and the pooled covariance within classes follow exactly from class sums, class
+counts and the sum of phi phi^T, and give a linear discriminant that nobody trains::
 
     m_c = B_c / n_c      S = (G - sum_c B_c B_c^T / n_c) / (N - K)
     score_c = m_c^T S^-1 phi - m_c^T S^-1 m_c / 2 + log prior_c

@@ -1,8 +1,8 @@
 """FedNCM: the nearest class mean of frozen features, from one sum.
 
-Source: Legate, Bernier, Page-Caccia, Oyallon and Belilovsky, Guiding The Last Layer in Federated Learning with
-Pre-Trained Models, NeurIPS 2023: class means over all silos' records as the classifier, and as the start of
-a head that is then trained::
+Source: Legate, Bernier, Page-Caccia, Oyallon and Belilovsky, Guiding The Last Layer in Federated Learning
+with Pre-Trained Models, NeurIPS 2023: class means over all silos' records as the classifier, and as the start
+of a head that is then trained::
 
     m_c = B_c / n_c      score_c = m_c^T phi - |m_c|^2 / 2
 
