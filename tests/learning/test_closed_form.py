@@ -155,3 +155,5 @@ def test_a_class_without_records_never_wins_and_changes_nothing() -> None:
         assert np.array_equal(made.argmax(1), before[:, :3].argmax(1)) and (made[:, 3] == ABSENT).all()
         np.testing.assert_allclose(made[:, :3].mean(1), 0, atol=1e-8)
         np.testing.assert_allclose(made[:, 0] - made[:, 1], before[:, 0] - before[:, 1], atol=1e-8)
+        mild = features @ after.numpy().T + centred(weight, bias, counts >= 0.5, 0.0)[1].numpy()
+        assert np.array_equal(mild.argmax(1), made.argmax(1))

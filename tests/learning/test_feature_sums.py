@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tightframe import models
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError, RunError, TrainingError
 from tightframe.learning.feature_sums import (
@@ -159,6 +160,23 @@ def test_features_that_are_not_finite_are_refused() -> None:
         own.add(torch.tensor([[value, 1.0]]), torch.tensor([0]))
         with pytest.raises(TrainingError, match="finite"):
             own.tensors()
+
+
+@pytest.mark.parametrize("spec", models.BACKBONES, ids=lambda spec: spec.name)
+def test_every_backbone_has_features_in_float64(spec: models.BackboneSpec) -> None:
+    """Those of a record are the same in any batch, to far below the grid."""
+    shape = (3, 64, 64) if spec.name == "efficientnet_b0" else (3, 16, 16)
+    shape = shape if spec.name in ("efficientnet_b0", "fedilc_cnn", "small_cnn", "mlp") else (3, 32, 32)
+    small = {"wrn_28_10": {"widen_factor": 1}, "vgg11": {"hidden": [16]}}.get(spec.name, {})
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = spec.build(spec.options(**small), shape, 3).eval().double()
+        inputs = torch.rand(5, *shape).double()
+    with torch.no_grad():
+        together = model.features(inputs)  # type: ignore[operator]
+        alone = torch.cat([model.features(one[None]) for one in inputs])  # type: ignore[operator]
+    assert together.dtype == torch.float64
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
 
 
 def test_too_few_classes_or_a_class_that_lost_a_holder_end_the_run() -> None:

@@ -21,7 +21,7 @@ Priors = Literal["observed", "balanced"]
 INTERCEPT = 0.3
 """Constant appended to phi for the intercept."""
 ABSENT = -30.0
-"""Score of a class without records. Scores of the others have mean zero, so that it never wins."""
+"""Score of a class without records. Those of the others have mean zero, so that the largest is above it."""
 STEPS_A_DECADE, SMALLEST, LARGEST = 4, -6, 3
 """Grid of the ridge weight: decades of the mean eigenvalue of G."""
 FLAT = 1e-6
@@ -163,9 +163,9 @@ def class_means(sums: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def centred(
-    weight: torch.Tensor, bias: torch.Tensor, known: torch.Tensor
+    weight: torch.Tensor, bias: torch.Tensor, known: torch.Tensor, absent: float = ABSENT
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same classifier with scores of mean zero over the known classes; others never win.
+    """Return the same classifier with scores of mean zero over the known classes; others do not win.
 
     What all scores share changes neither the largest of them nor their softmax.
 
@@ -173,9 +173,10 @@ def centred(
         weight: (C, d).
         bias: (C,).
         known: which classes have records, (C,) bool.
+        absent: score of the others; from 0, the mean, training soon brings such a class in.
     """
     weight = torch.where(known[:, None], weight - weight[known].mean(0), 0.0)
-    return weight, torch.where(known, bias - bias[known].mean(), ABSENT)
+    return weight, torch.where(known, bias - bias[known].mean(), absent)
 
 
 def _eigen(symmetric: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

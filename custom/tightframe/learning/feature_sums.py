@@ -13,9 +13,9 @@ last bits with the batch that it is in.
 
 G has 48 fraction bits, of which the encoding of one field has 24. So two fields carry it: with each feature
 split as ``phi = a + b``, a in multiples of 2^-15, one has sum a a^T, the other all products with b. Both are
-sums over records, too. Only upper triangles travel. No factor sqrt(2) is on the off-diagonal entries: it would
-round each silo's sum once more. A noise that is to hide the Frobenius norm puts it on its deviation. The
-constant for an intercept does not travel either: its products are in B and n already.
+sums over records, too. Only upper triangles travel. No factor sqrt(2) is on the off-diagonal entries: it
+would round each silo's sum once more. A noise that is to hide the Frobenius norm puts it on its deviation.
+The constant for an intercept does not travel either: its products are in B and n already.
 """
 
 from __future__ import annotations

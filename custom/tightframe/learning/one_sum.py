@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tightframe.learning import model_update, temperature
-from tightframe.learning.closed_form import centred
+from tightframe.learning.closed_form import ABSENT, centred
 from tightframe.learning.feature_sums import (
     FrozenSums,
     contribute_sums,
@@ -71,11 +71,11 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
         return (scale_phase(beside=True),)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
-        return holders_phase(setting), sums_phase(setting, solve, products=products, radius=1.0)
+        return holders_phase(setting), sums_phase(setting, solve, products=products, start=False)
 
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
-        solution = sums_phase(setting, solve, products=products, radius=START_RADIUS)
+        solution = sums_phase(setting, solve, products=products, start=True)
         return holders_phase(setting), solution, scale_phase(beside=False)
 
     return Method(
@@ -92,15 +92,17 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
     )
 
 
-def sums_phase(setting: Setting, solve: Solve, *, products: bool, radius: float) -> Phase:
+def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -> Phase:
     """Return the exchange of the sums, after which the head is the closed form's.
 
     Args:
         setting: with the options of the closed form.
         solve: the closed form.
         products: whether G is summed.
-        radius: of the ball into which features are brought; 1 for a head that brings them there itself.
+        start: for a head that takes features as they are and goes on training; otherwise one that brings them
+            into the unit ball itself.
     """
+    radius, absent = (START_RADIUS, 0.0) if start else (1.0, ABSENT)
     width = feature_width(model_update.shared_template(setting))
     schema = Schema(sum_fields(setting.num_classes, width, products=products))
 
@@ -113,9 +115,9 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, radius: float)
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         found = pooled(totals)
         # A unit of length for features that may be far shorter than the radius.
-        length = 1.0 if radius == 1.0 else found.length
+        length = found.length if start else 1.0
         weight, bias = solve(setting.config, found.over(length), BIAS in state.model)
-        weight, bias = centred(weight, bias, found.known)
+        weight, bias = centred(weight, bias, found.known, absent)
         model = with_head(state.model, weight / (length * radius), bias)
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})

@@ -65,8 +65,8 @@ class UnitBallLinear(nn.Linear):
 
     >>> head = UnitBallLinear(2, 1)
     >>> _ = head.load_state_dict({"weight": torch.tensor([[1.0, 0.0]]), "bias": torch.tensor([0.5])})
-    >>> head(torch.tensor([[0.6, 0.8], [3.0, 4.0]])).flatten().round(decimals=3).tolist()
-    [1.1, 1.1]
+    >>> head(torch.tensor([[0.5, 0.0], [4.0, 0.0]])).flatten().tolist()
+    [1.0, 1.5]
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
