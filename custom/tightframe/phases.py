@@ -29,6 +29,9 @@ CLASS_COUNTS = "statistics/class_counts"
 """In ``ServerState.extra``: pooled training records of each class (C,); 0 where that is not known."""
 FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
 """In ``ServerState.extra``: pooled moments of the inputs (D,)."""
+ADMITTED = "classes/admitted"
+"""In what ``Phase.contribute`` receives under the class rules: classes to which this silo contributes, bool
+(C,). For sums over records without an axis of classes, out of which no rule could take a class later."""
 Statistic = Literal["class_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
@@ -312,6 +315,9 @@ class SiloView(Protocol):
     def offers_prototypes(self) -> bool:
         """This silo submits class prototypes (FedMR's Table 5 lets silos opt out)."""
 
+    def may_sum(self, fold: Fold) -> bool:
+        """Check whether what this silo counts over a fold may enter a total, as its evaluation may."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -428,6 +434,9 @@ class Method:
         needs_encoder: why a job cannot freeze the encoder with it; empty if it can.
         private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
+        start: phases before round 1 that set the linear head of any method's model (``start`` in a job), from
+            a setting with this method's options; None where it is no start.
+        rounds: the number of rounds that it has; None for as many as a job wants.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
             state), where there is no global model: broadcasts have none, the last models are evaluated each
             at its silo, and no model is left at the server. None where there is a global model.
@@ -452,6 +461,8 @@ class Method:
     private_prior: Callable[[Any], bool] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
+    start: Callable[[Setting], tuple[Phase, ...]] | None = None
+    rounds: int | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
     rounded: bool = False

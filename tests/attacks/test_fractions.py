@@ -86,7 +86,7 @@ def test_no_method_sums_a_fraction_finely(method: methods.Method) -> None:
         "method": method.name,
         "sites": [f"s{i}" for i in range(6)],
         "min_sites": 5,
-        "rounds": 3,
+        "rounds": method.rounds or 3,
         "training": {"momentum": 0.0},
         "personalise": True,
     }

@@ -121,6 +121,7 @@ def _changes(field: Field, twice: Mapping[str, list[dict[str, np.ndarray]]]) -> 
 
 def _job(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     values = {"method": name, "method_options": dict(options), "model_options": {"widths": [16]}}
+    values["rounds"] = methods.get(name).rounds or 2
     logarithms = options.get("variant") in ("geometric", "geo_substitute", "inter_geo")  # which have no norm
     return values | ({"update_norm": None} if logarithms else {})
 

@@ -17,8 +17,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import RunError, TightframeError
+from tightframe.learning.feature_sums import COUNTS, RECORDS
 from tightframe.methods import METHODS
 from tightframe.phases import RING_DTYPE, ServerState
 from tightframe.rounds import codec
@@ -50,7 +52,7 @@ def job(method: str = "fedavg", **values: Any) -> JobSetup:
                 "model_options": {"widths": [2, 4]} if "widths" in values else {},
                 "sites": sorted(WEIGHTS),
                 "min_sites": 3,
-                "rounds": 2,
+                "rounds": methods.get(method).rounds or 2,
                 "summation": "plain",
                 "training": {"momentum": momentum},
             }
@@ -67,6 +69,8 @@ def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: in
     for item in phase.schema.fields:
         if item.name == "failed":
             values = np.zeros(item.shape)
+        elif item.name == RECORDS:
+            values = integers[COUNTS].view(np.int64).sum() / 2.0 ** codec.bits_of(phase.schema[COUNTS], 3)
         elif item.static:
             values = generator.integers(3, 9, item.shape).astype(np.float64)
         else:

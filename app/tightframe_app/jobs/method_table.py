@@ -82,7 +82,7 @@ def describe(name: str, like: str = LIKE) -> Sums:
         JobError: if there is no such method or recipe, or the two cannot be combined.
     """
     setup = setup_of(name, like)
-    numbers = range(1, ROUNDS + 1)
+    numbers = range(1, setup.job.rounds + 1)
     largest = max(numbers, key=lambda number: _bytes(setup, number))
     outside = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
     method = setup.method
@@ -104,11 +104,12 @@ def describe(name: str, like: str = LIKE) -> Sums:
 
 def setup_of(name: str, like: str) -> JobSetup:
     """Return the setup of a recipe's rehearsal with another method and its default options."""
+    from tightframe.methods import get
     from tightframe.rounds.setup import prepare
     from tightframe_app.jobs import pairs, recipes
 
     needs = {f"training.{key}": value for key, value in pairs.NEEDS.get(name, {}).items()}
-    changes: dict[str, Any] = {"method": name, "rounds": ROUNDS, **needs}
+    changes: dict[str, Any] = {"method": name, "rounds": get(name).rounds or ROUNDS, **needs}
     return prepare(recipes.get(like).job(changes=changes))
 
 

@@ -59,6 +59,8 @@ def pair(method: str, dataset: str) -> Recipe:
     presets = {name: dict(layer) for name, layer in base.presets.items()}
     for layer in (values, *presets.values()):
         layer.pop("method_options", None)
+        if chosen.rounds is not None and "rounds" in layer:
+            layer["rounds"] = chosen.rounds
         if "training" in layer:
             layer["training"] = {**layer["training"], **NEEDS.get(method, {})}
         if chosen.head is not None and "model_options" in layer:

@@ -49,7 +49,8 @@ class Recipe:
             preset: ``rehearsal`` or ``full``.
             sites: silo names; the recipe's own by default.
             changes: dotted key -> value, for example ``{"training.epochs": 2}``. If they name another
-                method, data set or model, the recipe's options of the old one are dropped (``dropped``).
+                method, data set or model, the recipe's options of the old one are dropped (``dropped``). A
+                method with its own number of rounds gets it.
 
         Raises:
             JobError: listing all problems.
@@ -60,6 +61,8 @@ class Recipe:
         values["min_sites"] = minimum(len(values["sites"]))
         for kind in _replaced(values, changes):
             values.pop(f"{kind}_options", None)
+        if "method" in changes and (rounds := _own_rounds(changes["method"])) is not None:
+            values["rounds"] = rounds
         for key, value in changes.items():
             _set(values, key, value)
         return prepared(json.loads(json.dumps(values)))
@@ -114,6 +117,13 @@ _IN_TITLE = ("method", "method_options", "dataset", "dataset_options", "site_mod
 def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
     """Return those of method, data set and model that the changes replace."""
     return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
+
+
+def _own_rounds(method: Any) -> int | None:
+    """Return the number of rounds that a registered method has; None for any."""
+    from tightframe import methods
+
+    return next((item.rounds for item in methods.METHODS if item.name == method), None)
 
 
 def minimum(sites: int) -> int:

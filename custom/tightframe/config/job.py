@@ -203,6 +203,9 @@ class JobConfig(StrictModel):
         privacy: differential privacy; None runs without it, and reports say so.
         personalise: let each silo make a personal model after the run, by the method's own rule. It stays at
             the silo; only the mean quality of these models is summed.
+        start: a method of one sum (``fed3r``, ``fedcgs``, ``fedncm``; with its default options), by which the
+            head of the model is set before round 1, from the features that the model begins with; None
+            starts from the head that the seed, or the pretrained start, gives.
         initial_model_sha256: of the safetensors file of a pretrained start, which the server has and each
             silo checks; None starts from the seed.
         resume: the stopped job that this one resumes; None starts a new one.
@@ -240,6 +243,7 @@ class JobConfig(StrictModel):
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
     personalise: bool = False
     privacy: Privacy | None = None
+    start: Annotated[str | None, LATER] = None
     initial_model_sha256: Annotated[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None, LATER] = None
     resume: Resume | None = None
 

@@ -58,6 +58,23 @@ class SingleLogit(DropoutLinear):
         return torch.cat([torch.zeros_like(single), single], dim=1)
 
 
+class UnitBallLinear(nn.Linear):
+    """A linear layer of features brought into the unit ball: ``W h / max(1, |h|) + b``.
+
+    Its parameters have the names and shapes of a plain ``nn.Linear``.
+
+    >>> head = UnitBallLinear(2, 1)
+    >>> _ = head.load_state_dict({"weight": torch.tensor([[1.0, 0.0]]), "bias": torch.tensor([0.5])})
+    >>> head(torch.tensor([[0.5, 0.0], [4.0, 0.0]])).flatten().tolist()
+    [1.0, 1.5]
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, C) of features (B, d)."""
+        norms = torch.linalg.vector_norm(input, dim=1, keepdim=True)
+        return super().forward(input / norms.clamp_min(1))
+
+
 class Classifier(nn.Module):
     """A backbone and a linear head: ``forward(x) = head(features(x))``.
 

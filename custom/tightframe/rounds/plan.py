@@ -102,11 +102,6 @@ class Exchange:
         return self.kind in (CLOSING, PERSONAL)
 
     @property
-    def starts(self) -> bool:
-        """Check whether it is the first of round 1, whose broadcast has the run's initial model."""
-        return self.training and self.round == 1 and self.index == 0
-
-    @property
     def counts_only(self) -> bool:
         """Check whether its sum has only counts, which are opened for the whole roster only."""
         last = self.kind in (CLOSING, PERSONAL)
@@ -167,6 +162,15 @@ class RunPlan:
             PERSONAL: lambda _: (self._personal,) if job.personalise else (),
         }.get(kind)
         return tuple(make(number)) if make is not None and first <= number <= last else ()
+
+    def starts(self, exchange: Exchange) -> bool:
+        """Check whether an exchange begins with the run's initial model, but for pooled statistics."""
+        first = next(iter((*self.at(BEFORE, 0), *self.at(TRAIN, 1))), None)
+        return first is not None and (exchange.kind, exchange.round, exchange.index) == (
+            first.kind,
+            first.round,
+            first.index,
+        )
 
     def find(self, kind: str, number: int, index: int) -> Exchange:
         """Look up the exchange that a server requests.

@@ -64,6 +64,7 @@ class JobSetup:
         setting: with the job's own model, which fixes the fields of the sums.
         privacy: plan of the releases; None without privacy.
         site_settings: silo -> setting, of silos with a model of their own.
+        start: by which the head is set before round 1; None leaves it.
     """
 
     job: JobConfig
@@ -72,6 +73,7 @@ class JobSetup:
     setting: Setting
     privacy: PrivacyPlan | None = None
     site_settings: Mapping[str, Setting] = field(default_factory=dict)
+    start: Method | None = None
 
     def setting_at(self, site: str) -> Setting:
         """Return the setting with the model that a silo trains."""
@@ -115,8 +117,11 @@ class JobSetup:
         return state.evolve(model={**state.model, **fitted})
 
     def before_phases(self) -> tuple[Phase, ...]:
-        """Return the method's phases before round 1."""
-        return self.method.before(self.setting) if self.method.before else ()
+        """Return the phases before round 1: those that set the head, then the method's own."""
+        own = self.method.before(self.setting) if self.method.before else ()
+        if self.start is None or self.start.start is None:
+            return own
+        return (*self.start.start(replace(self.setting, config=self.start.config())), *own)
 
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""
@@ -156,6 +161,12 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     dataset_options = options_of(dataset, "options", raw, "dataset_options", problems)
     model_options = options_of(backbone, "options", raw, "model_options", problems)
     others = _site_models(method, raw.get("site_models"), problems)
+    start = _start(raw.get("start"), problems)
+    if method is not None and method.rounds not in (None, raw.get("rounds")):
+        problems.append(
+            f"rounds: Expected {method.rounds} with {method.name}, which trains nothing afterwards, but got "
+            f"{raw.get('rounds')}; to go on from its head choose another method, with start: {method.name}"
+        )
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     input_shape = dataset.input_shape(dataset_options)
@@ -187,8 +198,9 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
         for site, other in others.items()
     }
-    setup = JobSetup(job, method, dataset, setting, site_settings=own)
+    setup = JobSetup(job, method, dataset, setting, site_settings=own, start=start)
     _check_encoder(setup)
+    _check_start(setup)
     if job.privacy is not None:
         setup = _with_privacy(setup)
     _check_sums(setup, ceilings)
@@ -215,6 +227,41 @@ def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[s
             options = options_of(backbone, "options", values, "model_options", problems, place)
             site_models[site] = (backbone, options)
     return site_models
+
+
+def _start(raw: Any, problems: list[str]) -> Method | None:
+    """Return the method that a job starts with, and note what is wrong with it."""
+    if not isinstance(raw, str):
+        return None  # none, or refused by the job's own validation
+    if (start := look_up(methods.get, raw, "start", problems)) is not None and start.start is None:
+        able = ", ".join(item.name for item in methods.METHODS if item.start is not None)
+        problems.append(f"start: {raw} is no closed form that sets a head; these are: {able}")
+    return start if start is not None and start.start is not None else None
+
+
+def _check_start(setup: JobSetup) -> None:
+    """Refuse a start whose head the method or the model cannot take.
+
+    Raises:
+        JobError: TF-101.
+    """
+    if setup.start is None:
+        return
+    start, method, problem = setup.start.name, setup.method, None
+    if method.own_model is not None:
+        problem = f"{method.name} has no global model, whose head it would set"
+    elif brings_head(method, setup.setting):
+        problem = (
+            f"{method.name} has a head of its own, which is not the linear one that {start} sets; leave "
+            "`start` out, or choose a method with the model's own head (fedavg)"
+        )
+    else:
+        try:
+            setup.before_phases()
+        except ValueError as error:
+            problem = str(error)
+    if problem is not None:
+        raise JobError([f"start: {problem}"])
 
 
 def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:

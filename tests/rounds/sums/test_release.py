@@ -30,6 +30,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "class_rules": ("off", "class_rules"),
     "weights": ("power_of_two", "weights"),
     "max_weight_share": (0.5, "max_weight_share"),
+    "start": ("fed3r", "class_sums"),
     "update_norm": (1.0, "update_norm"),
     "update_bound": (4.0, "update_bound"),
     "prototype_sites": (["a", "b", "c"], "prototype_sites"),

@@ -27,6 +27,9 @@ class FakeSilo:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     asked: list[dict[str, Any]] = field(default_factory=list)
 
+    def may_sum(self, fold: Fold) -> bool:
+        return True
+
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
         """No record is repeated, so that ``distinct`` changes nothing."""
         return torch.bincount(self.labels, minlength=self.setting.num_classes)

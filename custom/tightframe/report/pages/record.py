@@ -21,6 +21,7 @@ UNSET = {
     "update_norm": "none: updates are not rescaled",
     "prototype_sites": "all",
     "answer_grid": "1 in production, 0 in a simulation",
+    "start": "none: the head that the model begins with",
     "initial_model_sha256": "none: the start is from the seed",
     "privacy": "none",
     "privacy.noise_multiplier": "as each silo solves it",

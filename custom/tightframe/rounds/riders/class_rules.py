@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
 from tightframe.phases import (
+    ADMITTED,
     RIDERS,
     Cohort,
     Contribution,
@@ -61,15 +62,13 @@ def attach(phase: Phase, num_classes: int) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         offer = received_offer(received, num_classes)
+        counts, active = silo.class_counts("train", distinct=True), silo.offers_prototypes
+        least = cast("LocalSilo", silo).min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
+        for_method[ADMITTED] = (counts >= least) & active & offer
         made = phase.contribute(silo, for_method, state)
         tensors = withhold(
-            phase.schema,
-            made.tensors,
-            offer=offer,
-            counts=silo.class_counts("train", distinct=True),
-            min_count=cast("LocalSilo", silo).min_class_count,
-            active=silo.offers_prototypes,
+            phase.schema, made.tensors, offer=offer, counts=counts, min_count=least, active=active
         )
         return replace(made, tensors=tensors)
 

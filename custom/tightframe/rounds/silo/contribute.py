@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from tightframe.errors import ContributionError, RunError, TightframeError, TrainingError
-from tightframe.learning.model_update import UPDATE, received_model
+from tightframe.learning.model_update import UPDATE
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Contribution, Group, Phase, Schema, Tensors
@@ -88,8 +88,8 @@ class Contributor:
         phase = exchange.carrying(exchange.evaluates(received))
         self._store.settle(message["opened"])
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
-        if self._context.job.local_baseline_epochs and exchange.starts:
-            save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
+        if self._context.job.local_baseline_epochs and self._setup.plan.starts(exchange):
+            save_tensors(self._context.state_folder / START, state.model, mode=0o600)
         contribution, term = self._term(silo, phase, received, weights)
         if contribution.proposed_state is not None:
             self._store.propose(sum_id, contribution.proposed_state)

@@ -82,6 +82,10 @@ class LocalSilo:
         chosen = self.setup.job.prototype_sites
         return self.context.site.offer_prototypes and (chosen is None or self.name in chosen)
 
+    def may_sum(self, fold: Fold) -> bool:
+        """Check that neither the site's policy nor too few silos with such records leave a fold out."""
+        return fold not in self.left_out
+
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
         """Count the records of each class in a fold, int64 (C,).
 

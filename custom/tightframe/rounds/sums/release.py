@@ -19,6 +19,7 @@ from typing import Any
 
 from tightframe.config.job import Training
 from tightframe.config.site import SiteEntry
+from tightframe.learning.feature_sums import PREFIX
 from tightframe.learning.model_update import UPDATE
 from tightframe.phases import Phase
 from tightframe.rounds.setup import JobSetup
@@ -109,8 +110,8 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         values["max_weight_share"] = f"{job.max_weight_share:g}"
     if updates := _updates(phases):
         values["updates"] = updates
-    if any(item.per_class and len(item.shape) > 1 for phase in phases for item in phase.schema.fields):
-        values["class_sums"] = f"{job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
+    if sums := _class_sums(setup, phases):
+        values["class_sums"] = sums
         values["site_models"] = _canonical(
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )
@@ -124,6 +125,22 @@ def _phases(setup: JobSetup) -> Iterable[Phase]:
     for number in range(1, setup.job.rounds + 1):
         yield from setup.training_phases(number)
     yield from setup.after_phases()
+
+
+def _class_sums(setup: JobSetup, phases: Iterable[Phase]) -> str:
+    """Describe how class sums are formed: by the method and its options, or of frozen features, all alike.
+
+    The closed forms of frozen features are computed from the totals, so that their options change no term.
+    """
+    names = {
+        item.name
+        for phase in phases
+        for item in phase.schema.fields
+        if item.per_class and len(item.shape) > 1
+    }
+    frozen = {name for name in names if name.startswith(PREFIX)}
+    own = f"{setup.job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
+    return " and ".join([*([own] if names - frozen else []), *(["of frozen features"] if frozen else [])])
 
 
 def _updates(phases: Iterable[Phase]) -> str:

@@ -1,0 +1,184 @@
+"""A method whose model is a function of one sum: the exchanges that all of its kind share.
+
+::
+
+    holders   who holds which class (the class rules)
+    sums      G, B and n of the frozen features (``learning.feature_sums``) -> the head, in closed form
+    scale     losses of validation records at a grid of temperatures (``learning.temperature``)
+
+The first two come before round 1, where a sum that cannot be opened ends the run and nothing is lost; the
+third is the method's one round, which an evaluation rides on as on any other. As ``start`` of another method
+all three come before round 1. Backbone and running statistics stay as they were broadcast, in every exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tightframe.learning import model_update, temperature
+from tightframe.learning.closed_form import ABSENT, centred
+from tightframe.learning.feature_sums import (
+    FrozenSums,
+    contribute_sums,
+    holders_phase,
+    pooled,
+    sum_fields,
+)
+from tightframe.learning.halves import plain_training, train
+from tightframe.learning.own_models import TRAINED, trained
+from tightframe.learning.temperature import BIAS, KNOWN, WEIGHT
+from tightframe.models import feature_width
+from tightframe.models.heads import UnitBallLinear
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Method,
+    Phase,
+    Schema,
+    ServerState,
+    Setting,
+    SiloView,
+    Tensors,
+    Totals,
+)
+
+START_RADIUS = 2.0**7
+"""Radius for the sums of a start, whose head takes features as they are: longer ones are shortened in the
+sums only. Features are rounded to 2^-17 then, fine enough for a head that goes on training."""
+Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
+"""(options, pooled sums, whether the head has a bias) -> weight (C, d) and bias (C,) on phi. Rows of classes
+that are not known mean nothing."""
+
+
+def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attributes: Any) -> Method:
+    """Make a method, and a start, of what a closed form does with the pooled sums.
+
+    Args:
+        solve: the closed form.
+        products: whether it needs G, and not B and n only.
+        needs_bias: whether it has no form for a head without a bias.
+        **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``.
+    """
+
+    def init_server(setting: Setting, seed: int) -> ServerState:
+        return ServerState(model_update.initial_model(setting, seed))
+
+    def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+        return (scale_phase(beside=True),)
+
+    def before(setting: Setting) -> tuple[Phase, ...]:
+        return holders_phase(setting), sums_phase(setting, solve, products=products, start=False)
+
+    def start(setting: Setting) -> tuple[Phase, ...]:
+        check_head(setting, bias=needs_bias)
+        solution = sums_phase(setting, solve, products=products, start=True)
+        return holders_phase(setting), solution, scale_phase(beside=False)
+
+    return Method(
+        **{
+            "init_server": init_server,
+            "plan": plan,
+            "before": before,
+            "start": start,
+            "rounds": 1,
+            "head": lambda config, width, classes: UnitBallLinear(width, classes),
+            "personalise": personalise,
+            "rounded": True,
+            **attributes,
+        }
+    )
+
+
+def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -> Phase:
+    """Return the exchange of the sums, after which the head is the closed form's.
+
+    Args:
+        setting: with the options of the closed form.
+        solve: the closed form.
+        products: whether G is summed.
+        start: for a head that takes features as they are and goes on training; otherwise one that brings them
+            into the unit ball itself.
+    """
+    radius, absent = (START_RADIUS, 0.0) if start else (1.0, ABSENT)
+    width = feature_width(model_update.shared_template(setting))
+    schema = Schema(sum_fields(setting.num_classes, width, products=products))
+
+    def broadcast(state: ServerState) -> Tensors:
+        return model_update.broadcast_model(state.model)
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        return Contribution(contribute_sums(silo, received, products=products, radius=radius), None)
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        found = pooled(totals)
+        # A unit of length for features that may be far shorter than the radius.
+        length = found.length if start else 1.0
+        weight, bias = solve(setting.config, found.over(length), BIAS in state.model)
+        weight, bias = centred(weight, bias, found.known, absent)
+        model = with_head(state.model, weight / (length * radius), bias)
+        known = found.known.to(torch.uint8)
+        return state.evolve(model=model, extra={**state.extra, KNOWN: known})
+
+    return Phase("sums", schema, broadcast, contribute, update)
+
+
+def with_head(model: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the model with another linear head, each tensor in its own type.
+
+    Args:
+        model: by name; its head has one row a class, or for two classes one row (``SingleLogit``).
+        weight: (C, d).
+        bias: (C,); left out where the head has none.
+    """
+    if len(model[WEIGHT]) == 1:  # the logits [0, z]
+        weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+    changed = {WEIGHT: weight, **({BIAS: bias} if BIAS in model else {})}
+    return {name: changed[name].to(item.dtype) if name in changed else item for name, item in model.items()}
+
+
+def scale_phase(*, beside: bool) -> Phase:
+    """Return the exchange that scales the head by a temperature.
+
+    Args:
+        beside: with ``own/trained`` in the update group, which a training round must have: after a drop-out
+            its sum opens, and the head keeps its scale.
+    """
+    schema = Schema((*((TRAINED,) if beside else ()), temperature.field()))
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        made = temperature.contribute(silo, received, state)
+        return Contribution({**(trained() if beside else {}), **made.tensors}, None)
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        return temperature.update(state, totals)
+
+    return Phase("scale", schema, temperature.broadcast, contribute, update)
+
+
+def check_head(setting: Setting, *, bias: bool) -> None:
+    """Refuse a model whose head no linear solution can be put into.
+
+    Args:
+        setting: of the job.
+        bias: whether the solution needs a bias.
+
+    Raises:
+        ValueError: naming the head.
+    """
+    head = model_update.shared_template(setting).get_submodule("head")
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"Expected the model to have a linear head, but its head is {type(head).__name__}.")
+    if bias and head.bias is None:
+        raise ValueError(
+            "Expected the model's head to have a bias, but it has none: start with fed3r, or set "
+            "model_options.head_bias."
+        )
+
+
+def personalise(silo: SiloView, tensors: Tensors, state: Tensors) -> nn.Module:
+    """Return the final model after one round of plain local training, as the job's ``training`` says."""
+    return train(silo, model_update.broadcast_model(tensors), state, plain_training()).model
