@@ -324,7 +324,9 @@ class SecureSite:
             raise SecureSumError(
                 f"Expected a protocol message with the task {task}, but got none.", code="TF-604"
             )
-        key = hashlib.sha256(raw + also).digest()
+        hashed = hashlib.sha256(raw)  # as large as a model: not copied to be hashed
+        hashed.update(also)
+        key = hashed.digest()
         with package_errors():
             reply = self._recall(task, key)
             if reply is not None:
