@@ -174,6 +174,7 @@ class SecureSite:
             weights = applied_weights(declared, self._context.job.max_weight_share)
             honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
             encoded = train(weights, honest, fold_silos(declared.values()), total=total)
+            del total  # as large as a model; the request has it
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
