@@ -31,10 +31,13 @@ from tightframe.securesum.primitives import derive
 COUNT = 128
 _RINGS = (32, 64)
 _WIDTH = 32
-"""Elements in a row of the matrices multiplied. On one core 4 million elements of 32 bits took 0.06 s
-to 0.08 s for each width from 16 to 128 with 32768 elements a block, and longer with larger blocks.
+"""Elements in a row of the matrices multiplied. Widths from 16 to 128 took about the same time."""
+_ROWS = 256
+_TOGETHER = 16
+"""Rows of R^T multiplied at a time: few enough that OpenBLAS, which numpy has, uses one thread (it takes
+more from 2**18 multiplications on). On a busy machine its threads took ten times as much CPU time and more,
+waiting for each other; and one thread is no slower with small products.
 """
-_ROWS = 1024
 _EXACT_ROWS = 2**21
 """Rows that may be added up in float64: each product is below 2**32, so that a sum stays below 2**53."""
 
@@ -131,22 +134,23 @@ def _products(vectors: Sequence[RingArray], bits: NDArray[np.uint8]) -> NDArray[
     """
     size, number = vectors[0].size, len(vectors)
     total = np.zeros((number, COUNT), np.uint64)
-    partial, rows = np.zeros((_WIDTH + COUNT - 1, number * _WIDTH)), 0
+    partial, rows = np.zeros((_WIDTH + COUNT, number * _WIDTH)), 0  # with a row for divisibility
     for start in range(0, size, _WIDTH * _ROWS):
         length = min(_WIDTH * _ROWS, size - start)
         count = -(-length // _WIDTH)
-        beside, taken = np.empty((count, number * _WIDTH)), np.zeros(count * _WIDTH + COUNT - 1)
+        beside, taken = np.empty((count, number * _WIDTH)), np.zeros(count * _WIDTH + COUNT)
         for column, values in enumerate(vectors):
             part = values[start : start + length]
             padded = np.pad(part, (0, count * _WIDTH - length)) if length < count * _WIDTH else part
             beside[:, column * _WIDTH : (column + 1) * _WIDTH] = padded.reshape(count, _WIDTH)
         taken[: length + COUNT - 1] = bits[start : start + length + COUNT - 1]
         step = taken.itemsize
-        shifted = as_strided(taken, (count, _WIDTH + COUNT - 1), (_WIDTH * step, step), writeable=False)
+        shifted = as_strided(taken, (count, _WIDTH + COUNT), (_WIDTH * step, step), writeable=False)
         if rows + count > _EXACT_ROWS:
             total += _all_diagonals(partial)
             partial, rows = np.zeros_like(partial), 0
-        partial += np.ascontiguousarray(shifted).T @ beside
+        left = np.ascontiguousarray(shifted).T.reshape(-1, _TOGETHER, count)
+        partial += (left @ beside).reshape(partial.shape)
         rows += count
     return total + _all_diagonals(partial)
 
