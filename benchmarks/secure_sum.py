@@ -6,8 +6,8 @@
 CPU time (user and system) of one thread, medians; ratios and shares are within one run, with the
 AES-256-CTR rate beside each measurement. ``keystream`` is the generation and addition of all masks, in the
 real handlers; its share is the streams' bytes over its time and the AES rate, i.e. the part of the
-time that AES itself needs. ``round`` is a site's encoding, masking and answers. Memory is what Python and numpy
-allocate. The peer's environment is created on first use (``peers/flower/requirements.txt``).
+time that AES itself needs. ``round`` is a site's encoding, masking and answers. Memory is what Python and
+numpy allocate. The peer's environment is created on first use (``peers/flower/requirements.txt``).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def patterns(sites: int) -> list[int]:
 
 
 def repeats(sites: int, size: int) -> int:
-    """Return the rounds of each pattern, so that all of them, a first one and two for memory fit the slots."""
+    """Return the rounds of each pattern, so that all, a first one and two for memory fit the slots."""
     if sites > 50 or size * sites**2 > FULL_WORK // 10:
         return 2 if size * sites**2 < FULL_WORK else 1
     return 4

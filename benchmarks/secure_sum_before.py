@@ -143,8 +143,7 @@ def _part(found: dict[str, list[dict[str, float]]], part: str) -> dict[str, Any]
 
 def _worker(folder: Path, sites: int, size: int, sums: int) -> dict[str, float]:
     """Measure one version in a process of its own; without sums, weigh it."""
-    # More threads of BLAS would add the time in which they wait for each other.
-    environment = {**os.environ, "PYTHONPATH": str(folder / "custom"), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(folder / "custom")}
     command = [sys.executable, __file__, str(folder), "--worker", str(sites), str(size), str(sums)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     values: dict[str, float] = json.loads(done.stdout)
@@ -189,19 +188,12 @@ def main() -> None:
         import secure_sum_ours
 
         sites, size, sums = arguments.worker
-        print(
-            json.dumps(
-                measure(secure_sum_ours, sites, size, sums) if sums else weigh(secure_sum_ours, sites, size)
-            )
-        )
+        case = secure_sum_ours, sites, size
+        print(json.dumps(measure(*case, sums) if sums else weigh(*case)))
         return
     results = []
     for place in arguments.cases:
-        sites, size = CASES[place]
-        many = sites > 50
-        results.append(
-            versus(arguments.before, sites, size, 1 if many else arguments.turns, 1 if many else 3)
-        )
+        results.append(versus(arguments.before, *CASES[place], arguments.turns))
         show(results[-1])
         if arguments.json:
             arguments.json.write_text(json.dumps(results, indent=2) + "\n")
