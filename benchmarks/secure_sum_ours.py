@@ -1,22 +1,22 @@
 """Runs of the secure sum's own state machines, in one thread, with the CPU time of every part.
 
 Messages travel as bytes, as between processes; the times include all work of a site or the server on
-them: parsing, checks, computation, signatures, serialisation. They do not include transport, the
-journal's fsync, and the generation of the vectors. Used by ``secure_sum.py``.
+them: parsing, checks, computation, signatures, serialisation, the server's spool. They do not include
+transport, the journal's fsync, and the generation of the vectors. Each sum but the first rests on the total
+of the one before, which the sites verify. Used by ``secure_sum.py``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import hashlib
 import os
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from tightframe.rounds.sums.simulated_identity import simulated_identity
+from tightframe.rounds.sums.spool import FileSpool
 from tightframe.securesum import rules
 from tightframe.securesum.encoding import decode, encode, fraction_bits
 from tightframe.securesum.identity import Verifier
@@ -33,14 +34,14 @@ from tightframe.securesum.messages import (
     Advertisements,
     AgreementRequest,
     FieldSpec,
-    Group,
     Params,
     RevealRequest,
     SumId,
     TermRequest,
 )
+from tightframe.securesum.proofs import Ground
 from tightframe.securesum.rules import Expected, SiteRules
-from tightframe.securesum.server import Enrolment, Session, Sum
+from tightframe.securesum.server import Enrolment, Evidence, Session, Sum
 from tightframe.securesum.site import Confirmed, Step, advertise, agree, confirm, mask, reveal
 from tightframe.securesum.site.journal import History
 from tightframe.securesum.site.setup import establish
@@ -90,10 +91,16 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 
 
 class Keystream:
-    """Time and bytes of all masking since ``clear``; if ``skipped``, masking is left out."""
+    """Time and bytes of all masking since ``clear``.
+
+    Attributes:
+        skipped: masking is left out.
+        apart: masks are made and added to zeros, not to the term or total. Where all parties do so or leave
+            masking out, totals are right, and the others of many sites need no time.
+    """
 
     def __init__(self) -> None:
-        self.milliseconds, self.bytes, self.skipped = 0.0, 0, False
+        self.milliseconds, self.bytes, self.skipped, self.apart = 0.0, 0, False, False
 
     def clear(self) -> None:
         """Reset the counts."""
@@ -106,7 +113,8 @@ class Keystream:
 
         def add_streams(total: Accumulator, plus: list[bytes], minus: list[bytes]) -> None:
             if not self.skipped:
-                _, taken = timed(lambda: original(total, plus, minus))
+                target = Accumulator(total.layout) if self.apart else total
+                _, taken = timed(lambda: original(target, plus, minus))
                 self.milliseconds += taken
                 self.bytes += total.layout.nbytes * (len(plus) + len(minus))
 
@@ -117,33 +125,54 @@ class Keystream:
             Accumulator.add_streams = original  # type: ignore[method-assign]
 
 
+class Checks:
+    """CPU time of combining totals and terms and of comparing them, at all sites and the server."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 0.0
+
+    @contextmanager
+    def watch(self) -> Iterator[Checks]:
+        """Measure the checks of totals inside the real handlers."""
+        originals = {name: getattr(Ground, name) for name in ("combine_all", "check_sum")}
+
+        def watched(original: Callable[..., Any]) -> Callable[..., Any]:
+            def check(*arguments: Any) -> Any:
+                result, taken = timed(lambda: original(*arguments))
+                self.milliseconds += taken
+                return result
+
+            return check
+
+        for name, original in originals.items():
+            setattr(Ground, name, watched(original))
+        try:
+            yield self
+        finally:
+            for name, original in originals.items():
+                setattr(Ground, name, original)
+
+
 class PeakMemory:
-    """Growth of the peak resident memory since ``start``, in bytes (Linux only)."""
+    """Peak of what one party allocates in its steps, with what earlier steps left, in bytes.
 
-    available = Path("/proc/self/clear_refs").exists()
+    Messages count while a step makes or reads them, but not between steps, where they are the transport's.
+    Python's and numpy's allocations are counted, as ``tracemalloc`` sees them.
+    """
 
-    def start(self) -> PeakMemory:
-        """Start measuring from the present memory."""
-        self._before, self.bytes = self.settled(), 0
-        return self
+    def __init__(self) -> None:
+        self.bytes, self.kept = 0, 0
 
-    def call(self, work: Callable[[], T], held: int = 0) -> T:
-        """Run ``work`` and record the peak, less the caller's ``held`` bytes (an upload in transit)."""
-        self.settled()
-        Path("/proc/self/clear_refs").write_text("5")
-        result = work()
-        self.bytes = max(self.bytes, self._read("VmHWM") - self._before - held)
-        return result
-
-    def settled(self) -> int:
-        """Return the resident bytes after giving freed memory back to the system."""
+    def call(self, work: Callable[[], T]) -> T:
+        """Run one step."""
         gc.collect()
-        ctypes.CDLL(None).malloc_trim(0)
-        return self._read("VmRSS")
-
-    @staticmethod
-    def _read(name: str) -> int:
-        return 1024 * int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        result = work()
+        after, peak = tracemalloc.get_traced_memory()
+        self.bytes = max(self.bytes, self.kept + peak - before)
+        self.kept += after - before - (len(result) if isinstance(result, bytes) else 0)
+        return result
 
 
 @dataclass
@@ -192,7 +221,9 @@ class Round:
     keystream_share: list[float] = field(default_factory=list)
     mask_share: list[float] = field(default_factory=list)
     reveal_ms: list[float] = field(default_factory=list)
+    ask_ms: float = 0.0
     receive_ms: float = 0.0
+    checks_ms: float = 0.0
     answers_ms: float = 0.0
     open_ms: float = 0.0
     open_keystream_ms: float = 0.0
@@ -206,21 +237,7 @@ class Round:
     @property
     def server_ms(self) -> float:
         """CPU time of all the server's work."""
-        return self.receive_ms + self.answers_ms + self.open_ms + self.decode_ms
-
-
-class _NoSpool:
-    """Keeps nothing: no total is verified here, and no file's time is measured."""
-
-    def keep(self, slot: int, site: str, group: Group, data: bytes) -> None:
-        """Drop a term."""
-
-    def read(self, slot: int, site: str, group: Group) -> bytes:
-        """Refuse."""
-        raise LookupError("Expected no total to be verified in this benchmark.")
-
-    def erase(self, slot: int) -> None:
-        """Do nothing."""
+        return self.ask_ms + self.receive_ms + self.answers_ms + self.open_ms + self.decode_ms
 
 
 class Federation:
@@ -229,8 +246,8 @@ class Federation:
     Args:
         sites: n.
         size: m.
-        light: number of sites that really mask; the others' uploads have no masks, so that the opened total
-            is not a sum, which changes no other time. 0: all sites mask, and every sum is checked exactly.
+        light: number of sites that make masks; the others send the last of these sites' term without. 0: all
+            sites mask.
         seed: of the vectors.
     """
 
@@ -257,6 +274,8 @@ class Federation:
             version=_VERSION,
         )
         self.sites, self.slot = [], 0
+        self.spool = FileSpool()
+        self.evidence: Evidence | None = None
         for number, name in enumerate(names):
             signer, self._anchor = simulated_identity(_JOB, name, production=False)
             self.sites.append(Site(name, number, signer))
@@ -330,18 +349,17 @@ class Federation:
     def run(self, drops: int, keystream: Keystream) -> Round:
         """Run one sum in which the last ``drops`` sites do not answer the request for a term."""
         result, sites = Round(drops), self.sites[: len(self.sites) - drops]
-        request = TermRequest(self.slot, SumId(self.slot, "train-0"), _SCHEMA, b"").to_bytes()
         total, result.receive_ms = timed(self._start)
+        request, result.ask_ms = timed(lambda: total.term_request().to_bytes())
         plain, mean = np.zeros(self.size, np.uint32), np.zeros(self.size)
-        term = b""
+        term, values = b"", np.zeros(self.size, np.float32)
+        keystream.apart = bool(self.light)
         for site in sites:
             keystream.skipped = bool(self.light) and site.number >= self.light
             if not keystream.skipped:
                 values = vector(self.seed, site.number + 1, self.size)
                 term, taken = timed(lambda: self._encoded(values))  # noqa: B023
                 result.encode_ms.append(taken)
-                plain += np.frombuffer(term, "<u4")
-                mean += values
                 rate = aes_rate()
                 keystream.clear()
             raw, taken = timed(lambda: self._mask(site, request, term))  # noqa: B023
@@ -351,8 +369,11 @@ class Federation:
                 least = 1000 * keystream.bytes / rate
                 result.mask_share.append(least / taken)
                 result.keystream_share.append(least / keystream.milliseconds)
+            plain += np.frombuffer(term, "<u4")
+            mean += values
             result.up_bytes = len(raw)
             result.receive_ms += timed(lambda: total.add(site.name, raw))[1]  # noqa: B023
+            self._share(site)
         keystream.skipped = False
         result.down_bytes = len(request)
         _, result.answers_ms = timed(total.close)
@@ -371,46 +392,58 @@ class Federation:
         decoded, result.decode_ms = timed(
             lambda: decode(np.frombuffer(sums, np.uint32), ring=32, bits=self.bits) / len(sites)
         )
-        if not self.light:
-            assert sums == plain.astype("<u4").tobytes(), "the opened sum is not the plaintext sum"
-            result.error = float(np.abs(decoded - mean / len(sites)).max())
-        self.slot += 1
+        assert sums == plain.astype("<u4").tobytes(), "the opened sum is not the plaintext sum"
+        result.error = float(np.abs(decoded - mean / len(sites)).max())
+        self._next(opened.evidence)
         return result
 
     def weigh(self) -> dict[str, float]:
-        """Return the peak memory of a site and of the server, less input vector and upload, in vectors."""
-        drops = 1 if len(self.sites) > 4 else 0
-        sites = self.sites[: len(self.sites) - drops]
-        request = TermRequest(self.slot, SumId(self.slot, "train-0"), _SCHEMA, b"")
-        term = self._encoded(vector(self.seed, 1, self.size))
-        parsed, first = TermRequest.from_bytes(request.to_bytes()), sites[0]
-        peak = PeakMemory().start()
-        step = peak.call(lambda: self._masked(first, parsed, term))
-        masking = peak.bytes
-        peak.call(step.reply.to_bytes)
-        packing = peak.bytes
-        del step
-        keystream, raw = Keystream(), b""
-        peak = PeakMemory().start()
-        total = peak.call(self._start)
-        with keystream.watch():
-            keystream.skipped = True  # a site's masking does not affect the server's memory
-            for site in sites:
-                raw = b""
-                raw = self._mask(site, request.to_bytes(), term)
-                # An upload in transit counts as the transport's memory.
-                peak.call(lambda: total.add(site.name, raw), held=len(raw))  # noqa: B023
-        raw = b""
-        total.close()
-        self._answers(total, sites, Round(drops))
-        peak.call(total.open)
-        self.slot += 1
-        unit = 4 * self.size
-        return {
-            "site": masking / unit,
-            "site with packing": packing / unit,
-            "server": peak.bytes / unit,
-        }
+        """Return peaks of memory in vectors of m numbers, in the second of two sums without drop-outs.
+
+        ``masking``: at a site, of ``mask`` alone, beyond its term, its request and what it keeps of the sum
+        before. ``site`` and ``server``: of all steps, with what they keep. Masks are left out everywhere, so
+        that the sums are right, since they change no size.
+        """
+        term, keystream = self._encoded(vector(self.seed, 1, self.size)), Keystream()
+        keystream.skipped = True
+        tracemalloc.start()
+        try:
+            with keystream.watch():
+                one, server, masking = PeakMemory(), PeakMemory(), PeakMemory()
+                for _ in range(2):
+                    masking = self._weigh(term, one, server)
+        finally:
+            tracemalloc.stop()
+        peaks = {"masking": masking, "site": one, "server": server}
+        return {name: peak.bytes / (4 * self.size) for name, peak in peaks.items()}
+
+    def _weigh(self, term: bytes, one: PeakMemory, server: PeakMemory) -> PeakMemory:
+        """Run a sum, and weigh the steps of the first site and of the server; return the masking's peak."""
+        masking, first = PeakMemory(), self.sites[0]
+        sums = [server.call(self._start)]
+        request = server.call(lambda: sums[0].term_request().to_bytes())
+        for site in self.sites:
+            call = one.call if site is first else _call
+            if site is first:
+                parsed = TermRequest.from_bytes(request)
+                masking.call(lambda: self._masked(first, parsed, term))  # noqa: B023
+                del parsed
+            raw = call(lambda: self._mask(site, request, term))  # noqa: B023
+            server.call(lambda: sums[0].add(site.name, raw))  # noqa: B023
+            self._share(site)
+        sums[0].close()
+        asked = server.call(lambda: sums[0].agreement_request().to_bytes())
+        for site in self.sites:
+            call = one.call if site is first else _call
+            raw = call(lambda: self._agreement(site, asked))  # noqa: B023
+            server.call(lambda: sums[0].add_agreement(site.name, raw))  # noqa: B023
+        shown = server.call(lambda: sums[0].reveal_request().to_bytes())
+        for site in self.sites:
+            call = one.call if site is first else _call
+            raw = call(lambda: self._reveal(site, shown))  # noqa: B023
+            server.call(lambda: sums[0].add_reveal(site.name, raw))  # noqa: B023
+        server.call(lambda: self._next(sums.pop().open().evidence))
+        return masking
 
     def _each(self, work: Callable[[Site], T]) -> tuple[list[T], list[float]]:
         pairs = [timed(lambda: work(site)) for site in self.sites]  # noqa: B023
@@ -423,8 +456,21 @@ class Federation:
             sum_id=SumId(self.slot, "train-0"),
             schema=_SCHEMA,
             basis=_BASIS,
-            spool=_NoSpool(),
+            spool=self.spool,
+            rests_on=self.evidence,
         )
+
+    def _next(self, evidence: Evidence) -> None:
+        """Go to the next sum, which rests on the total that was opened."""
+        if self.evidence is not None:
+            self.spool.erase(self.evidence.total.slot)
+        self.evidence = evidence
+        self.slot += 1
+
+    def _share(self, site: Site) -> None:
+        """Let a site keep the first site's copy of the total, so that many sites fit one process."""
+        if "total" in self.sites[0].kept:
+            site.kept["total"] = self.sites[0].kept["total"]
 
     def _encoded(self, values: np.ndarray) -> bytes:
         wide = values.astype(np.float64)
@@ -444,30 +490,35 @@ class Federation:
     def _mask(self, site: Site, request: bytes, term: bytes) -> bytes:
         return site.take(self._masked(site, TermRequest.from_bytes(request), term))
 
+    def _agreement(self, site: Site, request: bytes) -> bytes:
+        asked = AgreementRequest.from_bytes(request)
+        return site.take(agree(site.state, asked, history=site.history, kept=site.kept.get))
+
+    def _reveal(self, site: Site, request: bytes) -> bytes:
+        asked = RevealRequest.from_bytes(request)
+        return site.take(reveal(site.state, asked, history=site.history, kept=site.kept.get))
+
     def _answers(self, total: Sum, sites: list[Site], result: Round) -> None:
-        """Run the exchanges after the terms, agreement and reveal. No sum rests on an earlier one's total."""
-        agreed = [0.0] * len(sites)
-        request, taken = timed(lambda: total.agreement_request().to_bytes())
-        result.answers_ms += taken
+        """Run the exchanges after the terms, agreement and reveal."""
+        agreed, checks = [0.0] * len(sites), Checks()
+        with checks.watch():
+            request, taken = timed(lambda: total.agreement_request().to_bytes())
+            result.answers_ms += taken
+            for place, site in enumerate(sites):
+                raw, agreed[place] = timed(lambda: self._agreement(site, request))  # noqa: B023
+                result.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
+            result.up_bytes += len(raw)
+            result.down_bytes += len(request)
+            shown, taken = timed(lambda: total.reveal_request().to_bytes())
+            result.answers_ms += taken
+            for place, site in enumerate(sites):
+                raw, taken = timed(lambda: self._reveal(site, shown))  # noqa: B023
+                result.reveal_ms.append(taken + agreed[place])
+                result.answers_ms += timed(lambda: total.add_reveal(site.name, raw))[1]  # noqa: B023
+            result.up_bytes += len(raw)
+            result.down_bytes += len(shown)
+        result.checks_ms = checks.milliseconds
 
-        def agreement(site: Site) -> bytes:
-            asked = AgreementRequest.from_bytes(request)
-            return site.take(agree(site.state, asked, history=site.history, kept=site.kept.get))
 
-        def shares(site: Site) -> bytes:
-            asked = RevealRequest.from_bytes(shown)
-            return site.take(reveal(site.state, asked, history=site.history, kept=site.kept.get))
-
-        for place, site in enumerate(sites):
-            raw, agreed[place] = timed(lambda: agreement(site))  # noqa: B023
-            result.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
-        result.up_bytes += len(raw)
-        result.down_bytes += len(request)
-        shown, taken = timed(lambda: total.reveal_request().to_bytes())
-        result.answers_ms += taken
-        for place, site in enumerate(sites):
-            raw, taken = timed(lambda: shares(site))  # noqa: B023
-            result.reveal_ms.append(taken + agreed[place])
-            result.answers_ms += timed(lambda: total.add_reveal(site.name, raw))[1]  # noqa: B023
-        result.up_bytes += len(raw)
-        result.down_bytes += len(shown)
+def _call(work: Callable[[], T]) -> T:
+    return work()

@@ -14,7 +14,7 @@ From everybody else the masks among honest survivors hide all of them but their 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tightframe.securesum import combinations
@@ -57,12 +57,21 @@ class Ground:
         """Return the layout of one group of the total."""
         return group_layout(self.params.schemas[self.told.schema], group)
 
-    def combine(self, challenge: bytes, integers: Mapping[Group, bytes]) -> dict[Group, bytes]:
+    def combine(self, challenge: bytes, integers: Mapping[Group, bytes | memoryview]) -> dict[Group, bytes]:
         """Return the combinations of each group of the total."""
-        return {
-            group: combinations.combine(challenge, group, self.layout(group), integers[group])
-            for group in self.told.groups
-        }
+        return self.combine_all(challenge, (integers,))[0]
+
+    def combine_all(
+        self, challenge: bytes, terms: Sequence[Mapping[Group, bytes | memoryview]]
+    ) -> list[dict[Group, bytes]]:
+        """Return the combinations of several terms, which takes less time than those of one after another."""
+        made: list[dict[Group, bytes]] = [{} for _ in terms]
+        for group in self.told.groups:
+            parts = [term[group] for term in terms]
+            of_group = combinations.combine_all(challenge, group, self.layout(group), parts)
+            for own, data in zip(made, of_group, strict=True):
+                own[group] = data
+        return made
 
     def has_form(self, combined: Mapping[Group, bytes]) -> bool:
         """Return True if these are combinations of exactly the total's groups, each of the right size."""

@@ -7,7 +7,7 @@ value, or raises an error that describes the value without showing it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
@@ -78,9 +78,38 @@ def plain(value: Any) -> Value:
     return cast(Value, value)
 
 
+_LARGE = 2**16
+"""Bytes from which on msgpack has one form for them (bin 32)."""
+
+
 def pack(value: Mapping[str, Value]) -> bytes:
-    """Encode a map in msgpack, its keys in the order given."""
-    return cast(bytes, msgpack.packb(value, use_bin_type=True))
+    """Encode a map in msgpack, its keys in the order given.
+
+    Terms and totals are joined as they are: msgpack's own packer would hold a second copy of each.
+    """
+    return b"".join(_packed(value, msgpack.Packer(use_bin_type=True)))
+
+
+def _packed(value: Value, packer: msgpack.Packer) -> Iterator[bytes]:
+    """Yield a value in msgpack, in pieces."""
+    if not _has_large(value):
+        yield packer.pack(value)
+    elif isinstance(value, dict):
+        yield packer.pack_map_header(len(value))
+        for key, item in value.items():
+            yield packer.pack(key)
+            yield from _packed(item, packer)
+    else:
+        data = cast(bytes, value)
+        yield b"\xc6" + len(data).to_bytes(4, "big")
+        yield data
+
+
+def _has_large(value: Value) -> bool:
+    """Return True for large bytes, and for a map that holds some at any depth."""
+    if isinstance(value, dict):
+        return any(_has_large(item) for item in value.values())
+    return isinstance(value, bytes) and _LARGE <= len(value) < 2**32
 
 
 def unpack(raw: bytes, what: str, read: Check) -> Any:

@@ -212,3 +212,22 @@ def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: 
     assert not resumed(tmp_path / "other")
     note_verified(tmp_path / "own", bytes.fromhex(state_sha256(run.states[1])))
     assert resumed(tmp_path / "own")
+
+
+def test_a_state_is_serialised_once(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[ServerState] = []
+    monkeypatch.setattr(
+        f"{FollowedState.__module__}.state_bytes", lambda state: calls.append(state) or state_bytes(state)
+    )
+    own = silo(tmp_path, run)
+    for step in range(3):
+        message, total = run.request(step)
+        own.advance(message, total, WEIGHTS)
+        assert len(calls) == step + 1
+
+
+def test_a_state_that_the_server_sent_is_stored_as_it_came(tmp_path: Path, run: Run) -> None:
+    message, total = run.request(1, **run.sent(1))
+    message["before"] = "0" * 64
+    silo(tmp_path, run).advance(message, total, WEIGHTS)
+    assert (tmp_path / FOLLOWED).read_bytes().partition(b"\n")[2] == run.sent(1)["state_bytes"]

@@ -329,6 +329,28 @@ def test_a_spool_holds_what_it_was_given_and_no_more() -> None:
     assert spool._folder is None
 
 
+def test_a_shorter_or_longer_term_is_written_over_an_erased_one() -> None:
+    spool = FileSpool()
+    spool.keep(0, "site-1", "update", b"abc")
+    spool.keep(0, "site-1", "static", b"")
+    spool.keep(1, "site-1", "update", b"stays")
+    for slot, data in ((2, b"d"), (3, b"longer than any")):
+        spool.erase(slot - 1 if slot > 2 else 0)
+        spool.keep(slot, "site-1", "update", data)
+        assert spool.read(slot, "site-1", "update") == data
+        assert spool.read(1, "site-1", "update") == b"stays"
+    with pytest.raises(FileNotFoundError):
+        spool.read(2, "site-1", "update")
+    folder = Path(spool._folder.name) if spool._folder else Path()
+    assert len(list(folder.iterdir())) == 3, (
+        "two kept, and one of no term; none is left over from erased ones"
+    )
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    spool.erase(1)
+    spool.erase(3)
+    assert not folder.exists()
+
+
 def test_what_a_silo_keeps_of_a_sum_is_the_owners_alone_and_goes(tmp_path: Path) -> None:
     of = job(rounds=2)
     seen: set[str] = set()

@@ -19,7 +19,6 @@ from tightframe.rounds.following import (
     read_state,
     start_state,
     state_bytes,
-    state_sha256,
 )
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.state import NeedsStateError
@@ -89,9 +88,9 @@ class FollowedState:
         computed = own if own is not None and not own.total and not message["before"] else None
         if own is not None and total is not None and own.sha256 == message["before"]:
             sound = own.sha256 in verified or (own.computed and not own.total)
-            computed = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
+            computed, data = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
             if computed.sha256 == wanted:
-                return self._keep(computed).state, sound
+                return self._keep(computed, data).state, sound
         if sent is None:
             raise NeedsStateError
         if hashlib.sha256(sent).hexdigest() != wanted:
@@ -106,7 +105,7 @@ class FollowedState:
         else:
             self._compare(computed.state, received)
             taken = _Own(received, wanted, computed.total, computed.computed)
-        return self._keep(taken).state, taken.computed or wanted in verified
+        return self._keep(taken, sent).state, taken.computed or wanted in verified
 
     def _own(self, message: Message) -> _Own | None:
         """Return this silo's state: the stored one, or the start; None after a resumption."""
@@ -117,12 +116,14 @@ class FollowedState:
             if weights is None and self._setup.job.initial_model_sha256 is not None:
                 return None  # this silo missed the first exchanges
             state, _ = start_state(self._setup, weights)
-            self._keep(self._made(state, "", sound=True))
+            self._keep(*self._made(state, "", sound=True))
         return self._current
 
     @staticmethod
-    def _made(state: ServerState, total: str, sound: bool) -> _Own:
-        return _Own(state, state_sha256(state), total, sound)
+    def _made(state: ServerState, total: str, sound: bool) -> tuple[_Own, bytes]:
+        """Return a state that this silo computed, and its bytes."""
+        data = state_bytes(state)
+        return _Own(state, hashlib.sha256(data).hexdigest(), total, sound), data
 
     def _stored(self) -> _Own | None:
         if not self._path.is_file():
@@ -139,10 +140,10 @@ class FollowedState:
             return None
         return own
 
-    def _keep(self, own: _Own) -> _Own:
+    def _keep(self, own: _Own, data: bytes) -> _Own:
         described = {"sha256": own.sha256, "total": own.total, "computed": own.computed}
         line = json.dumps(described).encode() + b"\n"
-        write_atomically(self._path, line + state_bytes(own.state), mode=0o600)
+        write_atomically(self._path, line + data, mode=0o600)
         self._current = own
         return own
 

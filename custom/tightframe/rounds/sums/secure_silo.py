@@ -177,6 +177,7 @@ class SecureSite:
             weights = applied_weights(declared, self._context.job.max_weight_share)
             honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
             encoded = train(weights, honest, fold_silos(declared.values()), total=total)
+            del total  # as large as a model; the request has it
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
                     "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
@@ -327,7 +328,9 @@ class SecureSite:
             raise SecureSumError(
                 f"Expected a protocol message with the task {task}, but got none.", code="TF-604"
             )
-        key = hashlib.sha256(raw + also).digest()
+        hashed = hashlib.sha256(raw)  # as large as a model: not copied to be hashed
+        hashed.update(also)
+        key = hashed.digest()
         with package_errors():
             reply = self._recall(task, key)
             if reply is not None:

@@ -124,7 +124,7 @@ class Sum:
         self.rests_on, self._spool = rests_on, spool
         self.told = NO_TOTAL if rests_on is None else rests_on.ground.told.digest()
         self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
-        self._totals = {group: Accumulator(self._layouts[group]) for group in GROUPS}
+        self._totals: dict[Group, Accumulator] = {}  # none before the first term
         self._receipts: dict[str, Receipt] = {}
         self._links: dict[str, bytes] = {}
         self._survivors: tuple[str, ...] | None = None
@@ -194,10 +194,13 @@ class Sum:
         except ProtocolError as error:
             error.blamed = site
             raise
-        self._spool.keep(self.slot, site, "update", masked.update)
-        self._spool.keep(self.slot, site, "static", masked.static)
-        self._totals["update"].add(masked.update)
-        self._totals["static"].add(masked.static)
+        terms: Mapping[Group, bytes] = {"update": masked.update, "static": masked.static}
+        for group, data in terms.items():
+            self._spool.keep(self.slot, site, group, data)
+            if group in self._totals:
+                self._totals[group].add(data)
+            else:
+                self._totals[group] = Accumulator(self._layouts[group], data)
         self._receipts[site], self._links[site] = masked.receipt, masked.links
 
     def close(self) -> tuple[str, ...]:

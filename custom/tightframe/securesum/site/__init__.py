@@ -11,9 +11,8 @@ totals is in ``site.totals``.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 from tightframe.securesum.checks import group_layout, link, masked_hash, pair_secret, verify, verify_receipt
 from tightframe.securesum.errors import (
@@ -71,11 +70,12 @@ from tightframe.securesum.site.state import (
 from tightframe.securesum.site.state import Agreed as AgreedSlot
 from tightframe.securesum.site.state import Masked as MaskedSlot
 from tightframe.securesum.site.totals import (
+    Kept,
     KeptTerm,
     check_followers,
     check_told,
     check_total,
-    combined_term,
+    combined,
     ground_of,
     require,
 )
@@ -93,9 +93,6 @@ __all__ = [
     "reveal",
 ]
 
-Kept: TypeAlias = Callable[[str], bytes | None]
-"""Returns what earlier steps kept under a name; None if there is nothing."""
-
 
 def mask(
     state: Confirmed | Established,
@@ -111,8 +108,8 @@ def mask(
 ) -> Step[Established, Masked]:
     """Mask a term with the one-time secrets of a slot, and drop these secrets.
 
-    The term with its masks between sites, and their keys, are kept until shares of the slot are revealed;
-    then the term without the keys, until a request rests on a later total: see ``site.totals``.
+    The masked term and the keys of its masks are kept until shares of the slot are revealed; then the term
+    with its masks between survivors, until a request rests on a later total: see ``site.totals``.
 
     Once a masked term has left, t other sites can open it without this one. So the cohort and the
     release profile that it commits its site to are in the journal before it leaves, whether or not
@@ -151,8 +148,7 @@ def mask(
             f"but got {len(basis)} bytes and {sorted(term)}."
         )
     history.check_slot(params.job, params.epoch, slot, request.sum_id)
-    total = check_told(state, request, history)
-    told = None if total is None else total.told()
+    told = _told(check_told(state, request, history))
     layouts = {group: group_layout(fields, group) for group in GROUPS}
     commitments = _commitments(state.epoch, layouts["static"], profile, history)
     established = _established(state, request)
@@ -167,18 +163,16 @@ def mask(
     secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
     keys = {group: _pair_keys(established, slot, group, secrets[group]) for group in GROUPS}
     links = b"".join(link(*pair) for group in GROUPS for other, pair in secrets[group].items() if own < other)
-    between: dict[Group, bytes] = {}
-    masked: dict[Group, bytes] = {}
-    for group in GROUPS:
-        vector = Accumulator(layouts[group], term.get(group, b""))
-        vector.add_streams(
-            [key for name, key in keys[group].items() if own < name],
-            [key for name, key in keys[group].items() if name < own],
+    own_keys = {
+        group: self_key(
+            slot_secret(fresh.secrets, group, "self").expose(), established.session, slot, group, own
         )
-        between[group] = vector.to_bytes()
-        seed = slot_secret(fresh.secrets, group, "self").expose()
-        vector.add_streams([self_key(seed, established.session, slot, group, own)], [])
-        masked[group] = vector.to_bytes()
+        for group in GROUPS
+    }
+    masked = {
+        group: _masked(layouts[group], term.get(group, b""), own, own_keys[group], keys[group])
+        for group in GROUPS
+    }
     unsigned = Receipt(
         name=own,
         slot=slot,
@@ -205,7 +199,7 @@ def mask(
         for earlier, held in enumerate(established.slots[:slot])
         if not isinstance(held, Fresh | Abandoned) and not _still_needed(held, earlier, told)
     }
-    kept |= {term_name(slot): KeptTerm(between, keys).to_bytes(), TOTAL: request.total or None}
+    kept |= {term_name(slot): KeptTerm(masked, own_keys, keys).to_bytes(), TOTAL: request.total or None}
     reply = Masked(masked["update"], masked["static"], receipt, links)
     return Step(after, reply, (*commitments, used), kept)
 
@@ -235,10 +229,7 @@ def agree(
     own: Mapping[Group, bytes] = {}
     expected: Mapping[Group, bytes] = {}
     if state.told is not None:
-        ground = ground_of(state, state.told)
-        total = Total.from_bytes(require(kept(TOTAL), state.told.slot))
-        expected = ground.combine(made, total.groups)
-        own = combined_term(ground, state, made, kept(term_name(state.told.slot)))
+        expected, own = combined(state, state.told, made, kept)
     signed = agreement_signed(state.session, slot, held.receipt.sum_id, survivors, made, own)
     reply = Agreement(epoch.name, slot, own, ed25519_sign(state.signing, signed))
     entry = journal.Agreed(params.job, params.epoch, slot, survivors)
@@ -385,6 +376,21 @@ def _pair_keys(
         else pair_key(received, session, slot, group, other, own)
         for other, (sent, received) in secrets.items()
     }
+
+
+def _masked(layout: Layout, term: bytes, own: str, own_key: bytes, keys: Mapping[str, bytes]) -> bytes:
+    """Return one group of a term under this site's own mask and those with all other sites."""
+    vector = Accumulator(layout, term)
+    vector.add_streams(
+        [own_key, *(key for name, key in keys.items() if own < name)],
+        [key for name, key in keys.items() if name < own],
+    )
+    return vector.to_bytes()
+
+
+def _told(total: Total | None) -> Told | None:
+    """Return a total without its integers, which the caller then no longer holds while it masks."""
+    return None if total is None else total.told()
 
 
 def _still_needed(held: SlotState, slot: int, told: Told | None) -> bool:

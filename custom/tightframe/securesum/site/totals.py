@@ -7,14 +7,21 @@ then nothing that was computed from the total is opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
 
 from tightframe.securesum import reading
 from tightframe.securesum.checks import group_layout
-from tightframe.securesum.errors import FollowersError, StateError, TotalError, VerificationError
-from tightframe.securesum.masks import Accumulator
+from tightframe.securesum.errors import (
+    FollowersError,
+    MessageError,
+    StateError,
+    TotalError,
+    VerificationError,
+)
+from tightframe.securesum.masks import Accumulator, Layout
 from tightframe.securesum.messages import (
     MAX_TERM,
     Group,
@@ -30,30 +37,54 @@ from tightframe.securesum.primitives import KEY_BYTES
 from tightframe.securesum.proofs import Ground
 from tightframe.securesum.rules import MAX_SITES
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.state import Confirmed, Established, Fresh, Revealed
+from tightframe.securesum.site.state import TOTAL, Confirmed, Established, Fresh, Revealed, term_name
+
+Kept: TypeAlias = Callable[[str], bytes | None]
+"""Returns what earlier steps kept under a name; None if there is nothing."""
 
 
 @dataclass(frozen=True)
-class KeptTerm(reading.Message):
-    """A site's term with the masks between sites, but without its own: what it keeps of a slot, secretly.
+class KeptTerm:
+    """A site's term as it keeps it of a slot, secretly.
+
+    Its stored form ends with the integers as they are, so that reading it copies none of them.
 
     Attributes:
-        integers: group -> z before shares are revealed; z' of the revealed groups after that.
+        integers: group -> the masked integers before shares are revealed; z' of the revealed groups after
+            that.
+        own_keys: group -> the key of the site's own mask; empty after shares are revealed.
         keys: group -> every other site -> the key of the mask with it; empty after shares are revealed.
     """
 
-    integers: Mapping[Group, bytes]
+    integers: Mapping[Group, bytes | memoryview]
+    own_keys: Mapping[Group, bytes]
     keys: Mapping[Group, Mapping[str, bytes]]
-
-    KEYS = MappingProxyType(
-        {
-            "integers": by_group(reading.blob(0, MAX_TERM)),
-            "keys": by_group(reading.mapping(reading.blob(KEY_BYTES), 0, MAX_SITES)),
-        }
-    )
 
     def __repr__(self) -> str:
         return f"KeptTerm({sorted(self.integers)})"
+
+    def to_bytes(self) -> bytes:
+        """Return the stored form: the length of a head, the head, then the integers of each group."""
+        sizes = {group: len(data) for group, data in self.integers.items()}
+        head = reading.pack(_Head(sizes, self.own_keys, self.keys).as_value())
+        return b"".join((len(head).to_bytes(4, "big"), head, *self.integers.values()))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> KeptTerm:
+        """Read the stored form.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        start = 4 + int.from_bytes(raw[:4], "big")
+        head = _Head.from_bytes(raw[4:start])
+        integers, view = {}, memoryview(raw)
+        for group, size in head.sizes.items():
+            integers[group] = view[start : start + size]
+            start += size
+        if start != len(raw):
+            raise MessageError("a kept term", expected=f"{start} bytes", found=f"{len(raw)} bytes")
+        return cls(integers, head.own_keys, head.keys)
 
     def revealed(
         self, state: Established, schema: str, survivors: Sequence[str], groups: Sequence[Group]
@@ -63,21 +94,45 @@ class KeptTerm(reading.Message):
         Without keys it is z' already: a crash came after it was kept and before the state was. The journal
         allows no other survivors than those of then.
         """
-        own, fields = state.epoch.name, state.epoch.params.schemas[schema]
-        integers: dict[Group, bytes] = {}
-        for group in groups:
-            if not self.keys:
-                integers[group] = self.integers[group]
-                continue
-            term = Accumulator(group_layout(fields, group), self.integers[group])
-            keys = {name: key for name, key in self.keys[group].items() if name not in survivors}
-            # The site added the stream of a site after it, and subtracted that of a site before it.
-            term.add_streams(
-                [key for name, key in keys.items() if name < own],
-                [key for name, key in keys.items() if own < name],
-            )
-            integers[group] = term.to_bytes()
-        return KeptTerm(integers, {})
+        if not self.keys:
+            return KeptTerm({group: self.integers[group] for group in groups}, {}, {})
+        fields = state.epoch.params.schemas[schema]
+        return KeptTerm(
+            {
+                group: self._revealed(group, group_layout(fields, group), state.epoch.name, survivors)
+                for group in groups
+            },
+            {},
+            {},
+        )
+
+    def _revealed(self, group: Group, layout: Layout, own: str, survivors: Sequence[str]) -> bytes:
+        """Return z' of one group: without the site's own mask and those with sites that dropped out."""
+        term = Accumulator(layout, self.integers[group])
+        keys = {name: key for name, key in self.keys[group].items() if name not in survivors}
+        # The site added the stream of a site after it, and subtracted that of a site before it.
+        term.add_streams(
+            [key for name, key in keys.items() if name < own],
+            [self.own_keys[group], *(key for name, key in keys.items() if own < name)],
+        )
+        return term.to_bytes()
+
+
+@dataclass(frozen=True)
+class _Head(reading.Message):
+    """What stands before the integers in a kept term's stored form."""
+
+    sizes: Mapping[Group, int]
+    own_keys: Mapping[Group, bytes]
+    keys: Mapping[Group, Mapping[str, bytes]]
+
+    KEYS = MappingProxyType(
+        {
+            "sizes": by_group(reading.integer(0, MAX_TERM)),
+            "own_keys": by_group(reading.blob(KEY_BYTES)),
+            "keys": by_group(reading.mapping(reading.blob(KEY_BYTES), 0, MAX_SITES)),
+        }
+    )
 
 
 def check_told(
@@ -151,17 +206,23 @@ def _check_own(what: str, total: Total, state: Confirmed | Established, history:
         raise _refused(f"the survivors of {what}", "without this site, which has no term in it", "with it")
 
 
-def combined_term(
-    ground: Ground, state: Established, challenge: bytes, kept: bytes | None
-) -> dict[Group, bytes]:
-    """Return the combinations of this site's own term of the total told; empty if it gave no shares for it.
+def combined(
+    state: Established, told: Told, challenge: bytes, kept: Kept
+) -> tuple[dict[Group, bytes], dict[Group, bytes]]:
+    """Return the combinations of the total told, and those of this site's own term of it.
+
+    The second are empty if the site gave no shares for that total.
 
     Raises:
-        StateError: TF-609, if the term is lost.
+        StateError: TF-609, if the total or the term is lost.
     """
-    if not isinstance(state.slots[ground.told.slot], Revealed):
-        return {}
-    return ground.combine(challenge, KeptTerm.from_bytes(require(kept, ground.told.slot)).integers)
+    ground = ground_of(state, told)
+    total = Total.from_bytes(require(kept(TOTAL), told.slot)).groups
+    if not isinstance(state.slots[told.slot], Revealed):
+        return ground.combine(challenge, total), {}
+    own = KeptTerm.from_bytes(require(kept(term_name(told.slot)), told.slot)).integers
+    expected, made = ground.combine_all(challenge, (total, own))
+    return expected, made
 
 
 def require(kept: bytes | None, slot: int) -> bytes:
