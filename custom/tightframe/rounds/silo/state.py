@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
-from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, PROPOSED, SALT, SiloContext
+from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, FOLLOWED, PROPOSED, SALT, SiloContext
 
 RUN = "run.json"
 """File that names the job of a state folder."""
@@ -42,7 +42,7 @@ def begin(context: SiloContext) -> None:
         if previous is not None and (previous / RUN).is_file():
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
-            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN)
+            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED)
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             _rewind(partial, resume.after_round)
             context.log.info("%s: continuing with this silo's state of job %s", context.name, resume.previous)
