@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -201,16 +201,20 @@ class SiloStateStore:
         """
         if self._lost.is_file() and self._lost.stat().st_size == 0:
             self._check_participation(opened)
+        path = self._folder / PROPOSED
+        if path.is_file():
+            sum_id = proposed_in(path)
+            self.commit(sum_id, opened.get(sum_id, []))
+            path.unlink(missing_ok=True)
+
+    def commit(self, sum_id: str, cohort: Sequence[str]) -> None:
+        """Commit the proposed state if it was made for this sum, and this silo is in it."""
         path, committed = self._folder / PROPOSED, self._folder / COMMITTED
-        if not path.is_file():
+        if self._silo not in cohort or not path.is_file() or proposed_in(path) != sum_id:
             return
-        sum_id = proposed_in(path)
-        if self._silo in opened.get(sum_id, []):
-            if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
-                os.replace(committed, self._folder / EARLIER)
-            os.replace(path, committed)
-        else:
-            path.unlink()
+        if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
+            os.replace(committed, self._folder / EARLIER)
+        os.replace(path, committed)
 
     def _check_participation(self, opened: Mapping[str, list[str]]) -> None:
         """Note from a resumed job's first message whether this silo took part in the jobs before."""

@@ -85,7 +85,9 @@ class Contributor:
         state, follows = self._followed.advance(message, total, weights)
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
-        self._store.settle(message["opened"])
+        # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
+        known = {} if total is None else {str(total.sum_id): list(total.survivors)}
+        self._store.settle({**message["opened"], **known})
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         if self._context.job.local_baseline_epochs and exchange.starts:
             save_tensors(self._context.state_folder / START, received_model(received), mode=0o600)
@@ -169,6 +171,8 @@ class Contributor:
             total: the last one opened.
         """
         _, follows = self._followed.advance(message, total, weights)
+        if total is not None:
+            self._store.commit(str(total.sum_id), total.survivors)
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)
 
