@@ -198,7 +198,10 @@ class Contributor:
             if not failures.hidden(error):
                 raise
             self._context.log.error(
-                "%s: there is no local-only baseline: %s: %s", self._context.name, failures.reason(error), error
+                "%s: there is no local-only baseline: %s: %s",
+                self._context.name,
+                failures.reason(error),
+                error,
             )
             return {}
         report.add(self._context, local_only=alone)
