@@ -136,6 +136,28 @@ def test_the_run_goes_on_without_it_and_ends_with_too_few(
     assert caught.value.code == "TF-513"
 
 
+@pytest.mark.parametrize("error", [*HIDDEN, *TOLD], ids=lambda error: type(error).__name__ + str(error)[:9])
+def test_a_baseline_that_fails_is_told_by_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """A server may ask for it after the run, of one hospital alone."""
+    made = contributor(tmp_path, local_baseline_epochs=1)
+    term(made)
+    monkeypatch.setattr("tightframe.rounds.silo.report.begun", lambda context: True)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(LocalSilo, "fit", fails)
+    if error in TOLD:
+        with pytest.raises(TightframeError) as caught:
+            made.baseline()
+        assert caught.value is error
+    else:
+        assert made.baseline() == {}
+        assert failures.reason(error) in caplog.text
+
+
 def test_with_privacy_there_is_no_flag() -> None:
     private = prepare(job(method="fedavg", weights="uniform", privacy={"epsilon": 8.0}))
     for exchange in private.plan:

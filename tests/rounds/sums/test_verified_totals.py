@@ -138,7 +138,7 @@ def test_a_server_that_withholds_a_total_from_one_silo_loses_that_silo(tmp_path:
 
     result, _ = run(job(rounds=3), tmp_path, change=change)
     rows = {(row.kind, row.round): row.dropped for row in result.outcome.rows}
-    assert rows["train", 2] == {"site-2": "TF-610"}, "its receipt names no total, the others' one"
+    assert rows["train", 2] == {"site-2": "TF-622"}, "it gave its shares for that of round 1"
     assert rows["train", 3] == {}
 
 

@@ -86,7 +86,9 @@ class Contributor:
         state, follows = self._followed.advance(message, total, weights)
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
-        self._store.settle(message["opened"])
+        # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
+        known = {} if total is None else {str(total.sum_id): list(total.survivors)}
+        self._store.settle({**message["opened"], **known})
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         if self._context.job.local_baseline_epochs and self._setup.plan.starts(exchange):
             save_tensors(self._context.state_folder / START, state.model, mode=0o600)
@@ -171,23 +173,45 @@ class Contributor:
             total: the last one opened.
         """
         _, follows = self._followed.advance(message, total, weights)
+        if total is not None:
+            self._store.commit(str(total.sum_id), total.survivors)
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)
 
     def baseline(self) -> Message:
         """Train a local-only baseline: from the run's initial model, by plain cross-entropy.
 
-        The result goes into the silo's own report and nowhere else.
+        The result goes into the silo's own report and nowhere else, and so does a failure that records can
+        cause (``failures.hidden``).
 
         Raises:
             RunError: TF-508 if this silo missed round 1 or the closing, and has no initial model or report.
+            TightframeError: for what does not depend on records.
         """
-        setup, epochs = self._setup, self._context.job.local_baseline_epochs
+        epochs = self._context.job.local_baseline_epochs
         if not ((self._context.state_folder / START).is_file() and report.begun(self._context)):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so there is nothing to compare.",
                 code="TF-508",
             )
+        try:
+            alone = self._alone(epochs)
+        except Exception as error:
+            if not failures.hidden(error):
+                raise
+            self._context.log.error(
+                "%s: there is no local-only baseline: %s: %s",
+                self._context.name,
+                failures.reason(error),
+                error,
+            )
+            return {}
+        report.add(self._context, local_only=alone)
+        return {}
+
+    def _alone(self, epochs: int) -> Baseline:
+        """Train the local-only baseline, and return its results."""
+        setup = self._setup
         self._context.log.info("%s: training the local-only baseline, %d epochs", self._context.name, epochs)
         silo = LocalSilo(self._context, setup, self._device, 0)
         model = silo.load(safetensors.torch.load_file(self._context.state_folder / START))
@@ -200,9 +224,7 @@ class Contributor:
             silo.fit(model, [stage])
             counted = evaluation.count_at(silo, model)
         metrics = evaluation.local_metrics(counted, setup.dataset.class_names)
-        alone = Baseline(validation=metrics.validation, test=metrics.test, epochs=epochs)
-        report.add(self._context, local_only=alone)
-        return {}
+        return Baseline(validation=metrics.validation, test=metrics.test, epochs=epochs)
 
 
 def _encoded(

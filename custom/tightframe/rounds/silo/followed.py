@@ -85,7 +85,7 @@ class FollowedState:
         # A state that does not include the total told is not the run's: one model is not summed twice.
         if own is not None and own.sha256 == wanted and (total is None or own.total == digest):
             return own.state, wanted in verified or (own.computed and own.total == digest)
-        computed = own if own is not None and not own.total and not message["before"] else None
+        computed = self._start(message) if own is not None and not (own.total or message["before"]) else None
         if own is not None and total is not None and own.sha256 == message["before"]:
             sound = own.sha256 in verified or (own.computed and not own.total)
             computed, data = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
@@ -105,19 +105,31 @@ class FollowedState:
         else:
             self._compare(computed.state, received)
             taken = _Own(received, wanted, computed.total, computed.computed)
-        return self._keep(taken, sent).state, taken.computed or wanted in verified
+        # A resumed run begins with a verified state; later one would be an earlier state once more.
+        resumed = own is None and total is None and wanted in verified
+        return self._keep(taken, sent).state, taken.computed or resumed
 
     def _own(self, message: Message) -> _Own | None:
         """Return this silo's state: the stored one, or the start; None after a resumption."""
         if self._current is None:
             self._current = self._stored()
-        if self._current is None and self._setup.job.resume is None:
-            weights = message.get("start")
-            if weights is None and self._setup.job.initial_model_sha256 is not None:
-                return None  # this silo missed the first exchanges
-            state, _ = start_state(self._setup, weights)
-            self._keep(*self._made(state, "", sound=True))
+        if self._current is None and (start := self._start(message)) is not None:
+            self._keep(start, state_bytes(start.state))
         return self._current
+
+    def _start(self, message: Message) -> _Own | None:
+        """Return the start of the run, computed anew; None in a resumed run, or if its file is not sent.
+
+        What a silo took over for its start is no measure for what comes next: the server could go on from
+        there in steps that each look like rounding.
+        """
+        weights = message.get("start")
+        if self._setup.job.resume is not None:
+            return None
+        if weights is None and self._setup.job.initial_model_sha256 is not None:
+            return None  # this silo missed the first exchanges
+        state, _ = start_state(self._setup, weights)
+        return self._made(state, "", sound=True)[0]
 
     @staticmethod
     def _made(state: ServerState, total: str, sound: bool) -> tuple[_Own, bytes]:

@@ -63,7 +63,7 @@ class SiloSession:
         try:
             return self._answer(task, message)
         finally:
-            if task == "contribute":
+            if task in ("contribute", "baseline"):
                 self._wait(arrived)
 
     def _wait(self, arrived: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import Tensors
-from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, PROPOSED, SALT, SiloContext
+from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, FOLLOWED, PROPOSED, SALT, SiloContext
 from tightframe.securesum.messages import SumId
 
 RUN = "run.json"
@@ -46,7 +46,7 @@ def begin(context: SiloContext) -> None:
         if previous is not None and (previous / RUN).is_file():
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
-            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN)
+            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED)
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             _rewind(partial, resume.after_round)
             context.log.info("%s: continuing with this silo's state of job %s", context.name, resume.previous)
@@ -213,16 +213,20 @@ class SiloStateStore:
         """
         if self._lost.is_file() and self._lost.stat().st_size == 0:
             self._check_participation(opened)
+        path = self._folder / PROPOSED
+        if path.is_file():
+            sum_id = proposed_in(path)
+            self.commit(sum_id, opened.get(sum_id, []))
+            path.unlink(missing_ok=True)
+
+    def commit(self, sum_id: str, cohort: Sequence[str]) -> None:
+        """Commit the proposed state if it was made for this sum, and this silo is in it."""
         path, committed = self._folder / PROPOSED, self._folder / COMMITTED
-        if not path.is_file():
+        if self._silo not in cohort or not path.is_file() or proposed_in(path) != sum_id:
             return
-        sum_id = proposed_in(path)
-        if self._silo in opened.get(sum_id, []):
-            if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
-                os.replace(committed, self._folder / EARLIER)
-            os.replace(path, committed)
-        else:
-            path.unlink()
+        if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
+            os.replace(committed, self._folder / EARLIER)
+        os.replace(path, committed)
 
     def _check_participation(self, opened: Mapping[str, list[str]]) -> None:
         """Note from a resumed job's first message whether this silo took part in the jobs before."""

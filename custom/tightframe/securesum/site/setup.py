@@ -142,11 +142,11 @@ def advertise(
     check(params, rules, expected)
     _check_rings(params)
     history.check_epoch(params)
-    left = _left_behind(previous, history)
     if params.may_open_static and not rules.any_static_cohort:
         history.check_static(dataset, params.roster)
     if profile is not None:
         history.check_profile(dataset, profile)
+    left = _left_behind(previous, history)
     channel, signing = Secret(random(KEY_BYTES)), Secret(random(KEY_BYTES))
     decapsulation = Secret(random(KEM_SEED_BYTES))
     secrets, commitments = [], []
@@ -289,7 +289,7 @@ def establish(state: Confirmed, raw: bytes) -> Established:
 
 
 def _left_behind(previous: Established | None, history: journal.History) -> dict[str, bytes | None]:
-    """Return what is erased of the epoch before, once its last total is verified.
+    """Return what is erased of the epoch before, once its last total is told and verified.
 
     In a new epoch nothing asks for it any more, although what this site computes from then on rests on it.
 
@@ -299,6 +299,13 @@ def _left_behind(previous: Established | None, history: journal.History) -> dict
     if previous is None:
         return {}
     params, told = previous.epoch.params, previous.told
+    given = previous.last_revealed
+    if given > (-1 if told is None else told.slot):
+        raise TotalError(
+            f"the total of slot {given}, for which this site gave shares in epoch {params.epoch}",
+            expected="told before the next epoch",
+            found="withheld",
+        )
     if told is not None and not history.verified(params.job, params.epoch, told.slot):
         raise TotalError(
             f"the total of sum {told.sum_id}, which was told in epoch {params.epoch}",

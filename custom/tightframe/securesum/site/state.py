@@ -343,6 +343,17 @@ class Established(_Stored, _Peers):
     slots: tuple[SlotState, ...]
     told: Told | None
 
+    @property
+    def last_revealed(self) -> int:
+        """The last slot of a sum with fields for which this site gave its shares; -1 if there is none."""
+        schemas = self.epoch.params.schemas
+        revealed = (
+            slot
+            for slot, item in enumerate(self.slots)
+            if isinstance(item, Revealed) and schemas[item.schema]
+        )
+        return max(revealed, default=-1)
+
     def with_slot(self, slot: int, state: SlotState) -> Established:
         """Return this state with one slot's state replaced."""
         return replace(self, slots=(*self.slots[:slot], state, *self.slots[slot + 1 :]))

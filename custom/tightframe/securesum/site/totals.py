@@ -141,7 +141,8 @@ def check_told(
     """Check the total that a request for a term rests on; None if this epoch has none yet.
 
     The server's last opened total is the one that it told before, or one of a later sum. Nothing that it
-    opened is withdrawn, and nothing that it passed over comes back.
+    opened is withdrawn, and nothing that it passed over comes back. A sum for which this site gave its shares
+    counts as opened: else one state could be summed again and again.
 
     Raises:
         TotalError: TF-622, if the total was withheld or replayed, or is not of the sum for which this site
@@ -149,13 +150,20 @@ def check_told(
         SurvivorsError: TF-611, if this site signed another survivor set of that sum.
     """
     told, slots = (state.told, state.slots) if isinstance(state, Established) else (None, ())
+    given = -1 if isinstance(state, Confirmed) else state.last_revealed
     if not request.total:
+        if given >= 0:
+            raise _refused(
+                "a total", f"at least that of slot {given}, for which this site gave shares", "none"
+            )
         if told is not None:
             raise _refused("a total", f"at least that of sum {told.sum_id}, told before", "none")
         return None
     total = Total.from_bytes(request.total)
     what, params = f"the total of sum {total.sum_id}", state.epoch.params
     last = max((slot for slot, item in enumerate(slots) if not isinstance(item, Fresh)), default=-1)
+    if total.slot < given:
+        raise _refused(what, f"of slot {given} at least, for which this site gave shares", f"of {total.slot}")
     if told is not None and total.slot == told.slot:
         if total.told() != told:
             raise _refused(what, "the one that was told before", "another")

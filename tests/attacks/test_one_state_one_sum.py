@@ -1,0 +1,114 @@
+"""A server has one state of the run summed again and again, or moves it by less than silos notice.
+
+Batches that are drawn anew blur the difference of two totals with and without a hospital, but not the mean of
+many such differences. And whoever may move a state a little, as often as it likes, chooses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.support.attacks.malicious_server import Federation, Records, hearts
+
+from tightframe.errors import SecureSumError, TightframeError
+from tightframe.rounds.following import ABSOLUTE, RELATIVE, state_bytes
+from tightframe.rounds.server.exchanges import SharedState
+from tightframe.rounds.sums.common import SEAL
+from tightframe.securesum.messages import SumId, TermRequest
+
+VALUES = {"rounds": 5, "answer_grid": 0.0, "weights": "uniform", "model_options": {"widths": [16]}}
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> dict[str, Records]:
+    return hearts(4)
+
+
+@pytest.fixture
+def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
+    return Federation(VALUES, hospitals, state=tmp_path).enroll()
+
+
+def leave_totals_out(federation: Federation) -> None:
+    """The server says that no sum has been opened."""
+    start = federation.shared
+    federation.sum("train", 1)
+    federation.evidence = None
+    federation.sum("train", 2, named=start, dead={"hospital-2"})
+
+
+def tell_an_older_total_again(federation: Federation) -> None:
+    """The server says that the sum after this total was not opened."""
+    federation.sum("train", 1)
+    evidence, shared = federation.evidence, federation.shared
+    federation.sum("train", 2)
+    federation.evidence = evidence
+    federation.sum("train", 3, named=shared, dead={"hospital-2"})
+
+
+def send_a_verified_state(federation: Federation) -> None:
+    """The server tells the last total, and sends a state of an earlier round as one that silos missed."""
+    federation.sum("train", 1)
+    shared = federation.shared
+    federation.sum("train", 2)
+    federation.sum("train", 3)
+    federation.sum("train", 4, named=SharedState(shared.state, before="0" * 64), dead={"hospital-2"})
+
+
+def set_up_another_epoch(federation: Federation) -> None:
+    """The server begins an epoch without the total that was opened last."""
+    federation.sum("train", 1)
+    shared = federation.shared
+    federation.sum("train", 2)
+    federation.enroll(epoch=1)
+    federation.sum("train", 3, named=shared, dead={"hospital-2"})
+
+
+@pytest.mark.parametrize(
+    ("again", "code"),
+    [
+        (leave_totals_out, "TF-622"),
+        (tell_an_older_total_again, "TF-622"),
+        (send_a_verified_state, "TF-624"),
+        (set_up_another_epoch, "TF-622"),
+    ],
+)
+def test_no_state_is_summed_twice(
+    federation: Federation, again: Callable[[Federation], None], code: str
+) -> None:
+    with pytest.raises(SecureSumError) as caught:
+        again(federation)
+    assert caught.value.code == code
+
+
+def test_a_start_is_not_moved_step_by_step(federation: Federation) -> None:
+    """Each state is within rounding of the one before; a silo compares all of them with its own start."""
+    request = TermRequest(0, SumId.of("train", 1, 0, 0), SEAL).to_bytes()
+    start = federation.shared.state
+    shift = 0.9 * (RELATIVE * float(start.model["head.weight"].abs().max()) + ABSOLUTE)
+    for step in (1, 2, 3):
+        model = {**start.model, "head.weight": start.model["head.weight"] + step * shift}
+        moved = start.evolve(model=model)
+        data = state_bytes(moved)
+        message = {
+            "kind": SEAL,
+            "round": 0,
+            "phase": 0,
+            "attempt": 0,
+            "opened": {},
+            "state": hashlib.sha256(data).hexdigest(),
+            "before": "",
+            "state_bytes": data,
+            "secure": request,
+        }
+        for session in federation.sessions.values():
+            with pytest.raises(TightframeError) as caught:
+                session.handle("contribute", message)
+            # The first is taken over, and refused later, as a request for another sum than it says.
+            assert caught.value.code == ("TF-610" if step == 1 else "TF-518")
+    with pytest.raises(TightframeError) as caught:
+        federation.sum("train", 1, named=SharedState(moved))
+    assert caught.value.code == "TF-518"
