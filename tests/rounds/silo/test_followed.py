@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from tests.rounds.test_following import WEIGHTS, job, made_total
 
 from tightframe.errors import RunError
@@ -156,6 +158,48 @@ def test_rounding_does_not_add_up(tmp_path: Path, run: Run) -> None:
             followed.advance(message, total, WEIGHTS)
 
 
+def test_who_missed_an_exchange_before_an_epoch_asks_for_the_state(tmp_path: Path, run: Run) -> None:
+    """The first exchange of an epoch tells no total: there is nothing to compute the state from."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    message, _ = run.request(1)
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, None, WEIGHTS)
+    state, follows = followed.advance(message | run.sent(1), None, WEIGHTS)
+    assert same(state, run.states[1]) and not follows
+
+
+def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    for step in (0, 1):
+        followed.advance(*run.request(step), WEIGHTS)
+        gave(tmp_path, run, step)
+    rounded = run.states[0].evolve(
+        model={name: value * (1 + 1e-6) for name, value in run.states[0].model.items()}
+    )
+    message = {"state": state_sha256(rounded), "before": "", "state_bytes": state_bytes(rounded)}
+    assert not followed.advance(message, None, WEIGHTS)[1]
+
+
+def test_a_pretrained_start_is_made_while_the_server_sends_it(tmp_path: Path, run: Run) -> None:
+    weights = save({name: value + 1 for name, value in run.states[0].model.items()})
+    named = job(initial_model_sha256=hashlib.sha256(weights).hexdigest())
+    start = start_state(named, weights)[0]
+    message = {"state": state_sha256(start), "before": ""}
+
+    def asked(folder: str, **more: Any) -> tuple[ServerState, bool]:
+        return FollowedState(tmp_path / folder, named, "a", logging.getLogger("test")).advance(
+            message | more, None, WEIGHTS
+        )
+
+    state, follows = asked("first", start=weights)
+    assert same(state, start) and follows
+    with pytest.raises(NeedsStateError):
+        asked("late")
+    state, follows = asked("late", state_bytes=state_bytes(start))
+    assert same(state, start) and not follows
+
+
 def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> None:
     last, unchanged = len(run.states) - 1, state_sha256(run.states[-1])
     assert state_sha256(run.states[last - 1]) == unchanged, "the closing"
@@ -249,10 +293,13 @@ def test_a_damaged_file_is_asked_for_again(tmp_path: Path, run: Run) -> None:
     for step in (0, 1):
         silo(tmp_path, run).advance(*run.request(step), WEIGHTS)
     path = tmp_path / FOLLOWED
-    path.write_bytes(path.read_bytes()[:-7])
+    whole = path.read_bytes()
     message, total = run.request(2)
-    with pytest.raises(NeedsStateError):
-        silo(tmp_path, run).advance(message, total, WEIGHTS)
+    for damaged in (whole[:-7], whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(NeedsStateError):
+            silo(tmp_path, run).advance(message, total, WEIGHTS)
+        path.write_bytes(damaged)
     assert not silo(tmp_path, run).advance(message | run.sent(2), total, WEIGHTS)[1]
 
 
@@ -263,6 +310,8 @@ def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: 
 
     def resumed(folder: Path) -> bool:
         followed = FollowedState(folder, later, "a", logging.getLogger("test"))
+        with pytest.raises(NeedsStateError):  # it has no start
+            followed.advance(*run.request(2), WEIGHTS)
         return followed.advance(message, None, WEIGHTS)[1]
 
     assert not resumed(tmp_path / "fresh")
