@@ -54,7 +54,7 @@ from tightframe.securesum.site.setup import establish
 from tightframe.securesum.site.state import Confirmed, Established, term_name
 from tightframe.securesum.site.totals import KeptTerm
 
-JOB, ROUNDS, SLOTS = "job-a", 200, 9
+JOB, ROUNDS, SLOTS = "job-a", 200, 7
 SCHEMA = Schema(
     (
         Field("update/weight", (3,), ring=32, bound=1.0),
