@@ -25,6 +25,7 @@ from tightframe.methods import METHODS
 from tightframe.phases import RING_DTYPE, ServerState
 from tightframe.rounds import codec
 from tightframe.rounds.following import (
+    ABSOLUTE,
     differences,
     next_state,
     read_state,
@@ -172,6 +173,8 @@ def test_a_pretrained_start_is_the_one_that_the_job_names() -> None:
         with pytest.raises(RunError) as caught:
             start_state(setup, given)
         assert caught.value.code == "TF-505"
+        assert f"Expected {'a' if setup is named else 'no'} pretrained start" in str(caught.value)
+        assert f"but got {'no' if given is None else 'a'} pretrained start" in str(caught.value)
 
 
 def test_a_total_of_strangers_or_of_no_planned_exchange_gives_no_state() -> None:
@@ -205,3 +208,33 @@ def test_rounding_is_told_from_another_state() -> None:
     assert differences(state, state.evolve(extra={"more": torch.zeros(1)}))
     integers = state.evolve(extra={"count": torch.tensor(3)})
     assert differences(integers, state.evolve(extra={"count": torch.tensor(4)}))
+    assert differences(integers, state.evolve(extra={"count": torch.tensor(3)})) == []
+
+
+def test_what_is_not_finite_is_close_to_nothing_but_itself() -> None:
+    """A silo whose own values are infinite would else take over any."""
+
+    def held(*values: float) -> ServerState:
+        return ServerState({"value": torch.tensor(values, dtype=torch.float64)})
+
+    diverged = held(1.0, torch.inf)
+    assert differences(diverged, held(1.0, torch.inf)) == []
+    for other in (held(1.0, 2.0), held(-5.0, torch.inf), held(1.0, -torch.inf), held(1.0, torch.nan)):
+        assert (
+            differences(diverged, other) == differences(other, diverged) == ["model/value has other values"]
+        )
+
+
+def test_how_far_two_machines_may_differ_is_exact() -> None:
+    own = ServerState({"value": torch.zeros(1, dtype=torch.float64)})
+    for far, problems in ((ABSOLUTE, []), (ABSOLUTE * (1 + 1e-9), ["model/value has other values"])):
+        assert differences(own, own.evolve(model={"value": own.model["value"] + far})) == problems
+    one, three = (ServerState({"value": torch.zeros(size)}) for size in (1, 3))
+    assert differences(one, three) == ["model/value has another shape or type"]
+
+
+def test_a_method_without_a_global_model_has_no_pretrained_start() -> None:
+    weights = save(dict(start_state(job(), None)[0].model))
+    named = job("local_only", initial_model_sha256=hashlib.sha256(weights).hexdigest())
+    with pytest.raises(RunError, match="which has no global model"):
+        start_state(named, weights)

@@ -20,6 +20,7 @@ from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
 from tightframe.securesum.identity import Anchor, Signer
+from tightframe.securesum.messages import SumId
 
 if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 FOLLOWED, VERIFIED = "followed", "verified"
-"""Files of the run's state as this silo computed it, and of the hashes of states that it verified."""
+"""Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
 DECLARATION = "declaration.json"
 SALT = "salt"
 Message = dict[str, Any]
@@ -198,13 +199,21 @@ class SiloContext:
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
 
 
-def note_verified(folder: Path, basis: bytes) -> None:
-    """Remember that the totals behind a state of the run are verified.
+def note_verified(folder: Path, basis: bytes, sum_id: SumId) -> None:
+    """Remember that the totals behind a state of the run are verified, and a sum that rests on it.
 
-    A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one.
+    A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. And it
+    vouches for what follows from this state and the sum's total.
 
     Args:
         folder: of the silo's state.
         basis: SHA-256 of the state.
+        sum_id: of the sum for which this silo gives its shares.
     """
-    append_durably(folder / VERIFIED, f"{basis.hex()}\n".encode(), mode=0o600)
+    state = basis.hex()
+    append_durably(folder / VERIFIED, f"{state} {verified_sum(state, sum_id)}\n".encode(), mode=0o600)
+
+
+def verified_sum(state: str, sum_id: SumId) -> str:
+    """Return how the silo's file names a sum and the state (SHA-256, hex) that it rests on."""
+    return f"{state}:{sum_id}"

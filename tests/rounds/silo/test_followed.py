@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from tests.rounds.test_following import WEIGHTS, job, made_total
 
 from tightframe.errors import RunError
@@ -18,7 +20,7 @@ from tightframe.rounds.following import next_state, start_state, state_bytes, st
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.followed import FollowedState
 from tightframe.rounds.silo.state import NeedsStateError
-from tightframe.securesum.messages import Total
+from tightframe.securesum.messages import SumId, Total
 
 
 class Run:
@@ -50,6 +52,16 @@ def silo(folder: Path, run: Run) -> FollowedState:
     return FollowedState(folder, run.setup, "a", logging.getLogger("test"))
 
 
+def gave(folder: Path, run: Run, step: int) -> None:
+    """The silo gave its shares of the sum that rests on a state."""
+    note_verified(folder, bytes.fromhex(state_sha256(run.states[step])), sum_of(run, step))
+
+
+def sum_of(run: Run, step: int) -> SumId:
+    """The sum that rests on a state; after the last one a seal."""
+    return run.totals[step].sum_id if step < len(run.totals) else SumId(9, "seal-0")
+
+
 def same(one: ServerState, other: ServerState) -> bool:
     return state_bytes(one) == state_bytes(other)
 
@@ -64,7 +76,7 @@ def test_a_silo_computes_each_state_in_one_process_or_in_many(tmp_path: Path, ru
             message, total = run.request(step)
             state, follows = followed.advance(message, total, WEIGHTS)
             assert follows and same(state, run.states[step])
-            note_verified(folder, bytes.fromhex(message["state"]))
+            gave(folder, run, step)
     assert (tmp_path / "one" / FOLLOWED).stat().st_mode & 0o777 == 0o600
 
 
@@ -72,6 +84,7 @@ def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, 
     """Whatever the server leaves out or brings again: no second total rests on an unverified one."""
     followed = silo(tmp_path, run)
     assert followed.advance(*run.request(0), WEIGHTS)[1]  # the start rests on no total
+    gave(tmp_path, run, 0)
     message, total = run.request(1)
     assert total is not None
     for _ in range(2):  # asked again, because the exchange failed
@@ -84,7 +97,7 @@ def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, 
     assert not followed.advance(message | run.sent(1), other, WEIGHTS)[1]
     state, follows = followed.advance(*run.request(2), WEIGHTS)
     assert same(state, run.states[2]) and not follows
-    note_verified(tmp_path, bytes.fromhex(state_sha256(run.states[2])))
+    gave(tmp_path, run, 2)
     assert followed.advance(run.request(2)[0], None, WEIGHTS)[1]  # verified: as in the next epoch
     assert followed.advance(*run.request(3), WEIGHTS)[1]
 
@@ -100,6 +113,93 @@ def test_one_state_is_not_summed_twice(tmp_path: Path, run: Run) -> None:
     assert not followed.advance(again | {"before": "0" * 64}, total, WEIGHTS)[1]
 
 
+@pytest.mark.parametrize("before", ["", "0" * 64, "the state itself"])
+def test_nor_is_one_that_was_verified(tmp_path: Path, run: Run, before: str) -> None:
+    """A silo that gave its shares for a state does not vouch for it behind a total, nor when asked twice."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    gave(tmp_path, run, 0)
+    _, total = run.request(1)
+    own = state_sha256(run.states[0])
+    again = {"state": own, "before": own if before == "the state itself" else before, **run.sent(0)}
+    for _ in range(2):
+        try:
+            assert not followed.advance(again, total, WEIGHTS)[1]
+        except RunError as error:
+            assert error.code == "TF-518"
+
+
+def test_a_silo_does_not_vouch_for_what_follows_from_a_sum_that_it_was_not_in(
+    tmp_path: Path, run: Run
+) -> None:
+    """Nobody has told it which state the terms of that sum rest on: the total could be another state's."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    gave(tmp_path, run, 0)
+    later = run.totals[1]
+    state = next_state(run.setup, run.states[0], later, WEIGHTS)  # without the first total
+    message = {"state": state_sha256(state), "before": state_sha256(run.states[0])}
+    found, follows = followed.advance(message, later, WEIGHTS)
+    assert same(found, state) and not follows
+    assert not followed.advance(message, later, WEIGHTS)[1]
+
+
+def test_rounding_does_not_add_up(tmp_path: Path, run: Run) -> None:
+    """A server that asks again and again moves the start no further than two machines can differ."""
+    followed = silo(tmp_path, run)
+    state = run.states[0]
+    for step in range(3):
+        state = state.evolve(model={name: value * (1 + 6e-5) for name, value in state.model.items()})
+        message, total = run.request(0, state=state_sha256(state), state_bytes=state_bytes(state))
+        if step == 0:
+            assert followed.advance(message, total, WEIGHTS)[1]
+            continue
+        with pytest.raises(RunError, match="TF-518"):
+            followed.advance(message, total, WEIGHTS)
+
+
+def test_who_missed_an_exchange_before_an_epoch_asks_for_the_state(tmp_path: Path, run: Run) -> None:
+    """The first exchange of an epoch tells no total: there is nothing to compute the state from."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    message, _ = run.request(1)
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, None, WEIGHTS)
+    state, follows = followed.advance(message | run.sent(1), None, WEIGHTS)
+    assert same(state, run.states[1]) and not follows
+
+
+def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    for step in (0, 1):
+        followed.advance(*run.request(step), WEIGHTS)
+        gave(tmp_path, run, step)
+    rounded = run.states[0].evolve(
+        model={name: value * (1 + 1e-6) for name, value in run.states[0].model.items()}
+    )
+    message = {"state": state_sha256(rounded), "before": "", "state_bytes": state_bytes(rounded)}
+    assert not followed.advance(message, None, WEIGHTS)[1]
+
+
+def test_a_pretrained_start_is_made_while_the_server_sends_it(tmp_path: Path, run: Run) -> None:
+    weights = save({name: value + 1 for name, value in run.states[0].model.items()})
+    named = job(initial_model_sha256=hashlib.sha256(weights).hexdigest())
+    start = start_state(named, weights)[0]
+    message = {"state": state_sha256(start), "before": ""}
+
+    def asked(folder: str, **more: Any) -> tuple[ServerState, bool]:
+        return FollowedState(tmp_path / folder, named, "a", logging.getLogger("test")).advance(
+            message | more, None, WEIGHTS
+        )
+
+    state, follows = asked("first", start=weights)
+    assert same(state, start) and follows
+    with pytest.raises(NeedsStateError):
+        asked("late")
+    state, follows = asked("late", state_bytes=state_bytes(start))
+    assert same(state, start) and not follows
+
+
 def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> None:
     last, unchanged = len(run.states) - 1, state_sha256(run.states[-1])
     assert state_sha256(run.states[last - 1]) == unchanged, "the closing"
@@ -107,7 +207,7 @@ def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> N
     for step in range(last):
         message, total = run.request(step)
         followed.advance(message, total, WEIGHTS)
-        note_verified(tmp_path, bytes.fromhex(message["state"]))
+        gave(tmp_path, run, step)
     assert followed.advance(*run.request(last), WEIGHTS)[1]
 
 
@@ -120,7 +220,7 @@ def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, ru
     state, follows = followed.advance(message | run.sent(2), total, WEIGHTS)
     assert same(state, run.states[2]) and not follows
     assert not followed.advance(message, total, WEIGHTS)[1]  # nor when asked again
-    note_verified(tmp_path, bytes.fromhex(message["state"]))  # by a sum whose shares it gave
+    gave(tmp_path, run, 2)
     state, follows = followed.advance(*run.request(3), WEIGHTS)
     assert follows and same(state, run.states[3])  # it computes again from here on
 
@@ -130,6 +230,7 @@ def test_another_start_or_step_than_its_own_is_refused(tmp_path: Path, run: Run,
     followed = silo(tmp_path, run)
     for before in range(step):
         followed.advance(*run.request(before), WEIGHTS)
+        gave(tmp_path, run, before)
     crafted = run.states[step].evolve(
         model={name: value * 1.01 for name, value in run.states[step].model.items()}
     )
@@ -147,6 +248,7 @@ def test_another_start_or_step_than_its_own_is_refused(tmp_path: Path, run: Run,
 def test_a_state_that_differs_by_rounding_is_taken_over(tmp_path: Path, run: Run) -> None:
     followed = silo(tmp_path, run)
     followed.advance(*run.request(0), WEIGHTS)
+    gave(tmp_path, run, 0)
     rounded = run.states[1].evolve(
         model={name: value * (1 + 1e-6) for name, value in run.states[1].model.items()}
     )
@@ -191,10 +293,13 @@ def test_a_damaged_file_is_asked_for_again(tmp_path: Path, run: Run) -> None:
     for step in (0, 1):
         silo(tmp_path, run).advance(*run.request(step), WEIGHTS)
     path = tmp_path / FOLLOWED
-    path.write_bytes(path.read_bytes()[:-7])
+    whole = path.read_bytes()
     message, total = run.request(2)
-    with pytest.raises(NeedsStateError):
-        silo(tmp_path, run).advance(message, total, WEIGHTS)
+    for damaged in (whole[:-7], whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(NeedsStateError):
+            silo(tmp_path, run).advance(message, total, WEIGHTS)
+        path.write_bytes(damaged)
     assert not silo(tmp_path, run).advance(message | run.sent(2), total, WEIGHTS)[1]
 
 
@@ -205,12 +310,14 @@ def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: 
 
     def resumed(folder: Path) -> bool:
         followed = FollowedState(folder, later, "a", logging.getLogger("test"))
+        with pytest.raises(NeedsStateError):  # it has no start
+            followed.advance(*run.request(2), WEIGHTS)
         return followed.advance(message, None, WEIGHTS)[1]
 
     assert not resumed(tmp_path / "fresh")
-    note_verified(tmp_path / "other", bytes.fromhex(state_sha256(run.states[2])))
+    gave(tmp_path / "other", run, 2)
     assert not resumed(tmp_path / "other")
-    note_verified(tmp_path / "own", bytes.fromhex(state_sha256(run.states[1])))
+    gave(tmp_path / "own", run, 1)
     assert resumed(tmp_path / "own")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tightframe.errors import RunError, TightframeError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, VERIFIED, Message
+from tightframe.rounds.context import FOLLOWED, VERIFIED, Message, verified_sum
 from tightframe.rounds.following import (
     differences,
     next_state,
@@ -33,7 +33,7 @@ class _Own:
         state: of the run.
         sha256: hex.
         total: digest (hex) of the total that it was computed from; empty if there is none.
-        computed: whether this silo computed it, from a state that it had verified or from the start.
+        computed: whether this silo computed it and vouches for it.
     """
 
     state: ServerState
@@ -70,8 +70,9 @@ class FollowedState:
             weights: public weights of all enrolled silos.
 
         Returns:
-            The state, and whether this silo vouches for it: it has computed it from the start or from a
-            state that it had verified, and from no total but the one that this exchange verifies.
+            The state, and whether this silo vouches for it: it is the start, or was verified in an epoch or
+            job before, or this silo has computed it from the state on which it gave its shares of the total
+            that this exchange verifies.
 
         Raises:
             NeedsStateError: if it cannot compute that state, and the server did not send it.
@@ -83,11 +84,16 @@ class FollowedState:
         own = self._own(message)
         digest = "" if total is None else total.digest().hex()
         # A state that does not include the total told is not the run's: one model is not summed twice.
+        # That a state was verified counts without a total alone: with one, an older state would come back.
+        before = total is None and wanted in verified
         if own is not None and own.sha256 == wanted and (total is None or own.total == digest):
-            return own.state, wanted in verified or (own.computed and own.total == digest)
-        computed = self._start(message) if own is not None and not (own.total or message["before"]) else None
+            return own.state, before or (own.computed and own.total == digest)
+        computed = None
+        if own is not None and not own.total and total is None and not message["before"]:
+            computed = self._start(message)  # and not `own`: small steps away from the start would add up
         if own is not None and total is not None and own.sha256 == message["before"]:
-            sound = own.sha256 in verified or (own.computed and not own.total)
+            # Of another sum's total nobody has told this silo which state it rests on.
+            sound = verified_sum(own.sha256, total.sum_id) in verified
             computed, data = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
             if computed.sha256 == wanted:
                 return self._keep(computed, data).state, sound
@@ -186,5 +192,5 @@ class FollowedState:
             )
 
     def _verified_before(self) -> frozenset[str]:
-        """Return hashes of the states whose totals this silo has verified, in this job or those before it."""
+        """Return what ``note_verified`` has noted, in this job or those before it."""
         return frozenset(self._verified.read_text().split()) if self._verified.is_file() else frozenset()

@@ -226,7 +226,7 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Agreed)  # noqa: S101 - nothing else is revealed
-            note_verified(self._context.state_folder, slot.receipt.basis)
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
 

@@ -1,0 +1,485 @@
+"""Any strategy of a malicious server and one silo that plays along, against silos that are the project's own.
+
+Hypothesis chooses what the server does; ``support.attacks.any_server`` holds what it must never achieve.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.support.attacks.any_server import SEEN, AnyServer, Epoch, Slot
+from tests.support.attacks.small_silos import SECURE, state_sha256
+
+from tightframe.rounds.sums.common import SEAL
+from tightframe.securesum.masks import Accumulator
+from tightframe.securesum.messages import (
+    NO_TOTAL,
+    AgreementRequest,
+    Group,
+    Receipt,
+    RevealRequest,
+    SumId,
+    TermRequest,
+    Total,
+    challenge,
+)
+from tightframe.securesum.proofs import Ground
+from tightframe.securesum.server import Evidence
+
+EXAMPLES = "TIGHTFRAME_ANY_SERVER_EXAMPLES"
+"""Environment variable with the number of runs."""
+STEPS = 14
+DATA = st.data()
+
+
+def seldom(data: st.DataObject, common: Any, *others: Any) -> Any:
+    """Draw what an honest server does in five of six cases, so that most lies come alone and runs get far."""
+    return data.draw(st.sampled_from([common] * (5 * len(others)) + list(others)))
+
+
+class MaliciousServer(RuleBasedStateMachine):
+    """What such a server can do, one rule each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self._sync = mock.patch("os.fsync")  # what a power cut leaves is no part of this
+        self._sync.start()
+        self.lies: dict[bytes, dict[Group, bytes]] = {}  # digest of a false total -> what was added
+
+    def teardown(self) -> None:
+        self._sync.stop()
+        self._folder.cleanup()
+        if hasattr(self, "server"):
+            sums = sum("update" in s.opened for e in self.server.epochs.values() for s in e.slots.values())
+            SEEN["runs"] += 1
+            for depth in range(1, min(sums, 5) + 1):
+                SEEN[f"runs that opened {depth} or more"] += 1
+
+    @initialize(sites=st.integers(3, 5), data=DATA)
+    def start(self, sites: int, data: st.DataObject) -> None:
+        colluding = data.draw(st.sampled_from([None, *range(sites), *range(sites)]), "colluding")
+        self.server = AnyServer(sites, colluding, Path(self._folder.name))
+        self.slot: Slot | None = None
+
+    # Helpers -------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.server.epoch
+
+    @property
+    def honest(self) -> list[str]:
+        return [name for name in self.epoch.params.roster if name in self.server.silos]
+
+    def some(self, data: st.DataObject, names: Sequence[str], label: str) -> list[str]:
+        """Mostly all, in any order; sometimes fewer, or a single one."""
+        order: list[str] = list(data.draw(st.permutations(list(names)), label))
+        how = seldom(data, "all", "one", "fewer")
+        return order if how == "all" else order[:1] if how == "one" else order[: max(len(order) - 1, 1)]
+
+    def crash(self, data: st.DataObject) -> bool:
+        return bool(data.draw(st.integers(0, 39)) == 7)
+
+    def group_of(self, slot: Slot) -> list[str]:
+        """The largest set of honest silos that gave terms of one sum."""
+        groups: dict[Any, list[str]] = {}
+        for name in sorted(slot.asked):
+            groups.setdefault(slot.asked[name].key, []).append(name)
+        return max(groups.values(), key=len) if groups else []
+
+    # Honest --------------------------------------------------------------------------------------
+
+    @rule(data=DATA)
+    def sum_honestly(self, data: st.DataObject) -> None:
+        gone = {}
+        for name in self.epoch.params.roster:
+            how = data.draw(
+                st.sampled_from([None] * 9 + ["contribute", "agree", "reveal"]), f"{name} drops out"
+            )
+            if how is not None:
+                gone[name] = how
+        self.server.honest_sum(seldom(data, "train", SEAL), gone)
+
+    # Contribute ----------------------------------------------------------------------------------
+
+    def a_total(self, data: st.DataObject) -> Total | None:
+        """The last total, or a lie."""
+        epoch = self.epoch
+        last = None if epoch.last is None else epoch.last.total
+        known = [s for s in epoch.slots.values() if "update" in s.opened]
+        if last is None and not known:
+            return None
+        lies = ["bit", "vector", "none", "other", "survivors", "shut", "slot", "schema"]
+        how = data.draw(st.sampled_from(["last"] * 8 + ["bit", "vector"] * 3 + lies), "tells")
+        SEEN[f"told {how}"] += 1
+        if how == "none":
+            return None
+        if last is None or how == "other":
+            if not known:
+                return last
+            source = known[data.draw(st.integers(0, len(known) - 1), "of slot")]
+            return self.server.evidence(epoch, source).total
+        if how == "bit":
+            group = data.draw(st.sampled_from(sorted(last.groups)))
+            size = len(last.groups[group])
+            if not size:
+                return last
+            place, bit = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 7))
+            width = bytes(place) + bytes([1 << bit]) + bytes(size - place - 1)
+            return self.false(last, {group: width})
+        if how == "vector":
+            return self.false(
+                last,
+                {g: data.draw(st.binary(min_size=len(d), max_size=len(d))) for g, d in last.groups.items()},
+            )
+        if how == "survivors":
+            names = data.draw(st.sets(st.sampled_from(epoch.params.roster), min_size=1))
+            return replace(last, survivors=tuple(sorted(names)))
+        if how == "shut":
+            return replace(last, groups={"update": last.groups["update"]})
+        if how == "slot":
+            return replace(last, slot=data.draw(st.integers(0, epoch.params.slots)))
+        if how == "schema":
+            return replace(last, schema=SEAL, groups={"update": b""})
+        return last
+
+    def false(self, last: Total, added: Mapping[Group, bytes]) -> Total:
+        """A total with something added."""
+        ground = Ground(b"", self.epoch.params, {}, last.told())
+        groups = dict(last.groups)
+        for group, data in added.items():
+            vector = Accumulator(ground.layout(group), groups[group])
+            vector.add(data)
+            groups[group] = vector.to_bytes()
+        made = replace(last, groups=groups)
+        if made != last:
+            self.lies[made.digest()] = dict(added)
+        return made
+
+    def a_state(self, data: st.DataObject, total: Total | None) -> tuple[str, str]:
+        """The state after a total and the one before, or others."""
+        server = self.server
+        how = seldom(data, "follows", "older", "crafted", "nudged", "mixed", "same")
+        state, before = server.state, server.before
+        if total is not None and total.digest() in self.lies:
+            state = server.follow(server.before, total, self.epoch)
+        others = sorted(server.good)
+        if how == "older":
+            state = data.draw(st.sampled_from(others))
+        if how in ("crafted", "nudged"):
+            by = 0.5 if how == "crafted" else 9e-7  # two of these are more than rounding
+            base = server.states[state]
+            made = base.evolve(model={name: value + by for name, value in base.model.items()})
+            state = state_sha256(made)
+            server.states[state] = made
+        if how == "mixed" and total is not None:
+            before = data.draw(st.sampled_from(others))
+            state = server.follow(before, total, self.epoch)
+        before = seldom(data, before, "0" * 64, "", server.state)
+        return state, before
+
+    @precondition(lambda self: self.epoch.next < self.epoch.params.slots)
+    @rule(data=DATA)
+    def sum_dishonestly(self, data: st.DataObject) -> None:
+        self.ask_for_terms(data)
+        assert self.slot is not None
+        if self.slot.asked:
+            self.ask_to_agree(data)
+        if self.slot.agreements:
+            self.ask_to_reveal(data)
+
+    @precondition(lambda self: self.epoch.next < self.epoch.params.slots)
+    @rule(data=DATA)
+    def contribute(self, data: st.DataObject) -> None:
+        self.ask_for_terms(data)
+
+    def ask_for_terms(self, data: st.DataObject) -> None:
+        server, epoch = self.server, self.epoch
+        server.round += 1
+        number = seldom(data, epoch.next, epoch.next + 1, max(epoch.next - 1, 0))
+        kind = seldom(data, "train", SEAL)
+        told_round = seldom(data, server.round, max(server.round - 1, 1))
+        sum_id = SumId.of(kind, told_round, 0, seldom(data, 0, 1))
+        common = self.a_total(data)
+        state = self.a_state(data, common)
+        self.slot = slot = epoch.slot(number)
+        for name in self.some(data, self.honest, "asked"):
+            total, (named, before) = common, state
+            if data.draw(st.integers(0, 9), f"equivocates to {name}") == 3:
+                total = self.a_total(data)
+                named, before = self.a_state(data, total)
+            request = TermRequest(
+                number,
+                sum_id,
+                kind,
+                server.setup_for(name, epoch),
+                b"" if total is None else total.to_bytes(),
+            )
+            message = server.message(
+                kind, told_round, request, attempt=sum_id.attempt, state=named, before=before
+            )
+            server.ask(name, message, crash=self.crash(data))
+        if server.mate in epoch.params.roster and number < epoch.params.slots:
+            asked = next((slot.asked[name] for name in self.group_of(slot)), None)
+            if asked is not None and server.mate not in slot.masked:
+                told = NO_TOTAL if asked.total is None else asked.total.digest()
+                basis = bytes.fromhex(asked.basis)
+                server.play_along(epoch, slot, asked.sum_id, asked.schema, told, basis=basis)
+
+    # Agree ---------------------------------------------------------------------------------------
+
+    def receipts(self, data: st.DataObject) -> tuple[Receipt, ...]:
+        """Receipts of the current slot, those of one sum or a lie."""
+        assert self.slot is not None
+        slot, server = self.slot, self.server
+        names = self.group_of(slot)
+        if server.mate in slot.masked:
+            names = sorted([*names, str(server.mate)])
+        how = seldom(data, "all", "fewer", "everybody", "seed", "stale", "doubled", "forged", "order")
+        SEEN[f"receipts {how}"] += 1
+        if how == "fewer":
+            names.remove(data.draw(st.sampled_from(names)))
+        if how == "everybody":
+            names = sorted(slot.masked)
+        found = [slot.masked[name].receipt for name in names]
+        if how == "seed" and server.mate in names:
+            assert server.colluder is not None
+            place = names.index(str(server.mate))
+            found[place] = server.colluder.sign(
+                found[place], seed=data.draw(st.binary(min_size=32, max_size=32))
+            )
+        older = [s for s in self.epoch.slots.values() if s is not slot and s.masked]
+        if how == "stale" and older and found:
+            other = older[data.draw(st.integers(0, len(older) - 1), "older")]
+            place = data.draw(st.integers(0, len(found) - 1))
+            if found[place].name in other.masked:
+                found[place] = other.masked[found[place].name].receipt
+        if how == "doubled" and found:
+            found.append(found[-1])
+        if how == "forged" and found:
+            change = data.draw(
+                st.sampled_from([{"follows": True}, {"basis": bytes(32)}, {"seed": bytes(32)}])
+            )
+            found[-1] = replace(found[-1], **change)  # type: ignore[arg-type]
+        if how == "order":
+            found = found[::-1]
+        return tuple(found)
+
+    @precondition(lambda self: self.slot is not None and self.slot.asked)
+    @rule(data=DATA)
+    def agree(self, data: st.DataObject) -> None:
+        self.ask_to_agree(data)
+
+    def ask_to_agree(self, data: st.DataObject) -> None:
+        assert self.slot is not None
+        common = self.receipts(data)
+        names = [item.name for item in common if item.name in self.server.silos] or self.honest
+        for name in self.some(data, sorted(set(names)), "asked"):
+            receipts = common
+            if data.draw(st.integers(0, 9), f"equivocates to {name}") == 3:
+                receipts = self.receipts(data)
+            if receipts:
+                request = AgreementRequest(self.slot.number, receipts)
+                self.server.deliver(name, "agree", {SECURE: request.to_bytes()}, crash=self.crash(data))
+
+    # Reveal --------------------------------------------------------------------------------------
+
+    def evidence(self, total: Total) -> Evidence | None:
+        """What the server has of the true total of a slot."""
+        source = self.epoch.slots.get(total.slot)
+        if source is None or "update" not in source.opened:
+            return None
+        true = self.server.evidence(self.epoch, source)
+        return replace(true, total=replace(true.total, groups={**true.total.groups, **total.groups}))
+
+    @precondition(lambda self: self.slot is not None and self.slot.agreements)
+    @rule(data=DATA)
+    def reveal(self, data: st.DataObject) -> None:
+        self.ask_to_reveal(data)
+
+    def ask_to_reveal(self, data: st.DataObject) -> None:
+        assert self.slot is not None
+        slot, server, epoch = self.slot, self.server, self.epoch
+        signed = [slot.signed[name] for name in sorted(slot.signed)]
+        survivors, made = signed[data.draw(st.integers(0, len(signed) - 1), "signed by")]
+        asked = next(slot.asked[name] for name in survivors if name in slot.asked)
+        total = asked.total
+        receipts = [slot.masked[name].receipt for name in survivors]
+        if challenge(epoch.session.session, receipts) != made and server.mate in survivors:
+            return  # with a seed of the colluding silo's that it has thrown away
+        agreements = [
+            slot.agreements[name] for name in survivors if slot.signed.get(name) == (survivors, made)
+        ]
+        if server.mate in survivors:
+            how = seldom(data, "vouches", "none", "wrong")
+            added = None if total is None else self.lies.get(total.digest())
+            if how == "vouches":
+                mine = server.vouch(epoch, slot, receipts, added)
+            else:
+                combined: dict[Group, bytes] = {"update": bytes(1536)} if how == "wrong" else {}
+                mine = server.sign_agreement(epoch, slot.number, receipts, combined)
+            agreements.append(mine)
+        agreements.sort(key=lambda item: item.name)
+        missing, dropped = {}, {}
+        evidence = None if total is None else self.evidence(total)
+        if total is not None and evidence is not None:
+            given = {item.name for item in agreements if item.combinations}
+            show = set(evidence.total.survivors) & set(total.survivors) - given
+            if data.draw(st.integers(0, 5), "shows more") == 3:
+                show = set(evidence.total.survivors)
+            missing = {name: evidence.proof(name) for name in sorted(show)}
+            dropped = evidence.seeds_of_dropped() if missing else {}
+        trick = seldom(
+            data, "none", "fewer", "swapped", "hidden", "proof", "seeds", "form", "outside", "order"
+        )
+        SEEN[f"reveal {trick}"] += 1
+        if trick == "fewer":
+            agreements = agreements[: epoch.params.threshold - 1]
+        if trick == "order":
+            agreements.reverse()
+        if trick == "swapped" and len(agreements) > 1:
+            first, second = agreements[0].combinations, agreements[1].combinations
+            agreements[:2] = [
+                replace(agreements[0], combinations=second),
+                replace(agreements[1], combinations=first),
+            ]
+        if trick == "hidden":
+            missing = {}
+        if trick == "outside" and evidence is not None:
+            others = [name for name in epoch.params.roster if name not in evidence.total.survivors]
+            missing |= {name: evidence.proof(evidence.total.survivors[0]) for name in others[:1]}
+        if trick == "proof" and missing:
+            name = data.draw(st.sampled_from(sorted(missing)))
+            proof = missing[name]
+            masked = {group: data_[::-1] for group, data_ in proof.masked.items()}
+            other = missing[data.draw(st.sampled_from(sorted(missing)))]
+            changes: list[dict[str, Any]] = [
+                {"masked": masked},
+                {"seeds": {group: bytes(32) for group in proof.seeds}},
+                {"links": bytes(len(proof.links))},
+                {"links": b""},
+                {"receipt": other.receipt},
+                {"receipt": receipts[0]},
+                {"seeds": {}},
+                {"masked": {}},
+            ]
+            missing[name] = replace(proof, **changes[data.draw(st.integers(0, 7), "change")])
+        if trick == "seeds" and dropped:
+            dropped = {name: dict.fromkeys(own, bytes(32)) for name, own in dropped.items()}
+        if trick == "form":
+            dropped = {**dropped, self.honest[0]: {"update": bytes(32)}}
+        request = RevealRequest(slot.number, tuple(receipts), tuple(agreements), missing, dropped)
+        for name in self.some(data, [name for name in survivors if name in server.silos], "asked"):
+            server.deliver(name, "reveal", {SECURE: request.to_bytes()}, crash=self.crash(data))
+        newest = max((number for number, _ in epoch.chain), default=-1)
+        if "update" in slot.opened and slot.number > newest:
+            if seldom(data, True, False):
+                server.adopt(epoch, slot)
+            else:
+                SEEN["passed over"] += 1
+
+    # What is old, broken or lost -----------------------------------------------------------------
+
+    @precondition(lambda self: self.server.log)
+    @rule(data=DATA)
+    def replay(self, data: st.DataObject) -> None:
+        server = self.server
+        task, name, message = server.log[data.draw(st.integers(0, len(server.log) - 1), "earlier message")]
+        if task not in ("contribute", "agree", "reveal", "confirm"):
+            return
+        if task == "contribute" and data.draw(st.booleans()):
+            message = {**message, "state": server.state, "before": server.before}
+        target = seldom(data, name, *server.silos)
+        if task in ("contribute", "agree", "reveal") and server.silos[target].established is None:
+            target = name
+        if task == "confirm":
+            target = name
+        server.deliver(target, task, message)
+
+    @precondition(lambda self: self.server.log)
+    @rule(data=DATA)
+    def garble(self, data: st.DataObject) -> None:
+        server = self.server
+        task, name, message = server.log[
+            -1 - data.draw(st.integers(0, min(5, len(server.log) - 1)), "message before")
+        ]
+        raw = bytearray(message[SECURE])
+        place = len(raw) * data.draw(st.integers(0, 999), "per mille") // 1000
+        how = data.draw(st.sampled_from(["bit", "cut", "more", "other task"]))
+        if how == "bit":
+            raw[place] ^= 1 << data.draw(st.integers(0, 7))
+        elif how == "cut":
+            del raw[place:]
+        elif how == "more":
+            raw += bytes(1)
+        else:
+            task = data.draw(st.sampled_from(["contribute", "agree", "reveal", "confirm", "enroll"]))
+        if task == "enroll":
+            return
+        server.deliver(name, task, {**message, SECURE: bytes(raw)})
+
+    @rule(data=DATA)
+    def restart(self, data: st.DataObject) -> None:
+        silo = self.server.silos[data.draw(st.sampled_from(sorted(self.server.silos)))]
+        if data.draw(st.integers(0, 3)) == 3:
+            silo.lose_followed()
+        silo.restart()
+
+    # Epochs --------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.server.begun < 4 and (self.epoch.next > 4 or len(self.epoch.chain) > 1))
+    @rule(data=DATA)
+    def begin_an_epoch(self, data: st.DataObject) -> None:
+        server = self.server
+        willing = server.willing()
+        refusing = [name for name in server.names if name not in willing]
+        trick = seldom(data, "none", "roster", "declaration", "unwilling")
+        roster = server.names if trick == "unwilling" else willing
+        if len(roster) < 3:
+            return
+        faces = {data.draw(st.sampled_from(self.honest)): trick} if trick in ("roster", "declaration") else {}
+        made = server.begin(roster, static_open=tuple(roster) == server.names, faces=faces)
+        if trick == "none":
+            assert made, "silos that verified every total refuse an epoch"
+        if refusing and trick == "unwilling":
+            assert not made
+        self.slot = None
+        SEEN[f"epoch {trick} {made}"] += 1
+
+
+@pytest.mark.whole
+def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets() -> None:
+    """Hypothesis plays the server; ``TIGHTFRAME_ANY_SERVER_EXAMPLES`` is the number of runs, 40 by default.
+
+    ``--hypothesis-seed`` repeats them, ``-s`` shows how often what happened.
+    """
+    SEEN.clear()
+    run_state_machine_as_test(
+        MaliciousServer,
+        settings=settings(
+            max_examples=int(os.environ.get(EXAMPLES, "40")),
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    print(*(f"{count:8} {what}" for what, count in sorted(SEEN.items())), sep="\n")
+    for reached in ("runs that opened 2 or more", "adopted train", "refused contribute TF-622"):
+        assert SEEN[reached], "a test that never gets far shows nothing"

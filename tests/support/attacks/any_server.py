@@ -1,0 +1,750 @@
+"""A malicious server, all that it learns, and what it must never be able to do.
+
+``AnyServer`` asks silos whatever a strategy makes up and keeps every answer. After each it works out, from
+the secrets that a test knows, what the answers give away together:
+
+- *Which sums it can open.* A masked term is one equation with pads between two silos and a pad of its own.
+  Where the own pad is gone, honest silos hang together by the pads that the server does not know; only the
+  sum of a whole connected part is free of pads. Each such part must be all honest silos of the one survivor
+  set that they signed.
+- *What these rest on.* A silo that gave shares must have been told a total that is the sum of its silos'
+  terms, and trained the state that follows from it. With a colluding silo in that total it may be off by the
+  vector for which this silo signed combinations.
+- *Which errors left.* Each has a code, and changes nothing at the silo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.support.attacks.malicious_server import ROOT
+from tests.support.attacks.small_silos import (
+    DECLARED,
+    NEEDS_STATE,
+    SECURE,
+    Colluder,
+    CrashError,
+    SmallSilo,
+    next_state,
+    params_of,
+    setup_of,
+    specs,
+    state_sha256,
+    term_of,
+)
+from tests.support.securesum.protocol import add_integers
+
+from tightframe import __version__
+from tightframe.errors import TightframeError
+from tightframe.phases import ServerState
+from tightframe.rounds.context import Message
+from tightframe.rounds.following import differences, state_bytes
+from tightframe.rounds.sums.common import SEAL
+from tightframe.securesum.errors import ProtocolError
+from tightframe.securesum.identity import Anchor, Verifier
+from tightframe.securesum.messages import (
+    GROUPS,
+    KINDS,
+    Advertisements,
+    Agreement,
+    AgreementRequest,
+    Group,
+    Kind,
+    Masked,
+    Params,
+    Reveal,
+    RevealRequest,
+    SumId,
+    TermRequest,
+    Total,
+    agreement_signed,
+    challenge,
+)
+from tightframe.securesum.primitives import Secret, ed25519_sign
+from tightframe.securesum.proofs import Ground
+from tightframe.securesum.rules import minimum_survivors
+from tightframe.securesum.server import Enrolment, Evidence, MemorySpool, Session, Sum
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import slot_secret, slot_share
+from tightframe.securesum.site.totals import KeptTerm
+
+SEEN: Counter[str] = Counter()
+"""How often what happened, in all runs of this process: refusals by task and code, sums opened, and so on."""
+VERIFIER = Verifier(Anchor(ROOT.certificate), {}, False, datetime.now(UTC))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The request for a term that a silo answered."""
+
+    sum_id: SumId
+    schema: str
+    basis: str
+    total: Total | None
+
+    @property
+    def key(self) -> tuple[SumId, str, str, bytes]:
+        """All that the silos of one sum must have in common."""
+        return self.sum_id, self.schema, self.basis, b"" if self.total is None else self.total.digest()
+
+
+@dataclass
+class Slot:
+    """What the server has of one slot: answers, and what a test knows besides.
+
+    Attributes:
+        number: of the slot.
+        masked: silo -> its masked term.
+        asked: silo -> what its term answers.
+        held: honest silo -> everybody's shares that it holds.
+        signed: honest silo -> the survivors and the challenge that it signed.
+        agreements: honest silo -> its agreement.
+        shown: (holder, dealer, group, kind) of all shares revealed.
+        given: honest silo -> groups of which it revealed shares.
+        combined: honest silo -> whether it told combinations of its term of this slot.
+        kept: the colluding silo's term as it keeps it.
+        term: the colluding silo's term.
+        opened: group -> survivors, once the server can open it.
+        lies: digests of totals for which the colluding silo signed false combinations in this slot.
+    """
+
+    number: int
+    masked: dict[str, Masked] = field(default_factory=dict)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    held: dict[str, Secret] = field(default_factory=dict)
+    signed: dict[str, tuple[tuple[str, ...], bytes]] = field(default_factory=dict)
+    agreements: dict[str, Agreement] = field(default_factory=dict)
+    shown: set[tuple[str, str, Group, Kind]] = field(default_factory=set)
+    given: dict[str, tuple[Group, ...]] = field(default_factory=dict)
+    combined: set[str] = field(default_factory=set)
+    kept: KeptTerm | None = None
+    term: Mapping[Group, bytes] = field(default_factory=dict)
+    opened: dict[Group, tuple[str, ...]] = field(default_factory=dict)
+    lies: set[bytes] = field(default_factory=set)
+
+
+@dataclass
+class Epoch:
+    """An epoch whose set-up is complete.
+
+    Attributes:
+        session: as the server has it.
+        secrets: honest silo -> its secrets of each slot.
+        slots: by number.
+        last: evidence of the last total of the chain that the server goes on with.
+        chain: (slot, digest) of that chain's totals.
+    """
+
+    session: Session
+    secrets: Mapping[str, tuple[Secret, ...]]
+    slots: dict[int, Slot] = field(default_factory=dict)
+    last: Evidence | None = None
+    chain: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def params(self) -> Params:
+        return self.session.params
+
+    def slot(self, number: int) -> Slot:
+        return self.slots.setdefault(number, Slot(number))
+
+    @property
+    def next(self) -> int:
+        """The first slot that no silo was asked for."""
+        return max(self.slots, default=-1) + 1
+
+
+@dataclass(frozen=True)
+class _SetUp:
+    """A set-up that many runs begin with."""
+
+    session: Session
+    secrets: Mapping[str, tuple[Secret, ...]]
+    vaults: Mapping[str, tuple[list[Any], Any, dict[str, bytes]]]
+    colluder: Colluder | None
+
+
+_SET_UPS: dict[tuple[int, int | None], _SetUp] = {}
+
+
+class AnyServer:
+    """A server that sends anything, and one silo at most that plays along.
+
+    Args:
+        sites: number of silos.
+        colluding: index of the silo that plays along; None if all are honest.
+        folder: for the silos' files.
+    """
+
+    def __init__(self, sites: int, colluding: int | None, folder: Path) -> None:
+        self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
+        self.setup = setup_of(self.names)
+        mate = None if colluding is None else self.names[colluding]
+        self.silos = {name: SmallSilo(name, self.names, folder / name) for name in self.names if name != mate}
+        self.colluder = None if mate is None else Colluder(mate, self.names)
+        self.start = start = self.setup.initial_state()
+        self.state, self.before = state_sha256(start), ""
+        self.states: dict[str, ServerState] = {self.state: start}
+        self.good = {self.state}  # states that follow from the job and from verified totals
+        self.round = 0
+        self.epochs: dict[int, Epoch] = {}
+        self.begun = -1  # the last epoch that was begun
+        self.log: list[tuple[str, str, Message]] = []
+        self.answers: dict[tuple[str, str, bytes, str], bytes] = {}
+        key = (sites, colluding)
+        if key not in _SET_UPS:
+            self.begin(self.names)
+            _SET_UPS[key] = self._stored()
+        self._restore(_SET_UPS[key])
+
+    # Set-up --------------------------------------------------------------------------------------
+
+    def _stored(self) -> _SetUp:
+        vaults = {
+            name: (list(silo.vault.facts), silo.vault._state, dict(silo.vault._stored))
+            for name, silo in self.silos.items()
+        }
+        epoch = self.epochs[0]
+        return _SetUp(epoch.session, epoch.secrets, vaults, self.colluder and self.colluder.copy())
+
+    def _restore(self, stored: _SetUp) -> None:
+        for name, (facts, state, kept) in stored.vaults.items():
+            vault = self.silos[name].vault
+            vault.facts, vault._state, vault._stored = list(facts), state, dict(kept)
+            self.silos[name].restart()
+        self.colluder = stored.colluder and stored.colluder.copy()
+        self.epochs, self.begun = {0: Epoch(stored.session, stored.secrets)}, 0
+        self.log = []
+
+    @property
+    def mate(self) -> str | None:
+        """The silo that plays along."""
+        return None if self.colluder is None else self.colluder.name
+
+    def willing(self) -> list[str]:
+        """Silos that must take part in another epoch: who verified the last total that it was told."""
+        found = [] if self.mate is None else [self.mate]
+        for name, silo in self.silos.items():
+            state = silo.established
+            if state is None or state.told is None:
+                found.append(name)
+                continue
+            facts = [journal.entry_from_value(fact) for fact in silo.vault.facts]
+            verified = [(item.epoch, item.slot) for item in facts if isinstance(item, journal.TotalVerified)]
+            if (state.epoch.params.epoch, state.told.slot) in verified:
+                found.append(name)
+        return sorted(found)
+
+    def begin(
+        self, roster: Sequence[str], *, static_open: bool = True, faces: Mapping[str, str] | None = None
+    ) -> bool:
+        """Set up an epoch; False if a silo refuses.
+
+        Args:
+            roster: of the epoch.
+            static_open: as the server proposes it.
+            faces: silo -> what is wrong of what it is shown: ``roster``, or ``declaration`` of the one that
+                plays along.
+        """
+        self.begun += 1
+        before = self.colluder and self.colluder.copy()
+        made = self._begun(roster, static_open, faces or {})
+        if not made:
+            self.colluder = before
+        return made
+
+    def _begun(self, roster: Sequence[str], static_open: bool, faces: Mapping[str, str]) -> bool:
+        params = params_of(self.names, roster, self.begun, static_open=static_open)
+        honest = [name for name in roster if name in self.silos]
+        enrolment, items = Enrolment(params, verifier=VERIFIER), {}
+        for name in roster:
+            if name == self.mate:
+                assert self.colluder is not None
+                items[name] = self.colluder.advertise(params)
+                enrolment.add(name, items[name])
+                continue
+            shown = params
+            if faces.get(name) == "roster":
+                shown = params_of(self.names, roster[:-1], self.begun, static_open=static_open)
+            message = {"job_sha256": "", "version": __version__, SECURE: shown.to_bytes()}
+            answer = self.deliver(name, "enroll", message)
+            if isinstance(answer, str):
+                return False
+            items[name] = answer[SECURE]
+            if shown == params:
+                enrolment.add(name, items[name])
+        relay = Advertisements(tuple(items[name] for name in roster))
+        sessions = {}
+        for name in honest:
+            mine = relay
+            if faces.get(name) == "declaration" and self.colluder is not None and self.mate in roster:
+                other = self.colluder.copy().advertise(params, DECLARED.to_bytes().replace(b"true", b"false"))
+                mine = Advertisements(tuple(other if item == self.mate else items[item] for item in roster))
+            answer = self.deliver(name, "confirm", {SECURE: mine.to_bytes()})
+            if isinstance(answer, str):
+                return False
+            sessions[name] = answer[SECURE]
+        if self.colluder is not None and self.mate in roster:
+            sessions[self.colluder.name] = self.colluder.confirm(relay, VERIFIER)
+        session = Session(params, relay)
+        try:
+            for name, raw in sessions.items():
+                session.add(name, raw)
+        except ProtocolError:
+            assert faces
+            return False
+        secrets = {name: self.silos[name].vault.state().secrets for name in honest}  # type: ignore[union-attr]
+        self.epochs[self.begun] = Epoch(session, secrets)
+        return True
+
+    @property
+    def epoch(self) -> Epoch:
+        """The last one whose set-up is complete."""
+        return self.epochs[max(self.epochs)]
+
+    # Messages ------------------------------------------------------------------------------------
+
+    def deliver(self, name: str, task: str, message: Message, *, crash: bool = False) -> Message | str:
+        """Send a message; return the answer, or the code of the refusal."""
+        silo = self.silos[name]
+        before, silo.vault.crash = (silo.vault._state, len(silo.vault.facts)), crash
+        try:
+            answer = silo.handle(task, message)
+        except CrashError:
+            SEEN[f"crash {task}"] += 1
+            silo.restart()
+            return "crash"
+        except TightframeError as error:
+            code: str = error.code
+            assert re.fullmatch(r"TF-\d{3}", code), f"a refusal without a code: {error!r}"
+            assert (silo.vault._state, len(silo.vault.facts)) == before, "a refusal changed something"
+            SEEN[f"refused {task} {code}"] += 1
+            return code
+        finally:
+            silo.vault.crash = False
+        if NEEDS_STATE in answer:
+            assert (silo.vault._state, len(silo.vault.facts)) == before
+            SEEN["asked for the state"] += 1
+            return answer
+        self.log.append((task, name, message))
+        key, raw = (name, task, message[SECURE], message.get("state", "")), answer[SECURE]
+        if key in self.answers:
+            assert self.answers[key] == raw, "another answer to a repeated request"
+            SEEN["repeated"] += 1
+            return answer
+        self.answers[key] = raw
+        if task in ("contribute", "agree", "reveal"):
+            getattr(self, f"_learn_{task}")(name, message, answer[SECURE])
+        return answer
+
+    def _of(self, name: str, number: int) -> Slot:
+        state = self.silos[name].established
+        assert state is not None
+        return self.epochs[state.epoch.params.epoch].slot(number)
+
+    def _learn_contribute(self, name: str, message: Message, raw: bytes) -> None:
+        request, masked = TermRequest.from_bytes(message[SECURE]), Masked.from_bytes(raw)
+        slot = self._of(name, request.slot)
+        assert name not in slot.masked, "two terms under one mask"
+        total = Total.from_bytes(request.total) if request.total else None
+        slot.masked[name] = masked
+        slot.asked[name] = Asked(request.sum_id, request.schema, message["state"], total)
+        state = self.silos[name].established
+        assert state is not None
+        slot.held[name] = state.slots[request.slot].shares  # type: ignore[union-attr]
+
+    def _learn_agree(self, name: str, message: Message, raw: bytes) -> None:
+        request, item = AgreementRequest.from_bytes(message[SECURE]), Agreement.from_bytes(raw)
+        slot = self._of(name, request.slot)
+        epoch = self._epoch_of(name)
+        signed = tuple(r.name for r in request.receipts), challenge(epoch.session.session, request.receipts)
+        assert slot.signed.setdefault(name, signed) == signed, "two survivor sets or challenges"
+        slot.agreements[name] = item
+        total = slot.asked[name].total
+        if item.combinations:
+            assert total is not None
+            told = epoch.slots[total.slot]
+            assert told.signed[name][0] == total.survivors, "combinations for survivors that it did not sign"
+            assert set(item.combinations) <= set(told.given[name]), (
+                "combinations of a group that it kept shut"
+            )
+            told.combined.add(name)
+            self._check_secrecy(epoch, told)
+
+    def _learn_reveal(self, name: str, message: Message, raw: bytes) -> None:
+        request, item = RevealRequest.from_bytes(message[SECURE]), Reveal.from_bytes(raw)
+        epoch = self._epoch_of(name)
+        slot = self._of(name, request.slot)
+        shares: Mapping[Group, Mapping[str, bytes]] = {"update": item.update, "static": item.static}
+        for group, revealed in shares.items():
+            for dealer, data in revealed.items():
+                place = epoch.params.index(dealer)
+                kinds = [kind for kind in KINDS if slot_share(slot.held[name], place, group, kind) == data]
+                assert len(kinds) == 1
+                slot.shown.add((name, dealer, group, kinds[0]))
+        slot.given[name] = tuple(group for group in GROUPS if shares[group])
+        SEEN["shares given"] += 1
+        self._check_ground(epoch, slot, name)
+        self._check_secrecy(epoch, slot)
+
+    def _epoch_of(self, name: str) -> Epoch:
+        state = self.silos[name].established
+        assert state is not None
+        return self.epochs[state.epoch.params.epoch]
+
+    # What it can compute -------------------------------------------------------------------------
+
+    def _check_secrecy(self, epoch: Epoch, slot: Slot) -> None:
+        """Work out which sums of honest terms can be unmasked; each must be one whole survivor set's."""
+        params = epoch.params
+        for group in GROUPS:
+            known = {
+                kind: {dealer for dealer in params.roster if self._known(epoch, slot, dealer, group, kind)}
+                for kind in KINDS
+            }
+            if group == "update":
+                known["self"] |= slot.combined  # as good as its own mask, as far as sums go
+            parts = self._parts(params, slot, known["pair"])
+            free = [part for part in parts if part <= known["self"] & set(slot.masked)]
+            if not free:
+                continue
+            assert len(free) == 1, f"sums over {free} can be opened"
+            sets = {slot.signed[name][0] for name in slot.given}
+            assert len(sets) == 1, f"honest silos gave shares for {sets}"
+            (survivors,) = sets
+            signers = [name for name, (names, _) in slot.signed.items() if names == survivors]
+            least = params.threshold - (self.mate in survivors)
+            assert len(signers) >= least, "fewer than the threshold signed its survivors"
+            assert free[0] == set(survivors) & set(self.silos), "a sum over others than signed for it"
+            assert len(survivors) >= minimum_survivors(params)
+            assert len({slot.asked[name].key for name in free[0]}) == 1, "terms of different sums"
+            if group not in slot.opened:
+                slot.opened[group] = survivors
+                SEEN[f"opened {group}"] += 1
+
+    def _known(self, epoch: Epoch, slot: Slot, dealer: str, group: Group, kind: Kind) -> bool:
+        if dealer == self.mate:
+            return True
+        holders = {
+            holder for holder, of, part, what in slot.shown if (of, part, what) == (dealer, group, kind)
+        }
+        if self.mate in epoch.params.roster:
+            holders.add(str(self.mate))
+        return len(holders) >= epoch.params.threshold
+
+    def _parts(self, params: Params, slot: Slot, seeds: set[str]) -> list[set[str]]:
+        """Return sets of honest silos that hang together by masks that the server does not know."""
+        honest = [name for name in params.roster if name in self.silos]
+        parts: list[set[str]] = [{name} for name in honest]
+        for first in honest:
+            for second in honest:
+                if first >= second or first in seeds or (second in seeds and first in slot.masked):
+                    continue
+                joined = [part for part in parts if first in part or second in part]
+                parts = [part for part in parts if part not in joined] + [set().union(*joined)]
+        return parts
+
+    def _check_ground(self, epoch: Epoch, slot: Slot, name: str) -> None:
+        """Check what the sum rests on for which a silo gave shares."""
+        asked = slot.asked[name]
+        if asked.total is None:
+            known = asked.basis in self.good or not differences(self.start, self.states[asked.basis])
+            assert known, "a first sum on a state that nobody verified"
+            self.good.add(asked.basis)
+            return
+        total, source = asked.total, epoch.slots[asked.total.slot]
+        self._check_total(epoch, slot, source, total)
+        honest = [silo for silo in total.survivors if silo in self.silos]
+        bases = {source.asked[silo].basis for silo in honest}
+        assert len(bases) == 1 and bases <= self.good
+        expected = next_state(
+            self.setup, self.states[bases.pop()], total, dict.fromkeys(epoch.params.roster, 1.0)
+        )
+        trained = self.states[asked.basis]
+        assert state_sha256(expected) == asked.basis or not differences(expected, trained), "another state"
+        self.good.add(asked.basis)
+
+    def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
+        """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
+        for silo in total.survivors:
+            if silo in source.given:
+                assert source.signed[silo][0] == total.survivors and set(total.groups) <= set(
+                    source.given[silo]
+                )
+            if silo in self.silos:
+                assert (source.asked[silo].sum_id, source.asked[silo].schema) == (total.sum_id, total.schema)
+        if total.schema == SEAL:
+            return
+        true = self.sum_of(epoch, source, total.survivors)
+        if any(true[group] != data for group, data in total.groups.items()):
+            assert self.mate in total.survivors and total.digest() in slot.lies, "a false total was verified"
+            SEEN["verified with a vector of the colluding silo's"] += 1
+
+    def sum_of(self, epoch: Epoch, slot: Slot, survivors: Iterable[str]) -> dict[Group, bytes]:
+        """The sum of the terms of a slot, in Python's integers."""
+        parties = len(epoch.params.roster)
+        terms = [
+            dict(slot.term)
+            if name == self.mate
+            else term_of(name, slot.asked[name].sum_id.round, slot.asked[name].basis, parties)
+            for name in survivors
+        ]
+        return {group: add_integers(specs(parties), group, terms) for group in GROUPS}
+
+    # What an honest server does ------------------------------------------------------------------
+
+    def evidence(self, epoch: Epoch, slot: Slot) -> Evidence:
+        """What the server has of a sum that it can open."""
+        survivors = slot.opened["update"]
+        name = next(item for item in survivors if item in self.silos)
+        asked = slot.asked[name]
+        groups: dict[Group, bytes] = {"update": b""}
+        if asked.schema != SEAL:
+            true = self.sum_of(epoch, slot, survivors)
+            groups = {group: true[group] for group in GROUPS if group in slot.opened}
+        secrets: dict[Group, dict[str, Secret]] = {}
+        for group in groups:
+            secrets[group] = {}
+            for dealer in epoch.params.roster:
+                kind: Kind = "self" if dealer in survivors else "pair"
+                own = self._secrets(epoch, dealer)[slot.number]
+                secrets[group][dealer] = slot_secret(own, group, kind)
+        spool = MemorySpool()
+        for silo in survivors:
+            spool.keep(slot.number, silo, "update", slot.masked[silo].update)
+            spool.keep(slot.number, silo, "static", slot.masked[silo].static)
+        return Evidence(
+            epoch.session,
+            Total(slot.number, asked.sum_id, asked.schema, survivors, groups),
+            {silo: slot.masked[silo].receipt for silo in survivors},
+            {silo: slot.masked[silo].links for silo in survivors},
+            secrets,
+            spool,
+        )
+
+    def _secrets(self, epoch: Epoch, name: str) -> tuple[Secret, ...]:
+        if name in epoch.secrets:
+            return epoch.secrets[name]
+        assert self.colluder is not None
+        state = self.colluder._state
+        if hasattr(state, "secrets"):
+            return tuple(state.secrets)
+        return tuple(item.secrets for item in state.slots)
+
+    def adopt(self, epoch: Epoch, slot: Slot) -> None:
+        """Go on with a sum that can be opened: its total is the next one told."""
+        evidence = self.evidence(epoch, slot)
+        asked = next(slot.asked[name] for name in slot.opened["update"] if name in self.silos)
+        SEEN[f"adopted {asked.schema}"] += 1
+        if asked.schema == SEAL:
+            return
+        epoch.last = evidence
+        epoch.chain.append((slot.number, evidence.total.digest()))
+        self.before, self.state = asked.basis, self.follow(asked.basis, evidence.total, epoch)
+
+    def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
+        """Return the state after a total, known by its hash from now on."""
+        weights = dict.fromkeys(epoch.params.roster, 1.0)
+        try:
+            state = next_state(self.setup, self.states[basis], total, weights)
+        except TightframeError:
+            return basis
+        sha256 = state_sha256(state)
+        self.states[sha256] = state
+        return sha256
+
+    def clean(self, name: str, epoch: Epoch) -> bool:
+        """Return True if a silo of the epoch was told nothing but the chain that the server goes on with.
+
+        And if it has signed no other survivors of the sum whose total is told next.
+        """
+        if name == self.mate:
+            return True
+        state = self.silos[name].vault.state()
+        if state.epoch.params.epoch != epoch.params.epoch:
+            return False
+        if epoch.last is not None:
+            total = epoch.last.total
+            signed = epoch.slots[total.slot].signed.get(name)
+            if signed is not None and signed[0] != total.survivors:
+                return False
+        numbers = [number for number, slot in epoch.slots.items() if name in slot.asked]
+        if not numbers:
+            return not any(journal_slot(fact) == epoch.params.epoch for fact in self.silos[name].vault.facts)
+        asked, number = epoch.slots[max(numbers)].asked[name], max(numbers)
+        told = None if asked.total is None else asked.total.digest()
+        right = [digest for slot, digest in epoch.chain if slot < number]
+        return told == (right[-1] if right else None)
+
+    def message(
+        self, kind: str, number: int, request: TermRequest, *, attempt: int = 0, **changes: Any
+    ) -> Message:
+        """A request for a term, as the honest server says it but for ``changes``."""
+        return {
+            "kind": kind,
+            "round": number,
+            "phase": 0,
+            "attempt": attempt,
+            "opened": {},
+            "state": self.state,
+            "before": self.before,
+            SECURE: request.to_bytes(),
+            **changes,
+        }
+
+    def setup_for(self, name: str, epoch: Epoch) -> bytes:
+        """The set-up with the first request of an epoch."""
+        return epoch.session.setup_for(name).to_bytes()
+
+    def ask(self, name: str, message: Message, *, crash: bool = False) -> Message | str:
+        """Ask for a term, and again with the state if the silo asks for it."""
+        answer = self.deliver(name, "contribute", message, crash=crash)
+        if not isinstance(answer, str) and NEEDS_STATE in answer and message["state"] in self.states:
+            sent = {**message, "state_bytes": state_bytes(self.states[message["state"]])}
+            answer = self.deliver(name, "contribute", sent, crash=crash)
+        return answer
+
+    def honest_sum(self, kind: str, gone: Mapping[str, str]) -> None:
+        """Run a sum as the honest server does; ``gone`` says at which exchange silos drop out.
+
+        Whatever was tried before: silos that were told nothing false answer, and the total is exact.
+        """
+        epoch = self.epoch
+        if epoch.next >= epoch.params.slots:
+            return
+        self.round += 1
+        seal = kind == SEAL
+        turn = Sum(
+            epoch.session,
+            slot=epoch.next,
+            sum_id=SumId.of(kind, self.round, 0, 0),
+            schema=kind,
+            basis=bytes.fromhex(self.state),
+            spool=MemorySpool(),
+            rests_on=epoch.last,
+        )
+        slot = epoch.slot(turn.slot)
+        clean = {name for name in epoch.params.roster if self.clean(name, epoch)}
+        for name in epoch.params.roster:
+            if gone.get(name) == "contribute":
+                continue
+            if name == self.mate:
+                turn.add(name, self.play_along(epoch, slot, turn.sum_id, turn.schema, turn.told).to_bytes())
+                continue
+            request = turn.term_request(self.setup_for(name, epoch))
+            answer = self.ask(name, self.message(kind, self.round, request))
+            if isinstance(answer, str) or NEEDS_STATE in answer:
+                assert name not in clean, f"{name} was told nothing false, and refuses: {answer}"
+                continue
+            turn.add(name, answer[SECURE])
+        follows = sum(item.follows for item in turn.receipts)
+        if len(turn.receipts) < minimum_survivors(epoch.params) or follows <= epoch.params.colluders:
+            SEEN["honest sum with too few"] += 1
+            return
+        survivors = turn.close()
+        agreement = {SECURE: turn.agreement_request().to_bytes()}
+        for name in survivors:
+            if gone.get(name) == "agree":
+                continue
+            if name == self.mate:
+                turn.add_agreement(name, self.vouch(epoch, slot, turn.receipts).to_bytes())
+                continue
+            answer = self.deliver(name, "agree", agreement)
+            assert not isinstance(answer, str), answer
+            turn.add_agreement(name, answer[SECURE])
+        if len(turn.agreements) < epoch.params.threshold:
+            return
+        asking = turn.reveal_request()
+        for name in survivors:
+            if gone.get(name) in ("agree", "reveal") or name == self.mate:
+                continue
+            answer = self.deliver(name, "reveal", {SECURE: asking.to_bytes()})
+            assert not isinstance(answer, str), answer
+            turn.add_reveal(name, answer[SECURE])
+        if self.colluder is not None and self.mate in survivors:
+            turn.add_reveal(self.colluder.name, self.shares(epoch, slot, survivors).to_bytes())
+        if len(turn.revealers) < epoch.params.threshold:
+            return
+        opened = turn.open()
+        if not seal:
+            true = self.sum_of(epoch, slot, survivors)
+            assert opened.groups["update"] == true["update"]
+            assert opened.groups.get("static", true["static"]) == true["static"]
+        SEEN[f"honest {kind}"] += 1
+        if seal:
+            return
+        epoch.last = opened.evidence
+        epoch.chain.append((turn.slot, opened.evidence.total.digest()))
+        self.before, self.state = self.state, self.follow(self.state, opened.evidence.total, epoch)
+
+    # The silo that plays along -------------------------------------------------------------------
+
+    def play_along(
+        self, epoch: Epoch, slot: Slot, sum_id: SumId, schema: str, told: bytes, **receipt: Any
+    ) -> Masked:
+        """The colluding silo's masked term, with a receipt that says what it is told to."""
+        assert self.colluder is not None
+        self.colluder.establish(self.setup_for(self.colluder.name, epoch))
+        term: Mapping[Group, bytes] = {"update": b"", "static": b""}
+        if schema != SEAL:
+            term = term_of(self.colluder.name, slot.number, "", len(epoch.params.roster))
+        says = {"total": told, "basis": bytes.fromhex(self.state), **receipt}
+        masked, kept = self.colluder.mask(slot.number, sum_id, schema, term, **says)
+        slot.masked[self.colluder.name], slot.kept, slot.term = masked, kept, term
+        return masked
+
+    def vouch(
+        self, epoch: Epoch, slot: Slot, receipts: Sequence[Any], added: Mapping[Group, bytes] | None = None
+    ) -> Agreement:
+        """The colluding silo's agreement, with combinations as if its term had been ``added`` more."""
+        assert self.colluder is not None
+        made = challenge(epoch.session.session, receipts)
+        asked = next(slot.asked[item.name] for item in receipts if item.name in slot.asked)
+        combined: dict[Group, bytes] = {}
+        if asked.total is not None and self.mate in asked.total.survivors:
+            source = epoch.slots[asked.total.slot]
+            if source.kept is not None:
+                ground = Ground(epoch.session.session, epoch.params, epoch.session.peers, asked.total.told())
+                combined = self.colluder.combine(ground, source.kept, made, added or {})
+                if added:
+                    slot.lies.add(asked.total.digest())
+        return self.sign_agreement(epoch, slot.number, receipts, combined)
+
+    def sign_agreement(
+        self, epoch: Epoch, number: int, receipts: Sequence[Any], combined: Mapping[Group, bytes]
+    ) -> Agreement:
+        """An agreement of the colluding silo."""
+        assert self.colluder is not None
+        session = epoch.session.session
+        made, names = challenge(session, receipts), [item.name for item in receipts]
+        signed = agreement_signed(session, number, receipts[0].sum_id, names, made, combined)
+        return Agreement(self.colluder.name, number, combined, ed25519_sign(self.colluder.signing, signed))
+
+    def shares(self, epoch: Epoch, slot: Slot, survivors: Sequence[str]) -> Reveal:
+        """The colluding silo's shares, as an honest one reveals them."""
+        assert self.colluder is not None
+        held = self.colluder._state.slots[slot.number].shares
+        parts = {
+            group: {
+                dealer: slot_share(held, place, group, "self" if dealer in survivors else "pair")
+                for place, dealer in enumerate(epoch.params.roster)
+            }
+            for group in GROUPS
+        }
+        given = {group for groups in slot.given.values() for group in groups}
+        static = parts["static"] if "static" in given else {}
+        unsigned = Reveal(self.colluder.name, slot.number, parts["update"], static, b"")
+        signature = ed25519_sign(self.colluder.signing, unsigned.signed(epoch.session.session))
+        return replace(unsigned, signature=signature)
+
+
+def journal_slot(fact: Any) -> int | None:
+    """The epoch of a slot that a journal says was used."""
+    entry = journal.entry_from_value(fact)
+    return entry.epoch if isinstance(entry, journal.SlotUsed) else None

@@ -1,0 +1,419 @@
+"""Silos that are the project's own, with a model of four numbers: a sum takes milliseconds.
+
+Each has its journal, its state of the secure sum and its own copy of the run's state. Left out are the
+engine, the files of ledger and transcript, and training: a term is a function of silo, round and state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from tests.support.attacks.malicious_server import identity
+
+from tightframe import __version__
+from tightframe.errors import RunError
+from tightframe.phases import Cohort, Field, Group, Phase, Schema, ServerState, Totals
+from tightframe.privacy.ledger.entries import Remembered
+from tightframe.rounds import codec
+from tightframe.rounds.context import FOLLOWED, NEEDS_STATE, Message
+from tightframe.rounds.following import next_state, state_sha256
+from tightframe.rounds.silo import requests
+from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.silo.followed import FollowedState
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.common import SEAL, SECURE
+from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.secure_silo import SecureSite
+from tightframe.rounds.sums.vault import Vault
+from tightframe.securesum import rules, site
+from tightframe.securesum.masks import Accumulator
+from tightframe.securesum.messages import (
+    Advertisements,
+    FieldSpec,
+    Masked,
+    Params,
+    SumId,
+    TermRequest,
+    Told,
+)
+from tightframe.securesum.primitives import Secret, ed25519_sign
+from tightframe.securesum.proofs import Ground
+from tightframe.securesum.rules import Expected, SiteRules
+from tightframe.securesum.site import journal
+from tightframe.securesum.site.setup import establish
+from tightframe.securesum.site.state import Confirmed, Established, term_name
+from tightframe.securesum.site.totals import KeptTerm
+
+JOB, ROUNDS, SLOTS = "job-a", 200, 7
+SCHEMA = Schema(
+    (
+        Field("update/weight", (3,), ring=32, bound=1.0),
+        Field("counts", (2,), ring=64, bound=100.0, bits=0, static=True),
+        Field("update/mean", (1,), ring=64, bound=10.0),
+    )
+)
+"""Both rings and both groups."""
+DECLARED = Declaration(
+    weight=1.0, synthetic=True, profile="research", min_class_count=1, any_static_cohort=False, untold=()
+)
+LOG = logging.getLogger("small silos")
+
+
+class CrashError(Exception):
+    """A process that ends between the journal and the state."""
+
+
+def _update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    model = {
+        name: state.model[name] + torch.from_numpy(totals[f"update/{name}"] / cohort.size)
+        for name in ("weight", "mean")
+    }
+    kept = {name: value for name, value in state.extra.items() if name != "counts"}
+    if "counts" in totals:
+        kept["counts"] = torch.from_numpy(totals["counts"].copy())
+    return ServerState(model, kept)
+
+
+class _Exchange:
+    """One of the plan's: all are the same."""
+
+    def __init__(self, kind: str, number: int, index: int) -> None:
+        self.kind, self.round, self.index = kind, number, index
+        self.phase = Phase("train", SCHEMA, lambda state: state.model, _nothing, _update)
+
+    def evaluates(self, received: Any) -> Any:
+        return received
+
+    def carrying(self, received: Any) -> Phase:
+        return self.phase
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("Expected no training.")
+
+
+class _Plan:
+    def find(self, kind: str, number: int, index: int) -> _Exchange:
+        if (kind, index) != ("train", 0) or not 1 <= number <= ROUNDS:
+            raise RunError("Expected an exchange of the job.", code="TF-505")
+        return _Exchange(kind, number, index)
+
+
+def _start() -> ServerState:
+    return ServerState(
+        {"weight": torch.zeros(3, dtype=torch.float64), "mean": torch.zeros(1, dtype=torch.float64)}
+    )
+
+
+def job_of(names: Sequence[str]) -> Any:
+    """What the silos read of a job."""
+    return SimpleNamespace(
+        dataset="small",
+        weights="uniform",
+        max_weight_share=1.0,
+        server_trust="malicious",
+        min_sites=3,
+        sites=list(names),
+        resume=None,
+        initial_model_sha256=None,
+        assumed_colluders=lambda sites: 1,
+        lineage=lambda job_id: job_id,
+        sha256=lambda: "ab" * 32,
+    )
+
+
+def setup_of(names: Sequence[str]) -> Any:
+    """What silos and server read of a job's setup."""
+    return SimpleNamespace(job=job_of(names), plan=_Plan(), initial_state=_start)
+
+
+def specs(parties: int) -> tuple[FieldSpec, ...]:
+    """The schema of every sum but a seal."""
+    return codec.specs(SCHEMA, parties)
+
+
+def params_of(names: Sequence[str], roster: Sequence[str], epoch: int, *, static_open: bool = True) -> Params:
+    """What an honest server proposes."""
+    job, sites = job_of(names), len(roster)
+    colluders = job.assumed_colluders(sites)
+    return Params(
+        job=JOB,
+        lineage=JOB,
+        epoch=epoch,
+        roster=tuple(roster),
+        threshold=rules.threshold(sites, colluders, job.server_trust),
+        colluders=colluders,
+        slots=SLOTS,
+        schemas={"train": specs(sites), SEAL: ()},
+        weights=job.weights,
+        trust=job.server_trust,
+        min_sites=max(3, rules.smallest_set(rules.threshold(sites, colluders), colluders, 3)),
+        static_open=static_open,
+        config_sha256=bytes.fromhex(job.sha256()),
+        version=__version__,
+    )
+
+
+def term_of(name: str, number: int, state: str, parties: int) -> dict[Group, bytes]:
+    """A silo's term: a function of the silo, the round, and the state (hex) that it rests on."""
+    seed = hashlib.sha256(f"{name}/{number}/{state}".encode()).digest()
+    random = np.random.default_rng(list(seed))
+    tensors = {
+        "update/weight": torch.from_numpy(random.uniform(-1, 1, 3)),
+        "counts": torch.from_numpy(random.integers(0, 100, 2).astype(np.float64)),
+        "update/mean": torch.from_numpy(random.uniform(-10, 10, 1)),
+    }
+    return codec.encode(SCHEMA, tensors, share=1.0, parties=parties)
+
+
+class _Contributor(Contributor):
+    """The half of a silo that follows the run's state; what it contributes is made up."""
+
+    def __init__(self, folder: Path, setup: Any, name: str) -> None:
+        self.setup = self._setup = setup
+        self._name, self._followed = name, FollowedState(folder, setup, name, LOG)
+
+    def contribute(
+        self, message: Message, weights: Mapping[str, float], *, total: Any = None, **_: Any
+    ) -> Encoded:
+        exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
+        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
+        follows = self._followed.advance(message, total, weights)[1]
+        term = term_of(self._name, exchange.round, message["state"], len(weights))
+        return Encoded(sum_id, specs(len(weights)), term, bytes.fromhex(message["state"]), follows)
+
+
+class _Vault(Vault):
+    """A vault whose ledger is a list; ``crash`` ends the next step after its journal entries."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), None, on_disk=False)  # type: ignore[arg-type]  # never opened
+        self.facts: list[Any] = []
+        self.crash = False
+
+    @contextmanager
+    def locked(self) -> Iterator[journal.History]:
+        self._ledger = self  # type: ignore[assignment]  # `remember` is all of it that a step uses
+        try:
+            yield self._history
+        finally:
+            self._ledger = None
+
+    def remember(self, content: Remembered) -> None:
+        self.facts += content.facts
+        for fact in content.facts:
+            self._history.append(journal.entry_from_value(fact))  # type: ignore[arg-type]
+
+    def commit(self, entries: Any, state: Any, replies: Any, kept: Any) -> None:
+        if not self.crash:
+            return super().commit(entries, state, replies, kept)
+        self.crash = False
+        there = {name: part for name, part in kept.items() if part is not None}
+        super().commit(entries, self._state or state, {}, there)
+        raise CrashError
+
+    def restart(self) -> None:
+        """Read everything again, as another process does."""
+        self._history = journal.History(journal.entry_from_value(fact) for fact in self.facts)
+        if self._state is not None:
+            self._state = type(self._state).from_bytes(self._state.to_bytes())
+
+
+class _Unwritten:
+    """A transcript that nobody reads."""
+
+    def session(self, *_: Any) -> None: ...
+
+    def sum(self, *_: Any) -> None: ...
+
+
+class SmallSilo(SiloSession):
+    """An honest silo, from the first check of a message on.
+
+    Args:
+        name: of the silo.
+        names: of all silos of the job.
+        folder: for its own files.
+    """
+
+    def __init__(self, name: str, names: Sequence[str], folder: Path) -> None:
+        self.name, self._names = name, names
+        context: Any = SimpleNamespace(
+            name=name,
+            job=job_of(names),
+            job_id=JOB,
+            policy=SimpleNamespace(site_rules=SiteRules, max_records=None),
+            site=SimpleNamespace(records_id=lambda dataset: dataset),
+            secure_folder=folder,
+            state_folder=folder,
+            transcript=folder / "transcript",
+            site_ledger=None,
+            memory_only=True,
+            production=False,
+            identity=lambda: identity(name),
+            log=LOG,
+        )
+        self.context = context
+        secure = SecureSite(context)
+        self.vault = secure._vault = _Vault()
+        secure._record = _Unwritten()  # type: ignore[assignment]
+        self._secure: SecureSite = secure
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._contributor = _Contributor(self.context.state_folder, setup_of(self._names), self.name)
+
+    def _training(self) -> Contributor:
+        assert self._contributor is not None
+        return self._contributor
+
+    def _answer(self, task: str, message: Message) -> Message:
+        requests.check(task, message, self.name, secure=True)
+        if task == "enroll":
+            return {SECURE: self._secure.enroll(message.get(SECURE), lambda *, again: DECLARED)}
+        if task == "contribute":
+            return self._contribute(message)
+        return {SECURE: getattr(self._secure, task)(message.get(SECURE))}
+
+    def handle(self, task: str, message: Message) -> Message:
+        return self._answer(task, message)
+
+    def restart(self) -> None:
+        """Go on as another process: journal, states and files are read again."""
+        self.vault.restart()
+        self._fresh()
+
+    def lose_followed(self) -> None:
+        """Lose the file of the run's state, as after a damage to the disk."""
+        (self.context.state_folder / FOLLOWED).unlink(missing_ok=True)
+        self._fresh()
+
+    @property
+    def established(self) -> Established | None:
+        """Its state, once its first term was masked."""
+        return self.vault.established()
+
+
+class Colluder:
+    """A silo that shows the server everything, and signs what it likes."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        self.name, self._names = name, names
+        self._state: Any = None
+
+    def advertise(self, params: Params, application: bytes = DECLARED.to_bytes()) -> bytes:
+        job = job_of(self._names)
+        step = site.advertise(
+            params,
+            rules=SiteRules(),
+            expected=Expected(
+                name=self.name,
+                job=JOB,
+                lineage=JOB,
+                sites=frozenset(self._names),
+                colluders=params.colluders,
+                trust=job.server_trust,
+                threshold=params.threshold,
+                min_sites=params.min_sites,
+                weights=job.weights,
+                config_sha256=params.config_sha256,
+                version=__version__,
+            ),
+            signer=identity(self.name)[0],
+            history=journal.History(),
+            dataset="small",
+            application=application,
+        )
+        self._state = step.state
+        return step.reply.to_bytes()
+
+    def confirm(self, shown: Advertisements, verifier: Any) -> bytes:
+        step = site.confirm(self._state, shown, verifier=verifier)
+        self._state = step.state
+        return step.reply.to_bytes()
+
+    def copy(self) -> Colluder:
+        """The same silo in another run."""
+        other = Colluder(self.name, self._names)
+        other._state = self._state
+        return other
+
+    def establish(self, setup: bytes) -> Established:
+        """Its state with every slot unused; it stays so."""
+        if isinstance(self._state, Confirmed):
+            self._state = establish(self._state, setup)
+        made: Established = self._state
+        return made
+
+    def mask(
+        self, slot: int, sum_id: SumId, schema: str, term: Mapping[Group, bytes], **receipt: Any
+    ) -> tuple[Masked, KeptTerm]:
+        """Mask a term; ``receipt`` holds what its receipt says."""
+        state: Established = self._state
+        step = site.mask(
+            state,
+            TermRequest(slot, sum_id, schema),
+            fields=state.epoch.params.schemas[schema],
+            basis=bytes(32),
+            follows=True,
+            term=term,
+            history=journal.History(),
+        )
+        signed = self.sign(step.reply.receipt, **receipt)
+        kept = step.kept[term_name(slot)]
+        assert kept is not None
+        masked = Masked(step.reply.update, step.reply.static, signed, step.reply.links)
+        return masked, KeptTerm.from_bytes(kept)
+
+    def sign(self, receipt: Any, **changes: Any) -> Any:
+        """A receipt with something else in it."""
+        state: Established = self._state
+        changed = replace(receipt, **changes)
+        return replace(changed, signature=ed25519_sign(state.signing, changed.signed(state.session)))
+
+    def combine(
+        self, ground: Ground, kept: KeptTerm, challenge: bytes, added: Mapping[Group, bytes]
+    ) -> dict[Group, bytes]:
+        """Its combinations of a total, as if its term had been ``added`` more."""
+        told: Told = ground.told
+        rest = kept.revealed(self._state, told.schema, told.survivors, told.groups).integers
+        terms = {}
+        for group in told.groups:
+            vector = Accumulator(ground.layout(group), rest[group])
+            vector.add(added.get(group, bytes(ground.layout(group).nbytes)))
+            terms[group] = vector.to_bytes()
+        return ground.combine(challenge, terms)
+
+    @property
+    def signing(self) -> Secret:
+        """Its key of this epoch."""
+        key: Secret = self._state.signing
+        return key
+
+
+__all__ = [
+    "JOB",
+    "NEEDS_STATE",
+    "SCHEMA",
+    "SECURE",
+    "SLOTS",
+    "Colluder",
+    "CrashError",
+    "SmallSilo",
+    "next_state",
+    "params_of",
+    "setup_of",
+    "specs",
+    "state_sha256",
+    "term_of",
+]
