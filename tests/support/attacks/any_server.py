@@ -71,7 +71,7 @@ from tightframe.securesum.proofs import Ground
 from tightframe.securesum.rules import minimum_survivors
 from tightframe.securesum.server import Enrolment, Evidence, MemorySpool, Session, Sum
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.state import slot_secret, slot_share
+from tightframe.securesum.site.state import Established, slot_secret, slot_share
 from tightframe.securesum.site.totals import KeptTerm
 
 SEEN: Counter[str] = Counter()
@@ -228,10 +228,12 @@ class AnyServer:
         return None if self.colluder is None else self.colluder.name
 
     def willing(self) -> list[str]:
-        """Silos that must take part in another epoch: who verified the last total that it was told."""
+        """Silos that must take part in another epoch: who verified the totals of all sums that it opened."""
         found = [] if self.mate is None else [self.mate]
         for name, silo in self.silos.items():
             state = silo.established
+            if state is not None and state.last_revealed > (-1 if state.told is None else state.told.slot):
+                continue  # it gave shares of a sum whose total it was not told
             if state is None or state.told is None:
                 found.append(name)
                 continue
@@ -313,7 +315,7 @@ class AnyServer:
     def deliver(self, name: str, task: str, message: Message, *, crash: bool = False) -> Message | str:
         """Send a message; return the answer, or the code of the refusal."""
         silo = self.silos[name]
-        before, silo.vault.crash = (silo.vault._state, len(silo.vault.facts)), crash
+        before, silo.vault.crash = silo.vault.done(), crash
         try:
             answer = silo.handle(task, message)
         except CrashError:
@@ -323,13 +325,13 @@ class AnyServer:
         except TightframeError as error:
             code: str = error.code
             assert re.fullmatch(r"TF-\d{3}", code), f"a refusal without a code: {error!r}"
-            assert (silo.vault._state, len(silo.vault.facts)) == before, "a refusal changed something"
+            assert silo.vault.done() == before, "a refusal changed something"
             SEEN[f"refused {task} {code}"] += 1
             return code
         finally:
             silo.vault.crash = False
         if NEEDS_STATE in answer:
-            assert (silo.vault._state, len(silo.vault.facts)) == before
+            assert silo.vault.done() == before
             SEEN["asked for the state"] += 1
             return answer
         self.log.append((task, name, message))
@@ -562,12 +564,16 @@ class AnyServer:
     def clean(self, name: str, epoch: Epoch) -> bool:
         """Return True if a silo of the epoch was told nothing but the chain that the server goes on with.
 
-        And if it has signed no other survivors of the sum whose total is told next.
+        And if it has signed no other survivors of the sum whose total is told next, and given shares of no
+        later one.
         """
         if name == self.mate:
             return True
         state = self.silos[name].vault.state()
         if state.epoch.params.epoch != epoch.params.epoch:
+            return False
+        opened = -1 if epoch.last is None else epoch.last.total.slot
+        if isinstance(state, Established) and state.last_revealed > opened:
             return False
         if epoch.last is not None:
             total = epoch.last.total

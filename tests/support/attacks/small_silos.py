@@ -30,6 +30,7 @@ from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.followed import FollowedState
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.plain import Encoded
@@ -182,6 +183,7 @@ class _Contributor(Contributor):
     def __init__(self, folder: Path, setup: Any, name: str) -> None:
         self.setup = self._setup = setup
         self._name, self._followed = name, FollowedState(folder, setup, name, LOG)
+        self._store = SiloStateStore(folder, name)
 
     def contribute(
         self, message: Message, weights: Mapping[str, float], *, total: Any = None, **_: Any
@@ -208,6 +210,10 @@ class _Vault(Vault):
             yield self._history
         finally:
             self._ledger = None
+
+    def done(self) -> tuple[Any, int]:
+        """What the silo has done: its state, and its journal but for requests that arrived."""
+        return self._state, sum(fact["entry"] != journal.Requested.KIND for fact in self.facts)
 
     def remember(self, content: Remembered) -> None:
         self.facts += content.facts
