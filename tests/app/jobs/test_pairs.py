@@ -40,6 +40,14 @@ def test_a_pair_with_a_recipe_is_that_recipe() -> None:
     assert pairs.pair("fedilc", "eicu") is recipes.get("fedilc_eicu")
 
 
+def test_a_method_of_one_round_gets_it_in_whatever_job() -> None:
+    job = recipes.get("fedmr_isic").job("full", changes={"method": "fed3r"})
+    assert (job.method, job.rounds) == ("fed3r", 1)
+    assert recipes.get("fedmr_isic").job("full", changes={"start": "fed3r"}).rounds == 50
+    with pytest.raises(JobError, match="rounds: Expected 1 with fed3r"):
+        recipes.get("fedmr_isic").job(changes={"method": "fed3r", "rounds": 4})
+
+
 def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = CliRunner()
