@@ -122,10 +122,11 @@ def _values(method: str) -> dict[str, Any]:
 def test_jobs_leads_to_the_index_of_methods_and_names_every_model_with_its_options() -> None:
     text = read(ROOT / "docs" / "jobs.md")
     assert "\n- `method`, `method_options`: [all methods](methods.md)\n" in text
-    found = rows(text, "| model | options (defaults) | what it is |")
+    _, _, part = text.partition("\n### Models\n")
+    items = re.split(r"^- ", part.partition("\n#")[0].partition("\n\n- ")[2], flags=re.MULTILINE)
+    found = [" ".join(item.partition("\n\n")[0].split()) for item in items]
     documented = {
-        name.strip("`"): {option: default for option, default in re.findall(r"`(\w+)` \((.*?)\)", options)}
-        for name, options, _ in found
+        re.findall(r"`(\w+)`", item)[0]: dict(re.findall(r"`(\w+)` \((.*?)\)", item)) for item in found
     }
     assert documented == {
         spec.name: {
