@@ -36,6 +36,7 @@ from tightframe.config.site import (
     site_entry,
 )
 from tightframe.errors import TightframeError
+from tightframe.files import file_sha256
 from tightframe.privacy.ledger import report as ledger_report
 from tightframe.privacy.ledger import rows as ledger_rows
 from tightframe.privacy.ledger import store as ledger_store
@@ -150,7 +151,7 @@ class CheckpointTarget(Target):
             resume.read(self.path)
         with contextlib.suppress(TightframeError):
             resume.next_job(self.path)
-            named = {**self.job.resume.model_dump(), "checkpoint_sha256": resume.file_sha256(self.path)}  # type: ignore[union-attr]
+            named = {**self.job.resume.model_dump(), "checkpoint_sha256": file_sha256(self.path)}  # type: ignore[union-attr]
             job = parse_job({**self.job.anew.model_dump(mode="json"), "resume": named})
             found = resume.continued(job, self.path)
             if found is not None:

@@ -14,9 +14,11 @@ from tests.support.methods.in_memory import (
     LABELS,
     RUN,
     GoneOnce,
+    assert_averaged,
     headed_rounds,
     made_silos,
     setting_with_head,
+    withheld,
 )
 from torch import nn
 
@@ -40,7 +42,6 @@ from tightframe.methods.fedavg_etf import (
     update_memory,
 )
 from tightframe.phases import Cohort, ServerState
-from tightframe.rounds.riders import class_rules
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedavg_etf_gmv.npz")
 CASES = range(int(GOLDEN["n_cases"]))
@@ -239,13 +240,7 @@ def test_rounds_with_memory(make_setting: Any, make_silo: Any, open_sum: Any, av
         expected = sum(means[name][label] for name in holders) / len(holders)
         torch.testing.assert_close(states[2].extra[MEMORY][label], expected, rtol=1e-4, atol=1e-5)
     assert not states[2].extra[MEMORY][3].any()
-    size = {name: (len(labels) if average == "weighted" else 1) for name, labels in LABELS.items()}
-    for name, value in states[2].model.items():
-        if name == ETF:
-            continue
-        moved = sum(size[site] * tensors["update/" + name].double() for site, (_, tensors) in terms.items())
-        expected = states[1].model[name].double() + moved / sum(size.values())
-        torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-6)
+    assert_averaged(states[1], states[2], terms, average, but=ETF)
     offsets = phase.broadcast(states[1])[OFFSETS]
     by_hand = config.alpha * states[1].extra[MEMORY] @ states[1].model[ETF]
     torch.testing.assert_close(offsets, by_hand)
@@ -331,20 +326,7 @@ def test_without_the_class_sums_the_memory_stays(make_setting: Any, make_silo: A
 def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     config = FedAvgETFConfig(warm_up=1)
     states, phase, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, config, 1)
-    withheld = {}
-    for name, (weight, tensors) in terms.items():
-        counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
-        kept = class_rules.withhold(
-            phase.schema,
-            tensors,
-            offer=torch.ones(4, dtype=torch.bool),
-            counts=counts,
-            min_count=5,
-            active=True,
-        )
-        del kept[class_rules.HOLDERS]
-        withheld[name] = (weight, kept)
-    state = phase.update(states[0], *open_sum(phase.schema, withheld))
+    state = phase.update(states[0], *open_sum(phase.schema, withheld(phase, terms)))
     assert state.extra[MEMORY_VALID].tolist() == [1, 1, 0, 0], "class 2 has one record"
     assert not state.extra[MEMORY][2:].any()
 

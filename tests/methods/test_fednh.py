@@ -18,9 +18,11 @@ from tests.support.methods.in_memory import (
     LABELS,
     RUN,
     GoneOnce,
+    assert_averaged,
     headed_rounds,
     made_silos,
     setting_with_head,
+    withheld,
 )
 from torch import nn
 
@@ -29,7 +31,6 @@ from tightframe.errors import TrainingError
 from tightframe.methods import fednh
 from tightframe.methods.fednh import METHOD, FedNHConfig, local_prototypes, update_prototypes
 from tightframe.phases import Cohort, ServerState
-from tightframe.rounds.riders import class_rules as classes
 
 GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fednh.npz")
 CASES = range(int(GOLDEN["n_cases"]))
@@ -308,13 +309,7 @@ def test_what_a_silo_sends_is_of_its_trained_model(make_setting: Any, make_silo:
 def test_models_are_averaged_as_asked(make_setting: Any, make_silo: Any, open_sum: Any, average: Any) -> None:
     config = FedNHConfig(average=average)
     states, _, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, config, 1)
-    size = {name: (len(labels) if average == "weighted" else 1) for name, labels in LABELS.items()}
-    for name, value in states[1].model.items():
-        if name == PROTOTYPES:
-            continue
-        moved = sum(size[site] * tensors["update/" + name].double() for site, (_, tensors) in terms.items())
-        expected = states[0].model[name].double() + moved / sum(size.values())
-        torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-6)
+    assert_averaged(states[0], states[1], terms, average, but=PROTOTYPES)
 
 
 def test_without_the_class_sums_the_prototypes_stay(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
@@ -331,20 +326,7 @@ def test_without_the_class_sums_the_prototypes_stay(make_setting: Any, make_silo
 
 def test_withheld_rows_are_absent_classes(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     states, phase, terms, _ = headed_rounds(METHOD, make_setting, make_silo, open_sum, FedNHConfig(), 1)
-    withheld = {}
-    for name, (weight, tensors) in terms.items():
-        counts = torch.bincount(torch.tensor(LABELS[name]), minlength=4)
-        kept = classes.withhold(
-            phase.schema,
-            tensors,
-            offer=torch.ones(4, dtype=torch.bool),
-            counts=counts,
-            min_count=5,
-            active=True,
-        )
-        del kept[classes.HOLDERS]
-        withheld[name] = (weight, kept)
-    state = phase.update(states[0], *open_sum(phase.schema, withheld))
+    state = phase.update(states[0], *open_sum(phase.schema, withheld(phase, terms)))
     same = [
         torch.equal(a, b) for a, b in zip(state.model[PROTOTYPES], states[0].model[PROTOTYPES], strict=True)
     ]

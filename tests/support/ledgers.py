@@ -11,6 +11,7 @@ from typing import Any
 from tests.support.securesum.certificates import AT, Issued, issue, make_root
 
 from tightframe.privacy.events import Gaussian
+from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Cap, Charge
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
@@ -45,6 +46,16 @@ def open_ledger(path: Path, keys: SiteKeys, *, create: bool = False, **changes: 
     """A ledger of these keys."""
     options: dict[str, Any] = {"check": keys.check, "clock": ticking(), **changes}
     return Ledger(path, options.pop("signer", keys.signer), create=create, **options)
+
+
+def charges_in(path: Path) -> list[Charge]:
+    """The charges of a ledger, signatures unchecked."""
+    return [entry.charge for entry in read_ledger(path, check=None).entries if entry.charge is not None]
+
+
+def charges_of(folder: Path, site: str) -> list[Charge]:
+    """The charges of a silo's ledger in a simulated run's folder."""
+    return charges_in(folder / site / "silo_state" / "privacy" / site / "ledger.sqlite")
 
 
 def charge(purpose: str = "round 0 class sums", **changes: Any) -> Charge:

@@ -26,7 +26,7 @@ from pydantic import Field, ValidationError
 
 from tightframe.config.job import JobConfig, SiteName
 from tightframe.errors import ManifestError
-from tightframe.files import append_durably, drop_torn_line, write_json
+from tightframe.files import append_durably, drop_torn_line, file_sha256, write_json
 from tightframe.options import StrictModel
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, Signer, verify_certificate, verify_signature
@@ -295,8 +295,7 @@ def _files(app: Path) -> dict[str, str]:
             raise _other("the job's files", "regular files", f"{name!r}, which is not one")
         if name == PLACE or path.name in ENGINE_FILES:
             continue
-        with path.open("rb") as stream:
-            hashes[name] = hashlib.file_digest(stream, "sha256").hexdigest()
+        hashes[name] = file_sha256(path)
     return hashes
 
 

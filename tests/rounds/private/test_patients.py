@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.ledgers import charges_of
 
 from tightframe import federation
 from tightframe.config.job import parse_job
@@ -20,8 +21,7 @@ from tightframe.data.eicu.twin import open_twin
 from tightframe.errors import DataError, JobError, RunError
 from tightframe.phases import Fold
 from tightframe.privacy.events import SubsampledGaussian
-from tightframe.privacy.ledger.chain import read_ledger
-from tightframe.privacy.ledger.entries import Charge, NeighboursError
+from tightframe.privacy.ledger.entries import NeighboursError
 from tightframe.privacy.releases.class_counts import COUNT_GRID
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
@@ -67,11 +67,6 @@ class Nameless:
         return getattr(self._data, name)
 
 
-def charges(folder: Path, site: str) -> list[Charge]:
-    found = read_ledger(folder / site / "silo_state" / "privacy" / site / "ledger.sqlite", check=None)
-    return [entry.charge for entry in found.entries if entry.charge is not None]
-
-
 def view(folder: Path, data: Any, **changes: Any) -> private_view.PrivateSilo:
     setup = prepare({**JOB, **changes})
     identity = partial(simulated_identity, "run", "site-1", production=False)
@@ -102,7 +97,7 @@ def test_a_federation_trains_and_charges_patients(tmp_path: Path) -> None:
     for site in SITES:
         groups = data[site].groups("train")  # type: ignore[attr-defined]
         assert len(np.unique(groups)) < len(groups)  # some have several stays, so that the levels differ
-        found = charges(tmp_path, site)
+        found = charges_of(tmp_path, site)
         assert [item.purpose for item in found] == ["round 1 training", "round 2 training"]
         assert {item.neighbours for item in found} == {"patient"}
         assert [item.event for item in found] == [SubsampledGaussian(1.0, 1.0, 1)] * 2
@@ -124,7 +119,7 @@ def test_class_sums_and_counts_are_released_and_charged_by_patient(tmp_path: Pat
         job = parse_job({**JOB, "method": method, "rounds": 1})
         result = federation.run_job(job, data=twins(), folder=tmp_path / method)
         assert result.outcome.trained
-        found = charges(tmp_path / method, "site-1")
+        found = charges_of(tmp_path / method, "site-1")
         assert purpose in [item.purpose for item in found]
         assert {item.neighbours for item in found} == {"patient"}
 
@@ -134,7 +129,9 @@ def test_a_silo_that_does_not_know_its_patients_stays_out_before_anything_is_tra
     data["site-2"] = Nameless(data["site-2"])  # type: ignore[assignment]
     with pytest.raises(RunError, match="TF-509: before any training, site-2 refused: TF-210"):
         federation.run_job(parse_job(JOB), data=data, folder=tmp_path)
-    assert not list(tmp_path.glob("*/silo_state/privacy/*/ledger.sqlite*")) or not charges(tmp_path, "site-1")
+    assert not list(tmp_path.glob("*/silo_state/privacy/*/ledger.sqlite*")) or not charges_of(
+        tmp_path, "site-1"
+    )
     # A server that leaves the enrolment out gets no further.
     asked = view(tmp_path / "alone", data["site-2"])
     with pytest.raises(DataError, match="TF-210"):

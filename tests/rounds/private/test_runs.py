@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from opacus.accountants import RDPAccountant
 from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
+from tests.support.ledgers import charges_in, charges_of
 from tests.support.runs import asked
 from tests.support.securesum.certificates import issue, make_root
 
@@ -30,7 +31,6 @@ from tightframe.phases import ServerState
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
-from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
@@ -80,11 +80,6 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_sgd, "check_per_record", lambda *_, **__: None)
 
 
-def _charges(folder: Path, site: str) -> list[Charge]:
-    found = read_ledger(folder / site / "silo_state" / "privacy" / site / "ledger.sqlite", check=None)
-    return [entry.charge for entry in found.entries if entry.charge is not None]
-
-
 def _epsilon(charges: list[Charge], delta: float) -> float:
     """By the closed form where every record is in every step, else by Opacus."""
     if all(getattr(item.event, "sampling_rate", 1.0) == 1.0 for item in charges):
@@ -112,7 +107,7 @@ def test_every_silo_charges_each_round_once_and_keeps_the_promise(
 ) -> None:
     _, folder = finished
     for site in SITES:
-        charges = _charges(folder, site)
+        charges = charges_of(folder, site)
         assert [item.purpose for item in charges] == [
             "round 1 training",
             "round 1 class sums",
@@ -174,7 +169,7 @@ def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(private_view.class_sums, "noise_for", broken)
     job = parse_job(GIVEN)
     result = federation.run_job(job, folder=tmp_path)
-    assert [item.purpose for item in _charges(tmp_path, "site-1")][:2] == [
+    assert [item.purpose for item in charges_of(tmp_path, "site-1")][:2] == [
         "round 1 training",
         "round 1 class sums",
     ]
@@ -207,7 +202,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     result = federation.run_job(parse_job(job), folder=tmp_path)
     assert result.outcome.not_enrolled == {"site-2": "TF-701"}
     assert result.outcome.trained and all("site-2" not in row.silos for row in result.outcome.rows)
-    assert len(_charges_at(earlier.path)) == 1  # refused before anything was charged
+    assert len(charges_in(earlier.path)) == 1  # refused before anything was charged
     assert "the privacy budget does not suffice" in result.outcome.screen()
 
 
@@ -222,18 +217,14 @@ def test_a_repeated_round_is_charged_again_and_never_beyond_the_promise(tmp_path
             spending.charge("round 1 training", (event,))
             charged += 1
     assert "it promises" in str(caught.value)
-    assert charged == len(_charges_at(spending.path)) >= 4
-    assert [item.attempt for item in _charges_at(spending.path)] == list(range(charged))
-
-
-def _charges_at(path: Path) -> list[Charge]:
-    return [entry.charge for entry in read_ledger(path, check=None).entries if entry.charge is not None]
+    assert charged == len(charges_in(spending.path)) >= 4
+    assert [item.attempt for item in charges_in(spending.path)] == list(range(charged))
 
 
 def test_the_class_counts_of_a_silos_prior_are_drawn_once_a_job(tmp_path: Path) -> None:
     federation.run_job(parse_job({**GIVEN, "method": "fedetf"}), folder=tmp_path)
     for site in SITES:
-        purposes = [item.purpose for item in _charges(tmp_path, site)]
+        purposes = [item.purpose for item in charges_of(tmp_path, site)]
         assert purposes.count("class counts") == 1 and len(purposes) == 3
 
 
@@ -314,7 +305,7 @@ def test_more_releases_than_the_policy_has_are_refused_before_the_first(tmp_path
     expected = r"at most 1 releases \(`max_releases`.* plans 2: .*class sums in 1 round"
     with pytest.raises(BudgetError, match=expected):
         check(1)
-    assert _charges_at(spending.path) == []
+    assert charges_in(spending.path) == []
     check(2)  # what may be repeated is no release more
 
 
@@ -406,7 +397,7 @@ def test_a_budget_composes_over_the_projects_of_a_site_once_their_roots_are_name
     project(0, "first").charge("round 1 training", (event,))
     with pytest.raises(TamperError, match="TF-702: Expected the head record to be signed by this site"):
         project(1, "second").charge("round 1 training", (event,))
-    assert len(_charges_at(project(0, "any").path)) == 1
+    assert len(charges_in(project(0, "any").path)) == 1
     project(1, "second", pems[0]).charge("round 1 training", (event,))
     # The other project goes on with it as well, once it trusts the new root; and the cap holds for both.
     with pytest.raises(TamperError, match="TF-702"):
@@ -416,7 +407,7 @@ def test_a_budget_composes_over_the_projects_of_a_site_once_their_roots_are_name
     assert gaussian_epsilon(1.0, 1e-5) < 5.0 < gaussian_epsilon(1.5**0.5, 1e-5)
     with pytest.raises(BudgetError, match=r"Spent: 4\.\d+ by 2 charges"):
         capped.charge("round 1 training", (event,))
-    assert [item.job_id for item in _charges_at(capped.path)] == ["first", "second"]
+    assert [item.job_id for item in charges_in(capped.path)] == ["first", "second"]
 
 
 def test_the_root_of_no_project_is_trusted_by_mistake(tmp_path: Path) -> None:

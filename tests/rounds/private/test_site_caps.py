@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from tests.support.audit import gaussian_epsilon
+from tests.support.ledgers import charges_in
 
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.phases import Fold
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge, DatasetError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup, prepare
@@ -64,9 +64,7 @@ def budget(folder: Path, **entry: Any) -> Budget:
 
 
 def charges(path: Path) -> list[Charge]:
-    if not path.is_file():
-        return []
-    return [entry.charge for entry in read_ledger(path, check=None).entries if entry.charge is not None]
+    return charges_in(path) if path.is_file() else []
 
 
 TRAINING, RELEASE = SubsampledGaussian(2.0, 1.0, 1), Gaussian(2.0)

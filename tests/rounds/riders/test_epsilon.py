@@ -12,14 +12,13 @@ import torch
 from opacus.accountants import RDPAccountant
 from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
+from tests.support.ledgers import charges_of
 
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.phases import Cohort, Reading, Totals
 from tightframe.privacy.events import SubsampledGaussian
-from tightframe.privacy.ledger.chain import read_ledger
-from tightframe.privacy.ledger.entries import Charge
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import epsilon
@@ -55,15 +54,9 @@ def set_policies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SiloContext, "policy", property(policy))
 
 
-def charged(folder: Path, site: str) -> list[Charge]:
-    ledger = folder / site / "silo_state" / "privacy" / site / "ledger.sqlite"
-    found = [entry.charge for entry in read_ledger(ledger, check=None).entries]
-    return [charge for charge in found if charge is not None]
-
-
 def cost(folder: Path, site: str, last_round: int) -> float:
     """Epsilon of what a silo's ledger has up to a round: in closed form, or by Opacus if it samples."""
-    events = [item.event for item in charged(folder, site) if int(item.purpose.split()[1]) <= last_round]
+    events = [item.event for item in charges_of(folder, site) if int(item.purpose.split()[1]) <= last_round]
     steps = [event for event in events if isinstance(event, SubsampledGaussian)]
     assert len(steps) == len(events) >= last_round
     if all(event.sampling_rate == 1.0 for event in steps):
@@ -122,7 +115,7 @@ def test_every_round_tells_what_the_ledgers_say_repeats_included(
         assert spent.untold == 1
     last = rounds[-1]
     assert last is not None and [item.silos for item in last.histogram] == [2, 1], "the repeat is above"
-    attempts = [item.attempt for item in charged(folder, "site-4") if item.purpose == "round 2 training"]
+    attempts = [item.attempt for item in charges_of(folder, "site-4") if item.purpose == "round 2 training"]
     assert attempts == [0, 1]
     report = json.loads((folder / "site-4" / "local_report.json").read_text())
     assert 0 <= last.shown["site-4"] - report["privacy"]["epsilon"] <= 1e-3

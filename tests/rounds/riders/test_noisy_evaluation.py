@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score
 from tests.support.audit import gaussian_epsilon
+from tests.support.ledgers import charges_in
 from tests.support.runs import asked
 
 from tightframe import federation
@@ -22,7 +23,6 @@ from tightframe.errors import JobError, RunError
 from tightframe.files import write_atomically
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.rounds.context import DECLARATION, SiloContext
@@ -63,8 +63,7 @@ def _prepared(rounds: int = 20, **privacy: Any) -> JobSetup:
 
 
 def _charges(folder: Path, site: str = "site-1") -> list[Charge]:
-    place = folder / "silo_state" / "privacy" / site / "ledger.sqlite"
-    return [entry.charge for entry in read_ledger(place, check=None).entries if entry.charge is not None]
+    return charges_in(folder / "silo_state" / "privacy" / site / "ledger.sqlite")
 
 
 def _mu(noises: list[float]) -> float:

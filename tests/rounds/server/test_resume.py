@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from cryptography import x509
+from tests.support.ledgers import charges_of
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import JobError, RunError
+from tightframe.files import file_sha256
 from tightframe.privacy import accounting
-from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
@@ -230,7 +231,7 @@ def test_a_wrong_checkpoint_is_named_before_any_task(wrong: str, broken: Stopped
         path.write_bytes(bytes(data))
     if wrong == "torn":
         code = "TF-507"
-        named = going_on.resume.model_copy(update={"checkpoint_sha256": resume.file_sha256(path)})
+        named = going_on.resume.model_copy(update={"checkpoint_sha256": file_sha256(path)})
         going_on = going_on.model_copy(update={"resume": named})
     with pytest.raises(RunError, match=code):
         federation.run_job(going_on, folder=tmp_path / "resumed", stopped=folder)
@@ -354,8 +355,7 @@ def test_what_is_done_is_not_charged_again_and_what_is_repeated_is(
     wanted = job(method="fedetf", rounds=3, privacy=privacy, training=training, **plain)
     going_on = stopped(wanted, tmp_path / "broken", number=2)
     federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
-    path = tmp_path / "resumed" / "site-1" / "silo_state" / "privacy" / "site-1" / "ledger.sqlite"
-    charges = [entry.charge for entry in read_ledger(path, check=None).entries if entry.charge is not None]
+    charges = charges_of(tmp_path / "resumed", "site-1")
     assert {item.job_id for item in charges} == {job_id(tmp_path / "broken")}
 
     def attempts(purpose: str) -> list[int]:

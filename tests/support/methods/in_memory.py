@@ -13,6 +13,7 @@ from torch import nn
 from tightframe.errors import RunError
 from tightframe.models import feature_width
 from tightframe.phases import Method, Phase, ServerState, Setting
+from tightframe.rounds.riders import class_rules
 
 
 class Records:
@@ -115,3 +116,33 @@ def headed_rounds(
     setting = setting_with_head(method, make_setting, config, **local)
     silos = {name: make_silo(setting, labels, name=name) for name, labels in LABELS.items()}
     return *stateless_rounds(method, setting, silos, open_sum, count), silos
+
+
+def withheld(phase: Phase, terms: Mapping[str, Any]) -> dict[str, Any]:
+    """The terms of silos of ``LABELS`` without rows of classes with fewer than five records."""
+    found = {}
+    for name, (weight, tensors) in terms.items():
+        kept = class_rules.withhold(
+            phase.schema,
+            tensors,
+            offer=torch.ones(4, dtype=torch.bool),
+            counts=torch.bincount(torch.tensor(LABELS[name]), minlength=4),
+            min_count=5,
+            active=True,
+        )
+        del kept[class_rules.HOLDERS]
+        found[name] = (weight, kept)
+    return found
+
+
+def assert_averaged(
+    before: ServerState, after: ServerState, terms: Mapping[str, Any], average: str, *, but: str
+) -> None:
+    """Every tensor of the model but one is moved by the mean of the updates of silos of ``LABELS``."""
+    size = {name: (len(labels) if average == "weighted" else 1) for name, labels in LABELS.items()}
+    for name, value in after.model.items():
+        if name == but:
+            continue
+        moved = sum(size[site] * tensors["update/" + name].double() for site, (_, tensors) in terms.items())
+        expected = before.model[name].double() + moved / sum(size.values())
+        torch.testing.assert_close(value.double(), expected, rtol=0, atol=1e-6)

@@ -6,7 +6,6 @@ and an ``eicu_manifest.json`` with the SHA-256 of the tables and of these files.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -295,9 +294,3 @@ def read_manifest(folder: Path) -> Manifest:
             f"{error}; prepare the tables into another folder, or remove this file and prepare them again.",
             code="TF-206",
         ) from None
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -19,7 +19,6 @@ from tightframe.data.eicu.matrix import (
     PreparedWindow,
     StayMatrix,
     TableFile,
-    file_sha256,
     matrix_bytes,
     matrix_name,
     read_manifest,
@@ -29,6 +28,7 @@ from tightframe.data.eicu.matrix import (
 from tightframe.data.eicu.tables import locate, read_tables
 from tightframe.data.manifest import sha256, write_whole
 from tightframe.errors import DataError
+from tightframe.files import file_sha256
 
 CHECKSUMS = "SHA256SUMS.txt"
 """PhysioNet's list of checksums, used if it is next to the tables."""

@@ -25,7 +25,6 @@ from tightframe.data.eicu.matrix import (
     MANIFEST,
     StayMatrix,
     aligned,
-    file_sha256,
     matrix_name,
     read_manifest,
     read_matrix,
@@ -35,6 +34,7 @@ from tightframe.data.eicu.matrix import (
 from tightframe.data.eicu.tables import TABLES, read_tables
 from tightframe.data.patients import patients_unknown
 from tightframe.errors import DataError
+from tightframe.files import file_sha256
 from tightframe.phases import Fold
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ checkpoint beside its configuration; everything else is unchanged.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +20,7 @@ from safetensors.torch import load_file
 from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import JobError, RunError
+from tightframe.files import file_sha256
 from tightframe.phases import ServerState
 from tightframe.results.files import BEST
 from tightframe.results.model_card import InitialModel
@@ -257,12 +257,6 @@ def next_job(path: Path) -> JobConfig:
         "checkpoint_sha256": file_sha256(path),
     }
     return parse_job({**saved.job, "resume": resume})
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def changed_weights(saved: SavedRun, declared: Mapping[str, Declaration]) -> list[str]:
