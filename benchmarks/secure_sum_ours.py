@@ -8,7 +8,6 @@ of the one before, which the sites verify. Used by ``secure_sum.py``.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import time
@@ -165,7 +164,6 @@ class PeakMemory:
 
     def call(self, work: Callable[[], T]) -> T:
         """Run one step."""
-        gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         result = work()

@@ -102,3 +102,24 @@ def test_combinations_of_several_terms_are_those_of_each(runs: tuple[tuple[int, 
 def test_a_total_and_a_term_are_multiplied_in_pieces_that_blas_does_in_one_thread() -> None:
     most = combinations._TOGETHER * 2 * combinations._WIDTH * combinations._ROWS
     assert most <= 2**18 and (combinations._WIDTH + combinations.COUNT) % combinations._TOGETHER == 0
+
+
+def test_a_spool_that_fails_leaves_the_total_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The static group is kept second; nothing of the term may be in the total then."""
+    world = World(3, slots=1)
+    world.set_up()
+    total, (one, *others) = world.start(0), names(3)
+    keep = world.spool.keep
+
+    def full(slot: int, site: str, group: Any, data: bytes) -> None:
+        if group == "static":
+            raise OSError(28, "No space left on device")
+        keep(slot, site, group, data)
+
+    world.contribute(total, [one])
+    before = total._totals["update"].to_bytes()
+    monkeypatch.setattr(world.spool, "keep", full)
+    with pytest.raises(OSError, match="No space"):
+        world.contribute(total, others[:1])
+    assert total._totals["update"].to_bytes() == before
+    assert [item.name for item in total.receipts] == [one]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -124,7 +125,6 @@ class Sum:
         self.rests_on, self._spool = rests_on, spool
         self.told = NO_TOTAL if rests_on is None else rests_on.ground.told.digest()
         self._layouts = {group: group_layout(params.schemas[schema], group) for group in GROUPS}
-        self._totals: dict[Group, Accumulator] = {}  # none before the first term
         self._receipts: dict[str, Receipt] = {}
         self._links: dict[str, bytes] = {}
         self._survivors: tuple[str, ...] | None = None
@@ -135,6 +135,11 @@ class Sum:
         self._reveals: dict[str, Reveal] = {}
         self._blamed: dict[str, str] = {}
         self._opened = False
+
+    @cached_property
+    def _totals(self) -> dict[Group, Accumulator]:
+        """The sum of each group, made for the first term, once the request with the last total is sent."""
+        return {group: Accumulator(self._layouts[group]) for group in GROUPS}
 
     @property
     def epoch(self) -> int:
@@ -195,12 +200,10 @@ class Sum:
             error.blamed = site
             raise
         terms: Mapping[Group, bytes] = {"update": masked.update, "static": masked.static}
-        for group, data in terms.items():
+        for group, data in terms.items():  # first, since a disk may be full
             self._spool.keep(self.slot, site, group, data)
-            if group in self._totals:
-                self._totals[group].add(data)
-            else:
-                self._totals[group] = Accumulator(self._layouts[group], data)
+        for group, data in terms.items():
+            self._totals[group].add(data)
         self._receipts[site], self._links[site] = masked.receipt, masked.links
 
     def close(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ then nothing that was computed from the total is opened.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -123,8 +123,8 @@ class _Head(reading.Message):
     """What stands before the integers in a kept term's stored form."""
 
     sizes: Mapping[Group, int]
-    own_keys: Mapping[Group, bytes]
-    keys: Mapping[Group, Mapping[str, bytes]]
+    own_keys: Mapping[Group, bytes] = field(repr=False)
+    keys: Mapping[Group, Mapping[str, bytes]] = field(repr=False)
 
     KEYS = MappingProxyType(
         {
