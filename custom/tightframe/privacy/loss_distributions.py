@@ -2,8 +2,8 @@
 
 The pair of distributions P, Q of one step, a Gaussian that takes the record with probability q, dominates
 the step in each direction, P against Q if the record is removed and Q against P if it is added, also
-in adaptive compositions (Zhu, Dong & Wang 2022, theorems 10 and 11). For a composition with loss
-S = sum of L_i, L = ln(dP/dQ) under P, delta(epsilon) = E[(1 - e^(epsilon - S))+]. Here that is bounded from above:
+in adaptive compositions (Zhu, Dong & Wang 2022, theorems 10 and 11). A step's loss is L = ln(dP/dQ) under
+P; with the sum S of all, delta(epsilon) = E[(1 - e^(epsilon - S))+]. That is bounded from above:
 
 1. *Grid.* The loss is moved to multiples of h so that each interval keeps its mass under P and under Q
    ("connect the dots", Doroshenko et al. 2022). This spreads dP/dQ at the same mean, so it dominates; the
@@ -43,7 +43,7 @@ _MAX_WORK = 2**23
 """Points of the grids of all kinds together."""
 _MAX_EPSILON = 1000.0
 _UNIT = 2.0**-53
-_TAIL = 1e-7
+_TAIL = 1e-5
 """Share of delta for each kind of cut tail."""
 _TILTS = np.geomspace(1e-2, 1e7, 121)
 _NODES = 1201
@@ -69,6 +69,8 @@ def upper_bound(kinds: Sequence[Kind], delta: float, tolerance: float = FINE) ->
         # Masses of 0 have the logarithm -inf; what overflows far left of epsilon is never taken.
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
             bound = _direction(kinds, delta, tolerance, removed, largest)
+            if bound is None and largest:  # the window was too small for a grid as coarse
+                bound = _direction(kinds, delta, tolerance, removed, 0.0)
         if bound is None or not 0.0 <= bound < math.inf:
             return None
         largest = max(largest, bound)
@@ -112,7 +114,7 @@ class _Step:
         return sign * np.where(inside, self.noise**2 * log + 0.5, -math.inf)
 
     def tails(self, place: Array) -> tuple[Array, Array]:
-        """Return the probabilities of a place above each: under the step's own measure, and under the other."""
+        """Return the probabilities above each place, under the step's own measure and under the other."""
         from scipy.special import ndtr  # type: ignore[import-untyped]
 
         sign = 1.0 if self.removed else -1.0
@@ -157,7 +159,8 @@ def _discrete(step: _Step, spacing: float, deviations: float) -> _Discrete:
     places = step.place(losses)
     own, other = step.tails(places)
     largest = max(abs(low), abs(high)) + spacing
-    # Loss of the computed place against the grid's: its slope is at most 1/s^2, and small where ln(above) is large.
+    # Loss of the computed place against the grid's: its slope is at most 1/s^2, and small where
+    # ln(above) is large.
     logs = abs(math.log(step.rate)) + (abs(math.log1p(-step.rate)) if step.rate < 1.0 else 0.0)
     reach = deviations + 1 / step.noise
     shift = 32 * _UNIT * (2 + largest + logs + reach / step.noise)
@@ -165,7 +168,7 @@ def _discrete(step: _Step, spacing: float, deviations: float) -> _Discrete:
     relative = 1e-13 + 16 * _UNIT * (reach + 1) ** 2
     width = -math.expm1(-spacing)
     upper = np.minimum(own * (1 + relative), 1.0)
-    # Mass at or above each grid point but the first, were there no error: between the tails of both neighbours.
+    # Mass at or above each grid point but the first: between its own tail and the one before.
     curve = own - np.exp(losses) * other
     error = (8 * relative + 2 * shift) * own[:-1] / width
     above = (curve[:-1] - (1 - width) * curve[1:]) / width + error
@@ -176,7 +179,7 @@ def _discrete(step: _Step, spacing: float, deviations: float) -> _Discrete:
 
 @lru_cache(maxsize=512)
 def _moments(step: _Step, deviations: float) -> Array:
-    """Return ln E[e^(t L)] of one step at each of the tilts, by a sum over places: to choose by, not to prove."""
+    """Return ln E[e^(t L)] of one step at each tilt, by a sum over places: to choose by, not to prove."""
     low, high = -deviations * step.noise, deviations * step.noise + 1.0
     places = np.linspace(low, high, _NODES)
     own, _ = step.tails(places)
@@ -197,7 +200,7 @@ class _Window:
         far: a larger tilt, by which the tail above the window is bounded.
         spacing: h.
         first: multiple of h at which the window begins.
-        points: their number, a power of 2.
+        points: their number, even.
     """
 
     tilt: float
@@ -225,9 +228,7 @@ def _window(
     for step, (_, _, count) in zip(steps, kinds, strict=True):
         moments += count * _moments(step, deviations)
     # The bound of each moment (Balle et al. 2020, theorem 21).
-    bounds = (
-        moments - math.log(delta) + _TILTS * np.log(_TILTS) - (1 + _TILTS) * np.log1p(_TILTS)
-    ) / _TILTS
+    bounds = (moments - math.log(delta) + _TILTS * np.log(_TILTS) - (1 + _TILTS) * np.log1p(_TILTS)) / _TILTS
     best = 1 + int(np.argmin(bounds[1:-20]))
     tilt, epsilon = _lowest(bounds, best)
     if not 0.0 < epsilon <= _MAX_EPSILON:
@@ -240,14 +241,16 @@ def _window(
     low, high = epsilon + math.log(delta * _TAIL) / tilt, float(tops[far])
     below = _TILTS[: best - 1]
     if len(below):
-        low = max(low, float(((rest - moments[: best - 1] + 2 * math.log(delta * _TAIL)) / (tilt - below)).max()))
+        low = max(
+            low, float(((rest - moments[: best - 1] + 2 * math.log(delta * _TAIL)) / (tilt - below)).max())
+        )
     # A step's spread adds (tilt + 1) h^2 / 12 or so to epsilon, and one at most.
     spread = 12 * allowed * max(epsilon, least) / (number * (tilt + 1))
     # It changes smoothly with the events, so that the bound does.
     spacing = min(math.sqrt(spread), 1.0)
     high += 4 * allowed * max(epsilon, least)
     for _ in range(4):
-        points = 2 ** max(6, math.ceil(math.log2((high - low) / spacing + 32)))
+        points = _transform_size((high - low) / spacing + 32)
         ends = [step.ends(deviations) for step in steps]
         sizes = [(top - bottom) / spacing for bottom, top in ends]
         if max(points, *sizes) <= MAX_POINTS and sum(sizes) + points * len(steps) <= _MAX_WORK:
@@ -256,11 +259,18 @@ def _window(
     return None
 
 
+def _transform_size(least: float) -> int:
+    """Return an even length of which transforms are quick."""
+    from scipy.fft import next_fast_len  # type: ignore[import-untyped]
+
+    return 2 * int(next_fast_len(math.ceil(min(least, 4 * MAX_POINTS) / 2), real=True))
+
+
 def _lowest(bounds: Array, best: int) -> tuple[float, float]:
-    """Return tilt and value at the vertex of the parabola through the lowest bound and its neighbours."""
+    """Return tilt and value of the vertex through the lowest bound and its neighbours, if they are near."""
     before, at, after = (float(value) for value in bounds[best - 1 : best + 2])
     curvature = before - 2 * at + after
-    if not (curvature > 0 and min(before, after) >= at):
+    if not (curvature > 0 and at <= min(before, after) and max(before, after) < 1.5 * at):
         return float(_TILTS[best]), at
     part = (before - after) / (2 * curvature)
     tilt = float(_TILTS[best]) * float(_TILTS[1] / _TILTS[0]) ** part
@@ -288,7 +298,9 @@ def _direction(
     losses: Array = (window.first + np.arange(window.points, dtype=np.float64)) * window.spacing
     masses, error, log_scale, relative = _composed(parts, counts, window)
     # Each mass rounded up: the transform's error, and the relative error of tilted masses and of scales.
-    relative = math.expm1(relative + 64 * _UNIT * (abs(log_scale) + window.tilt * float(np.abs(losses).max())))
+    relative = math.expm1(
+        relative + 64 * _UNIT * (abs(log_scale) + window.tilt * float(np.abs(losses).max()))
+    )
     if not relative < 1e-2:
         return None
     masses = np.maximum(masses + error, 0.0) * (1 + relative)
@@ -314,7 +326,7 @@ def _composed(
         an untilted mass is larger, e^(scale - tilt * loss); the relative error of tilting.
     """
     size = window.points
-    transform = 10 * _UNIT * math.log2(size)  # Higham 2002, theorem 24.2, with room
+    transform = 20 * _UNIT * math.log2(size)  # Higham 2002, theorem 24.2, with room for other radices
     product = np.ones(size // 2 + 1, dtype=np.complex128)
     log_bound = np.zeros(size // 2 + 1)
     sources = []
@@ -364,7 +376,9 @@ def _log_moment(part: _Discrete, tilt: float, spacing: float) -> tuple[float, fl
     return value, 8 * _UNIT * (800 + reach + abs(value))
 
 
-def _above(parts: Sequence[_Discrete], counts: Sequence[int], tilt: float, spacing: float, top: float) -> float:
+def _above(
+    parts: Sequence[_Discrete], counts: Sequence[int], tilt: float, spacing: float, top: float
+) -> float:
     """Return Chernoff's bound on the mass of the composition above a loss."""
     exponent = -tilt * top * (1 - 1e-14)
     for part, count in zip(parts, counts, strict=True):
@@ -374,7 +388,10 @@ def _above(parts: Sequence[_Discrete], counts: Sequence[int], tilt: float, spaci
 
 
 def _smallest(losses: Array, weights: Array, delta: float) -> float | None:
-    """Return the smallest epsilon from the first loss on with sum of weights * (1 - e^(epsilon - loss))+ <= delta."""
+    """Return the smallest epsilon, from the first loss on, that delta holds; None if none does.
+
+    It is that with sum of weights * (1 - e^(epsilon - loss))+ <= delta.
+    """
     if not delta > 0:
         return None
     offsets = losses - losses[0]
