@@ -72,8 +72,8 @@ def ledger_show(options: Options) -> None:
     """List every charge with the epsilon up to and including it, and what is left of a cap.
 
     The chain of hashes is always checked, and signatures if --root is given. Epsilon is recomputed from
-    the events: by the closed form if every record took part in every release, otherwise by RDP, with
-    the PRV value for comparison.
+    the events: by the closed form if every record took part in every release, otherwise by privacy-loss
+    distributions (PLD), or by RDP where these are too expensive, with RDP and PRV for comparison.
     """
     from tightframe.privacy.ledger.report import left_text, spent_text
 

@@ -1,11 +1,13 @@
 """Epsilon at a delta of events together.
 
-Three analyses. *Exact*: where every record takes part in every release, any number of Gaussian
+Four analyses. *Exact*: where every record takes part in every release, any number of Gaussian
 mechanisms is one Gaussian with mu = sqrt(sum 1/z^2) (Dong et al. 2019), whose epsilon is known in closed
-form (Balle & Wang 2018). *RDP*: an upper bound for any composition of subsampled Gaussians, proved
-for both directions, add and remove (Mironov, Talwar & Zhang 2019); Opacus computes it. *PRV*: Opacus'
-numerical composition, tighter, but for one direction and by an approximation with error terms; it is
-printed beside and never decides.
+form (Balle & Wang 2018). *PLD*: else privacy-loss distributions give an upper bound for both directions, add
+and remove, within about 0.0002 of the value (``loss_distributions``). *RDP*: an upper bound for any
+composition of subsampled Gaussians, for both directions (Mironov, Talwar & Zhang 2019), computed by Opacus;
+it decides where the grid of PLD would be too large, as for billions of steps, hundreds of
+kinds of events, or where epsilon is in the hundreds. *PRV*: Opacus' numerical composition, for one
+direction and by an approximation with error terms; it is printed beside and never decides.
 
 Nothing here is optimistic: results are rounded up, orders that cannot be computed are left out
 (every order is a bound of its own), and what is not finite is refused. A composition does not depend
@@ -14,6 +16,7 @@ on the order of its events, to the last bit.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -33,6 +36,7 @@ from tightframe.privacy.events import (
     checked_delta,
     number,
 )
+from tightframe.privacy.loss_distributions import COARSE, FINE, upper_bound
 from tightframe.results.words import rounded_up
 
 ORDERS: tuple[float, ...] = (
@@ -70,6 +74,8 @@ _PRV_ERROR = 0.01
 """Opacus' own default: PRV is at least this much above the best possible value."""
 _PRV_POINTS = 2**22
 """PRV is left out where it would take more grid points: about 1 GB and a minute."""
+_FEW = 40
+"""Parts of a ledger that PLD looks at."""
 _SLACK = 1e-12
 """Absolute error of one step's exp((order - 1) * RDP) in Opacus: it cuts a series at e^-30."""
 
@@ -86,18 +92,20 @@ class Epsilons:
 
     Attributes:
         rdp: proved upper bound, for all compositions.
+        pld: proved upper bound, tighter; None if the exact value is known, or its grid would be too large.
         prv: by numerical composition; None where it was not asked for, or cannot be computed.
         exact: the value itself; None unless every record took part in every release.
     """
 
     rdp: float
+    pld: float | None
     prv: float | None
     exact: float | None
 
     @property
     def guaranteed(self) -> float:
         """The smallest upper bound that is proved: what a budget is held against."""
-        return self.rdp if self.exact is None else min(self.exact, self.rdp)
+        return min(value for value in (self.rdp, self.pld, self.exact) if value is not None)
 
 
 def epsilons(events: Iterable[Event], delta: float, *, prv: bool = True) -> Epsilons:
@@ -121,7 +129,8 @@ def epsilons(events: Iterable[Event], delta: float, *, prv: bool = True) -> Epsi
                 f"Expected these events to have an epsilon up to {MAX_EPSILON:g}, but got {value!r}. "
                 "They protect nobody: use more noise."
             )
-    return Epsilons(rdp, _prv(composition, delta) if prv else None, exact)
+    pld = _pld(composition.kinds, delta, FINE) if composition.sampled else None
+    return Epsilons(rdp, pld, _prv(composition, delta) if prv else None, exact)
 
 
 def guaranteed(events: Iterable[Event], delta: float) -> float:
@@ -131,6 +140,32 @@ def guaranteed(events: Iterable[Event], delta: float) -> float:
         PrivacyValueError: TF-700 for a wrong value.
     """
     return _guaranteed(_compose(events), checked_delta(delta))
+
+
+def running(events: Sequence[Event], delta: float) -> list[float]:
+    """Return the epsilon of the events up to and including each, as bounds that never fall.
+
+    The last one is ``guaranteed`` of all. Of many events PLD looks at some only, evenly spread, and on the
+    coarse grid; those between have the bound by RDP, or the next one by PLD if that is smaller.
+
+    Raises:
+        PrivacyValueError: TF-700 for a wrong value.
+    """
+    delta = checked_delta(delta)
+    every = math.ceil(len(events) / _FEW)
+    bounds: list[float] = []
+    least = math.inf
+    for count in range(len(events), 0, -1):
+        composition = _compose(events[:count])
+        looked = not composition.sampled or (len(events) - count) % every == 0
+        # What is spent later is at least what was spent before.
+        if looked:
+            bound = _guaranteed(composition, delta, tolerance=COARSE if bounds else FINE)
+        else:
+            bound = _rdp(composition, delta)
+        least = min(least, bound)
+        bounds.append(least)
+    return bounds[::-1]
 
 
 def solve(
@@ -161,12 +196,12 @@ def solve(
     before = tuple(spent)
     least, most = NOISE_MULTIPLIERS
 
-    def fits(noise: float, orders: Sequence[float]) -> bool:
-        # Fewer orders give a larger bound, which is one, too; so what fits by them fits.
-        return _guaranteed(_compose([*before, *plan(noise)]), delta, orders) <= epsilon
+    def coarse(noise: float) -> float:
+        # A coarser grid and fewer orders give larger bounds, which are some, too.
+        return _guaranteed(_compose([*before, *plan(noise)]), delta, _COARSE, COARSE)
 
     low, high = least, 1.0
-    while not fits(high, _COARSE):
+    while coarse(high) > epsilon:
         low, high = high, high * 2
         if high > most:
             used = f" beside what costs {rounded_up(guaranteed(before, delta))} already" if before else ""
@@ -174,20 +209,54 @@ def solve(
                 f"Expected a noise multiplier up to {most:g} to keep the plan under epsilon {epsilon:g} at "
                 f"delta {delta:g}{used}, but got none. Allow more epsilon or plan less."
             )
-    high = _bisected(low, high, 1e-2, lambda noise: fits(noise, _COARSE))
-    near = _orders_near(_best_order(_compose([*before, *plan(high)]), delta))
+    if low == least:  # halved, for where noise is far too small no grid is small enough
+        low = high / 2
+        while low > least and coarse(low) <= epsilon:
+            high, low = low, max(least, low / 2)
+    high = _least(low, high, 1e-2, coarse, epsilon)
+    # By RDP the best order is near the best one of a few; by PLD orders are not looked at.
+    whole = _compose([*before, *plan(high)])
+    by_pld = not whole.sampled or _pld(whole.kinds, delta, FINE) is not None
+    near = ORDERS if by_pld else _orders_near(_best_order(whole, delta))
+
+    def fine(noise: float) -> float:
+        return _guaranteed(_compose([*before, *plan(noise)]), delta, near)
+
+    while fine(high) > epsilon:  # on another grid
+        high *= 1.001
     low = high
-    while low > least and fits(low, near):
+    while low > least and fine(low) <= epsilon:
         high, low = low, max(least, low * 0.97)
-    return math.ceil(_bisected(low, high, 2e-5, lambda noise: fits(noise, near)) * 1e4) / 1e4
+    found = math.ceil(_least(low, high, 2e-5, fine, epsilon) * 1e4) / 1e4
+    while fine(found) > epsilon:
+        found += 1e-4
+    return found
 
 
-def _bisected(low: float, high: float, tolerance: float, fits: Callable[[float], bool]) -> float:
-    """Return a value that fits, at most ``tolerance`` above one that does not (relative); ``high`` fits."""
-    while high - low > tolerance * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+def _least(
+    low: float, high: float, tolerance: float, cost: Callable[[float], float], epsilon: float
+) -> float:
+    """Return noise that costs at most epsilon, at most ``tolerance`` above noise that costs more (relative).
+
+    ``high`` costs at most epsilon, ``low`` more. Tries near where a power law between the two has epsilon, a
+    little above it and below by turns, and the middle each third time.
+    """
+    above, below = math.inf, cost(high)
+    for turn in itertools.count():
+        if high - low <= tolerance * high:
+            return high
+        place = (low + high) / 2
+        if turn % 3 < 2 and 0 < below < epsilon < above < math.inf:
+            share = math.log(above / epsilon) / math.log(above / below)
+            near = low * (high / low) ** share * (1 + (0.4, -0.4)[turn % 3] * tolerance)
+            place = near if low < near < high else place
+        if place in (low, high):
+            return high
+        if (value := cost(place)) <= epsilon:
+            high, below = place, value
+        else:
+            low, above = place, value
+    raise AssertionError  # pragma: no cover - the loop has no end of its own
 
 
 def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event] = ()) -> int:
@@ -209,17 +278,27 @@ def fitting(event: Event, *, epsilon: float, delta: float, spent: Iterable[Event
     base = _compose(spent)
     rate = event.sampling_rate if isinstance(event, SubsampledGaussian) else 1.0
 
-    def fits(count: int) -> bool:
-        return _guaranteed(base.plus(event.noise_multiplier, rate, count), delta) <= epsilon
+    def fits(count: int, tolerance: float) -> bool:
+        composition = base.plus(event.noise_multiplier, rate, count)
+        return _guaranteed(composition, delta, tolerance=tolerance) <= epsilon
 
     low, high = 0, 1
-    while fits(high):
+    while fits(high, COARSE):
         low, high = high, high * 2
         if high > MAX_STEPS:
             return MAX_STEPS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if fits(middle, COARSE) else (low, middle)
+    # The fine grid has room for some more.
+    high = low + 1
+    while fits(high, FINE):
+        low, high = high, min(high + max(1, high // 100), MAX_STEPS + 1)
+        if low == MAX_STEPS:
+            return low
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle, FINE) else (low, middle)
     return low
 
 
@@ -255,6 +334,16 @@ class _Composition:
         total = math.fsum(count / noise**2 for noise, count in self.plain)
         return math.nextafter(math.sqrt(total), math.inf) * (1 + 1e-15) if total else 0.0
 
+    @property
+    def kinds(self) -> tuple[tuple[float, float, int], ...]:
+        """Noise multiplier, rate and steps of each kind, sorted; all plain ones as one, rounded down."""
+        counts: Counter[tuple[float, float]] = Counter()
+        for noise, rate, steps in self.sampled:
+            counts[noise, rate] += steps
+        if self.plain:
+            counts[1 / self.mu * (1 - 1e-15), 1.0] = 1
+        return tuple(sorted((noise, rate, steps) for (noise, rate), steps in counts.items()))
+
     def plus(self, noise: float, rate: float, steps: int) -> _Composition:
         """Add steps; a rate of 1 is a release in which every record takes part."""
         if rate == 1.0:
@@ -277,10 +366,19 @@ def _compose(events: Iterable[Event]) -> _Composition:
     )
 
 
-def _guaranteed(composition: _Composition, delta: float, orders: Sequence[float] = ORDERS) -> float:
-    if composition.sampled:
-        return _rdp(composition, delta, orders)
-    return _exact(composition.mu, delta)
+def _guaranteed(
+    composition: _Composition, delta: float, orders: Sequence[float] = ORDERS, tolerance: float = FINE
+) -> float:
+    """Return the smallest proved bound. Where PLD gives one, RDP is above it, and Opacus is not started."""
+    if not composition.sampled:
+        return _exact(composition.mu, delta)
+    bound = _pld(composition.kinds, delta, tolerance)
+    return _rdp(composition, delta, orders) if bound is None else bound
+
+
+@lru_cache(maxsize=4096)
+def _pld(kinds: tuple[tuple[float, float, int], ...], delta: float, tolerance: float) -> float | None:
+    return upper_bound(kinds, delta, tolerance)
 
 
 def _exact(mu: float, delta: float) -> float:

@@ -59,6 +59,7 @@ class SiloPrivacy(Values):
 
     epsilon: float
     rdp: float | None = None
+    pld: float | None = None
     prv: float | None = None
     exact: float | None = None
     delta: float

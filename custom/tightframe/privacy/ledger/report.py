@@ -12,6 +12,7 @@ from tightframe.privacy.accounting import (
     epsilons,
     fitting,
     guaranteed,
+    running,
 )
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
@@ -87,7 +88,7 @@ def spendings(entries: Sequence[Entry], delta: float) -> list[Spending]:
 
 
 def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spending:
-    charged: list[tuple[Entry, float]] = []
+    charged: list[Entry] = []
     charges: list[tuple[Charge, int]] = []
     fingerprints: list[str] = []
     for entry in entries:
@@ -98,7 +99,8 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
             fingerprints.append(content.fingerprint)
             continue
         charges.append((content, entry.retry))
-        charged.append((entry, guaranteed([charge.event for charge, _ in charges], delta)))
+        charged.append(entry)
+    costs = running([charge.event for charge, _ in charges], delta)
     jobs = []
     for job_id in dict.fromkeys(charge.job_id for charge, _ in charges):
         own = [(charge, retry) for charge, retry in charges if charge.job_id == job_id]
@@ -109,7 +111,7 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
         dataset_id,
         charges[0][0].neighbours if charges else None,
         delta,
-        tuple(charged),
+        tuple(zip(charged, costs, strict=True)),
         tuple(jobs),
         epsilons([charge.event for charge, _ in charges], delta),
         guaranteed([charge.alone or charge.event for charge, _ in charges], delta),
@@ -126,7 +128,7 @@ def event_text(event: Event) -> str:
 
 def spent_text(spent: Epsilons) -> str:
     """Describe epsilon by each analysis, the one that counts first."""
-    others = [("exact", spent.exact), ("RDP", spent.rdp), ("PRV", spent.prv)]
+    others = [("exact", spent.exact), ("PLD", spent.pld), ("RDP", spent.rdp), ("PRV", spent.prv)]
     listed = ", ".join(f"{name} {rounded_up(value)}" for name, value in others if value is not None)
     return f"{rounded_up(spent.guaranteed)} ({listed})"
 

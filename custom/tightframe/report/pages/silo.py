@@ -288,6 +288,7 @@ def _privacy(report: SiloReport) -> Markup:
                 ("promised", f"{spent.promised:g}"),
                 ("delta", f"{spent.delta:g}"),
                 ("by the exact Gaussian curve", _cost(spent.exact)),
+                ("by privacy-loss distributions", _cost(spent.pld)),
                 ("by RDP (Opacus)", _cost(spent.rdp)),
                 ("by PRV (Opacus)", _cost(spent.prv)),
             ]

@@ -197,6 +197,7 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
     return SiloPrivacy(
         epsilon=spent.guaranteed,
         rdp=spent.rdp,
+        pld=spent.pld,
         prv=spent.prv,
         exact=spent.exact,
         delta=plan.privacy.delta,
