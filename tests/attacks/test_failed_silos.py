@@ -1,4 +1,4 @@
-"""Two jobs, or rounds, of one cohort, in one of which a hospital's training fails, say at another learning rate.
+"""Two jobs, or rounds, of one cohort, in one of which a hospital's training fails, say by its learning rate.
 
 Counts hardly depend on the model. A term that lacks them is as good as another cohort: the difference of the
 totals is that hospital's own. Who writes jobs can look for a learning rate at which one hospital alone fails.
