@@ -81,7 +81,10 @@ def test_what_no_record_decides_is_told(
 
 
 def test_a_failed_silo_changes_nothing_but_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone in a sum it leaves every tensor as it is: running statistics, which are no differences, too."""
+    """Alone in a sum it leaves every tensor as it is: running statistics, which are no differences, too.
+
+    Its evaluation stays: at another learning rate it would not have failed, and the difference be its own.
+    """
     made = contributor(tmp_path, min_sites=3)
     setup = made.setup
     (exchange,) = setup.plan.round(1)
@@ -92,13 +95,27 @@ def test_a_failed_silo_changes_nothing_but_the_flag(tmp_path: Path, monkeypatch:
     assert totals[failures.FAILED] == 1
     assert {name for name, total in totals.items() if np.any(total)} <= {
         failures.FAILED,
-        *(name for name in totals if name.startswith("buffer/")),
+        *(name for name in totals if name.startswith(("buffer/", "evaluation/"))),
     }
+    assert totals["evaluation/test/confusion"].sum() > 0
     state: ServerState = setup.initial_state()
     others = {name: total if name != failures.FAILED else np.array(0.0) for name, total in totals.items()}
     after = advance(phase, state, others, Cohort(1, {"site-1": 4.0}, 4.0)).state
     for name, value in state.model.items():
         torch.testing.assert_close(after.model[name], value)
+
+
+def test_a_silo_whose_update_cannot_be_encoded_is_evaluated_all_the_same(tmp_path: Path) -> None:
+    tested = []
+    for bound in (8.0, 1e-9):
+        made = contributor(tmp_path / str(bound), update_bound=bound, update_norm=None)
+        (exchange,) = made.setup.plan.round(1)
+        phase, sums = exchange.carrying(True), PlainServer(exchange.carrying(True).schema)
+        sums.add("site-1", term(made).term)
+        totals = codec.decode(phase.schema, sums.open(), parties=4)
+        assert totals[failures.FAILED] == (bound < 1)
+        tested.append(totals["evaluation/test/scores"])
+    assert np.array_equal(*tested)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> str:

@@ -48,8 +48,9 @@ def run() -> Run:
     return Run(job())
 
 
-def silo(folder: Path, run: Run) -> FollowedState:
-    return FollowedState(folder, run.setup, "a", logging.getLogger("test"))
+def silo(folder: Path, run: Run, name: str = "a") -> FollowedState:
+    """A silo; ``a`` is in every total, and another one in none."""
+    return FollowedState(folder, run.setup, name, logging.getLogger("test"))
 
 
 def gave(folder: Path, run: Run, step: int) -> None:
@@ -94,7 +95,8 @@ def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, 
         assert not one.advance(message, None, WEIGHTS)[1]
         with pytest.raises(NeedsStateError):
             one.advance(message, other, WEIGHTS)
-    assert not followed.advance(message | run.sent(1), other, WEIGHTS)[1]
+    with pytest.raises(RunError, match="it missed nothing"):
+        followed.advance(message | run.sent(1), other, WEIGHTS)
     state, follows = followed.advance(*run.request(2), WEIGHTS)
     assert same(state, run.states[2]) and not follows
     gave(tmp_path, run, 2)
@@ -103,14 +105,30 @@ def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, 
 
 
 def test_one_state_is_not_summed_twice(tmp_path: Path, run: Run) -> None:
-    """The state before a total that is told is refused, or, as one that it missed, not vouched for."""
+    """The state before a total that is told is refused, or, by a silo that is not in it, not vouched for."""
     followed = silo(tmp_path, run)
     followed.advance(*run.request(0), WEIGHTS)
     _, total = run.request(1)
     again = {"state": state_sha256(run.states[0]), **run.sent(0)}
     with pytest.raises(RunError, match="TF-518"):
         followed.advance(again | {"before": state_sha256(run.states[0])}, total, WEIGHTS)
-    assert not followed.advance(again | {"before": "0" * 64}, total, WEIGHTS)[1]
+    with pytest.raises(RunError, match="it missed nothing"):
+        followed.advance(again | {"before": "0" * 64}, total, WEIGHTS)
+    late = silo(tmp_path / "late", run, "late")
+    assert not late.advance(again | {"before": "0" * 64}, total, WEIGHTS)[1]
+
+
+def test_a_silo_trains_on_one_state_that_it_cannot_check_behind_a_total(tmp_path: Path, run: Run) -> None:
+    """How long it trains may tell of a record: many states would be as many questions."""
+    late = silo(tmp_path, run, "late")
+    message, total = run.request(2)
+    for _ in range(2):
+        assert not late.advance(message | run.sent(2), total, WEIGHTS)[1]
+    crafted = run.states[2].evolve(model={name: value + 1 for name, value in run.states[2].model.items()})
+    sent = {"state": state_sha256(crafted), "state_bytes": state_bytes(crafted)}
+    for one in (late, silo(tmp_path, run, "late")):
+        with pytest.raises(RunError, match="before, but got another"):
+            one.advance(message | sent, total, WEIGHTS)
 
 
 @pytest.mark.parametrize("before", ["", "0" * 64, "the state itself"])
@@ -212,7 +230,7 @@ def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> N
 
 
 def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, run: Run) -> None:
-    followed = silo(tmp_path, run)
+    followed = silo(tmp_path, run, "late")
     followed.advance(*run.request(0), WEIGHTS)
     message, total = run.request(2)
     with pytest.raises(NeedsStateError):
@@ -272,7 +290,7 @@ def test_a_false_total_gives_another_state_than_the_servers(tmp_path: Path, run:
 
 
 def test_what_is_sent_is_what_was_named_and_of_this_jobs_form(tmp_path: Path, run: Run) -> None:
-    followed = silo(tmp_path, run)
+    followed = silo(tmp_path, run, "late")
     message, total = run.request(2)
     with pytest.raises(RunError, match="TF-518"):
         followed.advance(message | run.sent(1), total, WEIGHTS)
@@ -291,16 +309,16 @@ def test_what_is_sent_is_what_was_named_and_of_this_jobs_form(tmp_path: Path, ru
 
 def test_a_damaged_file_is_asked_for_again(tmp_path: Path, run: Run) -> None:
     for step in (0, 1):
-        silo(tmp_path, run).advance(*run.request(step), WEIGHTS)
+        silo(tmp_path, run, "late").advance(*run.request(step), WEIGHTS)
     path = tmp_path / FOLLOWED
     whole = path.read_bytes()
     message, total = run.request(2)
     for damaged in (whole[:-7], whole[:-1] + bytes([whole[-1] ^ 1])):
         path.write_bytes(damaged)
         with pytest.raises(NeedsStateError):
-            silo(tmp_path, run).advance(message, total, WEIGHTS)
+            silo(tmp_path, run, "late").advance(message, total, WEIGHTS)
         path.write_bytes(damaged)
-    assert not silo(tmp_path, run).advance(message | run.sent(2), total, WEIGHTS)[1]
+    assert not silo(tmp_path, run, "late").advance(message | run.sent(2), total, WEIGHTS)[1]
 
 
 def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: Run) -> None:

@@ -11,6 +11,7 @@ except that a noisy update is over its bound, which says nothing that noise does
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -33,6 +34,10 @@ from tightframe.phases import (
 from tightframe.results.words import plural
 from tightframe.rounds.sums.plain import TooFewError
 
+if TYPE_CHECKING:
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.silo.view import LocalSilo
+
 FAILED = "failed"
 NOTE = "failed_silos"
 """Name of the note: number of silos in the sum that could not contribute."""
@@ -46,7 +51,15 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
     flag = Field(FAILED, (), bound=1.0, bits=0, static=not phase.schema.group("update"))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        made = phase.contribute(silo, received, state)
+        try:
+            made = phase.contribute(silo, received, state)
+        except Exception as error:
+            if not hidden(error):
+                raise
+            note(cast("LocalSilo", silo).context, error)
+            # Here, so that the evaluation stays in the sum: its numbers of records do not depend on the
+            # model, and the difference of a total with them and one without would be this silo's own.
+            return neutral(phase.schema + Schema((flag,)), received)
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
@@ -98,6 +111,25 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
     if FAILED in tensors:
         tensors[FAILED] = torch.ones((), dtype=torch.float64)
     return Contribution(tensors, proposed_state=None)
+
+
+def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribution:
+    """Return ``neutral`` with the evaluation of a contribution that could not be encoded."""
+    empty = neutral(schema, received)
+    evaluated = {name: item for name, item in made.items() if name.startswith("evaluation/")}
+    return replace(empty, tensors={**empty.tensors, **evaluated})
+
+
+def note(context: SiloContext, error: Exception) -> None:
+    """Write to the silo's own log why it cannot contribute."""
+    unexpected = None if isinstance(error, TightframeError) else error
+    context.log.error(
+        "%s: nothing can be contributed to this sum: %s: %s",
+        context.name,
+        reason(error),
+        error,
+        exc_info=unexpected,
+    )
 
 
 def reason(error: Exception) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import safetensors.torch
 import torch
 
-from tightframe.errors import ContributionError, RunError, TightframeError, TrainingError
+from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
@@ -108,7 +108,7 @@ class Contributor:
         Raises:
             TightframeError: for what does not depend on records (``failures.hidden``).
         """
-        batch_size = silo.setting.local.batch_size
+        batch_size, made = silo.setting.local.batch_size, Contribution({})
         try:
             with (
                 seeded(silo.stream("torch"), self._device),
@@ -122,15 +122,9 @@ class Contributor:
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
             if covered or not failures.hidden(error):
                 raise
-            unexpected = None if isinstance(error, TightframeError) else error
-            self._context.log.error(
-                "%s: nothing can be contributed to this sum: %s: %s",
-                silo.name,
-                failures.reason(error),
-                error,
-                exc_info=unexpected,
-            )
-        made = failures.neutral(phase.schema, received)
+            failures.note(self._context, error)
+        counted = {} if self._setup.privacy is not None else made.tensors
+        made = failures.without_update(phase.schema, received, counted)
         return made, _encoded(silo, phase.schema, made.tensors, weights)
 
     def _silo(

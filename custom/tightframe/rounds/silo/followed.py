@@ -76,7 +76,8 @@ class FollowedState:
 
         Raises:
             NeedsStateError: if it cannot compute that state, and the server did not send it.
-            RunError: TF-518 if the server's state is not the one that it names, or another than this silo's.
+            RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
+                or if this silo missed nothing, or was sent another state behind this total.
                 TF-604 if it is no state of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
@@ -105,6 +106,7 @@ class FollowedState:
             )
         received = read_state(sent)
         if computed is None:
+            self._check_missed(own, total, digest)
             self._check_form(received)
             self._log.info("%s: took the run's state from the server", self._name)
             taken = _Own(received, wanted, digest, computed=False)
@@ -174,6 +176,21 @@ class FollowedState:
                 code="TF-518",
             )
         self._log.info("%s: the server's state differs from this silo's by rounding only", self._name)
+
+    def _check_missed(self, own: _Own | None, total: Total | None, digest: str) -> None:
+        """Refuse a state that this silo has no use for, before it trains on it.
+
+        How long it trains can depend on a single record. So it takes a state over that it cannot compute only
+        once behind a total, and only if it has no term in this total.
+        """
+        if own is None:
+            return
+        if own.total == digest or (total is not None and self._name in total.survivors):
+            raise RunError(
+                "Expected the state that follows from this silo's own, because it missed nothing, or the one "
+                "that the server sent behind this total before, but got another: nothing was trained on it.",
+                code="TF-518",
+            )
 
     def _check_form(self, received: ServerState) -> None:
         """Refuse a state whose model is not of this job's form."""
