@@ -355,11 +355,23 @@ class AnyServer:
         slot = self._of(name, request.slot)
         assert name not in slot.masked, "two terms under one mask"
         total = Total.from_bytes(request.total) if request.total else None
+        self._check_order(name, slot, total)
         slot.masked[name] = masked
         slot.asked[name] = Asked(request.sum_id, request.schema, message["state"], total)
         state = self.silos[name].established
         assert state is not None
         slot.held[name] = state.slots[request.slot].shares  # type: ignore[union-attr]
+
+    def _check_order(self, name: str, slot: Slot, total: Total | None) -> None:
+        """Check that a total is the one told before or of a later sum, and that none was passed over."""
+        before = {number: item for number, item in self._epoch_of(name).slots.items() if name in item.asked}
+        assert slot.number > max(before, default=-1), "an earlier slot"
+        told = before[max(before)].asked[name].total if before else None
+        if told is None:
+            assert total is None or total.slot >= max(before, default=0), "a total that was passed over"
+        else:
+            assert total is not None, "a total that was told is withheld"
+            assert total == told or total.slot >= max(before), "another total than the one told"
 
     def _learn_agree(self, name: str, message: Message, raw: bytes) -> None:
         request, item = AgreementRequest.from_bytes(message[SECURE]), Agreement.from_bytes(raw)
