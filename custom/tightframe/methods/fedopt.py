@@ -102,4 +102,5 @@ METHOD = composed_method(
     config=FedOptConfig,
     parts=parts,
     private=lambda config: None,
+    rounded=True,
 )
