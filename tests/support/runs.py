@@ -29,10 +29,15 @@ from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.plain import Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
+from tightframe.securesum.messages import SumId, Total
 
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
 JOB_ID = "a-run"
+
+
+MISSED = Total(0, SumId(0, "before-0"), "a schema", ("another silo",), {})
+"""A total without the silo that is asked, which therefore takes over the state that is sent with it."""
 
 
 def asked(setup: JobSetup, exchange: Exchange, state: ServerState | None = None, **values: Any) -> Message:

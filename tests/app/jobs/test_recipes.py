@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from nvflare.apis.fl_constant import ConfigVarName
-from tests.support.runs import asked
+from tests.support.runs import MISSED, asked
 from torch.utils.data import Subset
 
 from tightframe.config.job import parse_job
@@ -256,7 +256,7 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     received = phase.broadcast(state)
     message = asked(setup, exchange, state)
     context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
-    term = Contributor(context).contribute(message, dict.fromkeys(setup.job.roster, 4.0)).term
+    term = Contributor(context).contribute(message, dict.fromkeys(setup.job.roster, 4.0), total=MISSED).term
     schema = phase.schema
     sums = PlainServer(schema)
     sums.add(site, term)

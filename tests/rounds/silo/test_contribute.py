@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.runs import asked
+from tests.support.runs import MISSED, asked
 
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
@@ -227,7 +227,7 @@ def test_local_training_ends_when_the_run_is_aborted(
     job = parse_job(small | {"training": small["training"] | {"epochs": 1000, "batch_size": 8}})
     context = _context(job, tmp_path, stopped=stopped, loader_workers=workers)
     with pytest.raises(RunError) as caught:
-        Contributor(context).contribute(_message(job, "site-2")[0], {"site-2": 1.0})
+        Contributor(context).contribute(_message(job, "site-2")[0], {"site-2": 1.0}, total=MISSED)
     assert caught.value.code == "TF-504"
     assert len(questions) == 6, "asked once a batch, and never again after the word"
 
@@ -260,7 +260,7 @@ def test_a_site_or_the_job_keeps_prototypes_at_home(
     message, schema = _message(job, "site-2")
     context = _context(job, tmp_path, offer_prototypes=by_site)
     assert LocalSilo(context, prepare(job), CPU, 1).offers_prototypes is offered
-    term = Contributor(context).contribute(message, {"site-2": 1.0}).term
+    term = Contributor(context).contribute(message, {"site-2": 1.0}, total=MISSED).term
     sums = PlainServer(schema)
     sums.add("site-2", term)
     totals = codec.decode(schema, sums.open(), parties=1)
