@@ -196,6 +196,26 @@ def test_combinations_of_the_right_form_or_none() -> None:
     assert world.finish(total).groups["update"] == world.plain(names(4))["update"]
 
 
+def test_a_term_is_shown_with_the_seeds_of_exactly_the_dropped_sites() -> None:
+    world = ready()
+    world.run(0, drop_term=[FOUR])
+    evidence = world.evidence
+    assert evidence is not None
+    total = closed(world, 1)
+    world.agree(total, [ONE, TWO, FOUR])
+    seeds, proofs = evidence.seeds_of_dropped(), {THREE: evidence.proof(THREE)}
+    wrong: tuple[Mapping[str, Mapping[Group, bytes]], ...] = (
+        {},
+        {**seeds, "stranger": seeds[FOUR]},
+        {**seeds, THREE: seeds[FOUR]},
+    )
+    for dropped in wrong:
+        call = revealing(asked(total, missing=proofs, dropped=dropped))
+        refused_by(world, (ONE, TWO, FOUR), VerificationError, call)
+        assert "seeds" in refused(VerificationError, call, world.sites[ONE]).what
+    world.sites[ONE].reveal(asked(total, missing=proofs, dropped=seeds))
+
+
 def test_no_combinations_where_there_is_no_total() -> None:
     world = ready()
     total = closed(world)
