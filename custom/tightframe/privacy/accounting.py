@@ -229,7 +229,7 @@ def solve(
         high, low = low, max(least, low * 0.97)
     found = math.ceil(_least(low, high, 2e-5, fine, epsilon) * 1e4) / 1e4
     while fine(found) > epsilon:
-        found += 1e-4
+        found = round(found + 1e-4, 4)
     return found
 
 

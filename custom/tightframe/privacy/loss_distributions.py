@@ -41,7 +41,8 @@ MAX_KINDS = 256
 MAX_POINTS = 2**21
 _MAX_WORK = 2**23
 """Points of the grids of all kinds together."""
-_MAX_EPSILON = 1000.0
+_LEAST_EPSILON, _MAX_EPSILON = 1e-6, 1000.0
+"""What is below the least need not be told from it; above the largest RDP is as good."""
 _UNIT = 2.0**-53
 _TAIL = 1e-5
 """Share of delta for each kind of cut tail."""
@@ -68,9 +69,15 @@ def upper_bound(kinds: Sequence[Kind], delta: float, tolerance: float = FINE) ->
     for removed in (True, False):
         # Masses of 0 have the logarithm -inf; what overflows far left of epsilon is never taken.
         with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-            bound = _direction(kinds, delta, tolerance, removed, largest)
-            if bound is None and largest:  # the window was too small for a grid as coarse
-                bound = _direction(kinds, delta, tolerance, removed, 0.0)
+            try:
+                bound = _direction(kinds, delta, tolerance, removed, largest)
+                if bound is None and largest:  # the window was too small for a grid as coarse
+                    bound = _direction(kinds, delta, tolerance, removed, 0.0)
+            except (
+                ArithmeticError,
+                ValueError,
+            ):  # a number that overflowed: no bound is better than a wrong one
+                return None
         if bound is None or not 0.0 <= bound < math.inf:
             return None
         largest = max(largest, bound)
@@ -150,7 +157,6 @@ class _Discrete:
     shift: float
 
 
-@lru_cache(maxsize=32)
 def _discrete(step: _Step, spacing: float, deviations: float) -> _Discrete:
     """Return the dominating distribution of a step on a grid, rounded up."""
     low, high = step.ends(deviations)
@@ -231,19 +237,17 @@ def _window(
     bounds = (moments - math.log(delta) + _TILTS * np.log(_TILTS) - (1 + _TILTS) * np.log1p(_TILTS)) / _TILTS
     best = 1 + int(np.argmin(bounds[1:-20]))
     tilt, epsilon = _lowest(bounds, best)
-    if not 0.0 < epsilon <= _MAX_EPSILON:
+    if not epsilon <= _MAX_EPSILON:
         return None
-    # What comes back from the other side of the window stays far below delta.
-    rest = tilt * epsilon - math.log(delta * _TAIL)
-    beyond = _TILTS[best + 2 :]
-    tops = (moments[best + 2 :] - rest + 2 * (rest - tilt * epsilon)) / (beyond - tilt)
-    far = int(np.argmin(tops))
-    low, high = epsilon + math.log(delta * _TAIL) / tilt, float(tops[far])
-    below = _TILTS[: best - 1]
-    if len(below):
-        low = max(
-            low, float(((rest - moments[: best - 1] + 2 * math.log(delta * _TAIL)) / (tilt - below)).max())
-        )
+    epsilon = max(epsilon, _LEAST_EPSILON)
+    # Any tilt below does as well; where the moments have a kink, the window is small only further down.
+    spans = [
+        _span(moments, each, epsilon, delta)
+        for each in (tilt, *(float(_TILTS[best - back]) for back in range(1, min(best, 9))))
+    ]
+    width, tilt_of_window, far, low, high = min(spans)
+    if not width < math.inf:
+        return None
     # A step's spread adds (tilt + 1) h^2 / 12 or so to epsilon, and one at most.
     spread = 12 * allowed * max(epsilon, least) / (number * (tilt + 1))
     # It changes smoothly with the events, so that the bound does.
@@ -254,9 +258,26 @@ def _window(
         ends = [step.ends(deviations) for step in steps]
         sizes = [(top - bottom) / spacing for bottom, top in ends]
         if max(points, *sizes) <= MAX_POINTS and sum(sizes) + points * len(steps) <= _MAX_WORK:
-            return _Window(tilt, float(beyond[far]), spacing, math.floor(low / spacing), points)
+            return _Window(tilt_of_window, far, spacing, math.floor(low / spacing), points)
         spacing *= 2
     return None
+
+
+def _span(
+    moments: Array, tilt: float, epsilon: float, delta: float
+) -> tuple[float, float, float, float, float]:
+    """Return how wide the window has to be for a tilt, the tilt, a larger one, and both ends.
+
+    What comes back from the window's other side stays far below delta, by Chernoff's bounds.
+    """
+    cut = math.log(delta * _TAIL)
+    beyond, below = np.greater(_TILTS, tilt * 1.1), np.less(_TILTS, tilt / 1.1)
+    tops = (moments[beyond] - tilt * epsilon - cut) / (_TILTS[beyond] - tilt)
+    bottoms = (tilt * epsilon - moments[below] + cut) / (tilt - _TILTS[below])
+    far = int(np.argmin(tops))
+    low = max(epsilon + cut / tilt, float(bottoms.max(initial=-math.inf)))
+    high = float(tops[far])
+    return high - low, tilt, float(_TILTS[beyond][far]), low, high
 
 
 def _transform_size(least: float) -> int:
