@@ -77,6 +77,8 @@ class MaliciousServer(RuleBasedStateMachine):
         colluding = data.draw(st.sampled_from([None, *range(sites), *range(sites)]), "colluding")
         self.server = AnyServer(sites, colluding, Path(self._folder.name))
         self.slot: Slot | None = None
+        for _ in range(data.draw(st.integers(0, 2), "honest sums first")):
+            self.server.honest_sum("train", {})
 
     # Helpers -------------------------------------------------------------------------------------
 
@@ -467,7 +469,7 @@ class MaliciousServer(RuleBasedStateMachine):
 
 @pytest.mark.whole
 def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets() -> None:
-    """Hypothesis plays the server; ``TIGHTFRAME_ANY_SERVER_EXAMPLES`` is the number of runs, 40 by default.
+    """Hypothesis plays the server; ``TIGHTFRAME_ANY_SERVER_EXAMPLES`` is the number of runs, 60 by default.
 
     ``--hypothesis-seed`` repeats them, ``-s`` shows how often what happened.
     """
@@ -475,7 +477,7 @@ def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets()
     run_state_machine_as_test(
         MaliciousServer,
         settings=settings(
-            max_examples=int(os.environ.get(EXAMPLES, "40")),
+            max_examples=int(os.environ.get(EXAMPLES, "60")),
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
