@@ -11,7 +11,7 @@ import torch
 from tests.support.runs import FOUR, asked, job, run
 
 from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
-from tightframe.phases import Cohort, ServerState, advance
+from tightframe.phases import Cohort, Field, Schema, ServerState, advance
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
@@ -134,3 +134,12 @@ def test_with_privacy_there_is_no_flag() -> None:
     private = prepare(job(method="fedavg", weights="uniform", privacy={"epsilon": 8.0}))
     for exchange in private.plan:
         assert failures.FAILED not in exchange.phase.schema
+
+
+def test_with_privacy_a_failed_silos_term_has_no_flag() -> None:
+    """The schema has none, and no field but the schema's is in a term."""
+    fields = (Field("update/weight", (2,)), Field(failures.FAILED, (), static=True))
+    for schema in (Schema(fields[:1]), Schema(fields)):
+        made = failures.neutral(schema, {}).tensors
+        assert sorted(made) == sorted(item.name for item in schema.fields)
+        assert not made["update/weight"].any()
