@@ -12,7 +12,8 @@ import torch
 from tests.support.runs import FOUR, asked, job, run
 
 from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
-from tightframe.phases import Cohort, ServerState, advance
+from tightframe.learning.model_update import BROADCAST, BUFFER
+from tightframe.phases import Cohort, Field, Phase, Schema, ServerState, advance
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
@@ -179,3 +180,39 @@ def test_with_privacy_there_is_no_flag() -> None:
     private = prepare(job(method="fedavg", weights="uniform", privacy={"epsilon": 8.0}))
     for exchange in private.plan:
         assert failures.FAILED not in exchange.phase.schema
+
+
+def test_with_privacy_a_failed_silos_term_has_no_flag() -> None:
+    """The schema has none, and no field but the schema's is in a term."""
+    fields = (Field("update/weight", (2,)), Field(failures.FAILED, (), static=True))
+    for schema in (Schema(fields[:1]), Schema(fields)):
+        made = failures.neutral(schema, {}).tensors
+        assert sorted(made) == sorted(item.name for item in schema.fields)
+        assert not made["update/weight"].any()
+
+
+def test_a_failed_silo_sends_buffers_back_as_it_received_them_and_nothing_else() -> None:
+    names = (BUFFER + "mean", BUFFER + "other", "update/weight")
+    schema = Schema(tuple(Field(name, (2,)) for name in names))
+    received = {BROADCAST + "mean": torch.tensor([1.0, 2.0]), BROADCAST + "update/weight": torch.ones(2)}
+    made = failures.neutral(schema, received).tensors
+    assert [made[name].tolist() for name in names] == [[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+    assert all(item.dtype == torch.float64 for item in made.values())
+
+
+def test_without_a_failed_silo_nothing_is_noted() -> None:
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("Expected no training.")
+
+    phase = failures.attach(
+        Phase("train", Schema((Field("update/weight", (2,)),)), nothing, nothing, nothing), job()
+    )
+    cohort, state = Cohort(1, dict.fromkeys("abcd", 1.0), 1.0), ServerState({})
+    for failed, notes in ((0.0, {}), (1.0, {failures.NOTE: 1})):
+        reading = phase.read(state, {failures.FAILED: np.array(failed)}, cohort)
+        assert (dict(reading.notes), len(reading.warnings)) == (notes, len(notes))
+
+
+def test_the_silos_log_has_an_errors_own_code() -> None:
+    assert failures.reason(TrainingError("not finite", code="TF-301")).startswith("TF-301 (")
+    assert failures.reason(RuntimeError("CUDA error")).startswith("TF-503 (")
