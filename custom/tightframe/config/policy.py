@@ -222,7 +222,8 @@ class Policy(StrictModel):
 
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
-                ``geometric`` it takes geometric means.
+                ``geometric`` it takes geometric means, and ``equations`` (1) of its fields are a silo's update
+                times a factor of its own.
             job: the job of the method; with differential privacy each record's influence must be bounded.
                 None leaves out what depends on it.
 
@@ -250,6 +251,16 @@ class Policy(StrictModel):
                     "variant with arithmetic means, or run the job without differential privacy",
                 )
             )
+        if job is not None and (least := self._least_for(job, options)) > job.min_sites:
+            refusals.append(
+                Refusal(
+                    "minimum_cohort",
+                    f"min_sites {job.min_sites}",
+                    f"at least {least} with {job.method}",
+                    "its sums are several equations in the silos' updates: with so few honest silos in them, "
+                    "the others can solve them for each one's",
+                )
+            )
         if job is not None and self._needs_norm(job, options):
             refusals.append(
                 Refusal(
@@ -261,6 +272,13 @@ class Policy(StrictModel):
                 )
             )
         self.refuse(refusals)
+
+    def _least_for(self, job: JobConfig, options: Any) -> int:
+        """Return how many silos a sum needs, so that its fields are fewer than the honest silos in it."""
+        several: int = getattr(options, "equations", 1)
+        if several < 2 or self.minimum_cohort < 2:
+            return 0
+        return several + 1 + job.assumed_colluders(len(job.sites))
 
     def _needs_norm(self, job: JobConfig, options: Any) -> bool:
         return self.max_update_norm is not None and job.update_norm is None and takes_norm(job, options)

@@ -141,6 +141,11 @@ class Choices(StrictModel):
             )
         return self
 
+    @property
+    def equations(self) -> int:
+        """Number of fields in one sum that are a silo's update times a factor that others can know."""
+        return 2 if self.local in ("scaffold", "feddc") else 1
+
 
 def _owner(option: str) -> str | None:
     """Return the part that an option belongs to; None for the choices themselves."""

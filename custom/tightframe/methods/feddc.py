@@ -67,6 +67,11 @@ class FedDCConfig(StrictModel):
     alpha: float = Field(default=0.01, ge=0)
     momentum: Momentum = "refuse"
 
+    @property
+    def equations(self) -> int:
+        """Number of fields in one sum that are a silo's update times a factor that others can know: two."""
+        return 2
+
 
 def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
     """Return ``|v - (w - h_k)|^2 / 2``: a scalar attached to the parameters.

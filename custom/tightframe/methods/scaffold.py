@@ -70,6 +70,11 @@ class ScaffoldConfig(StrictModel):
     global_learning_rate: float = Field(default=1.0, gt=0)
     momentum: Momentum = "refuse"
 
+    @property
+    def equations(self) -> int:
+        """Number of fields in one sum that are a silo's update times a factor that others can know: two."""
+        return 2
+
 
 def gradient_correction(own: Tensors, common: Tensors) -> GradientCorrection:
     """Correct ``g <- g - c_k + c`` on the parameters that have a control variate.
