@@ -126,7 +126,8 @@ def test_jobs_leads_to_the_index_of_methods_and_names_every_model_with_its_optio
     items = re.split(r"^- ", part.partition("\n#")[0].partition("\n\n- ")[2], flags=re.MULTILINE)
     found = [" ".join(item.partition("\n\n")[0].split()) for item in items]
     documented = {
-        re.findall(r"`(\w+)`", item)[0]: dict(re.findall(r"`(\w+)` \((.*?)\)", item)) for item in found
+        re.findall(r"`(\w+)`", item)[0]: dict(re.findall(r"`(\w+)` \((.*?)\)", item.partition(": ")[0]))
+        for item in found
     }
     assert documented == {
         spec.name: {
