@@ -14,7 +14,7 @@ class FileSpool:
 
     It is there while it holds terms, and no longer than the process. Terms are masked, so that the files
     tell no more than the messages that the server received. Later terms are written over erased ones, which
-    takes a fraction of the time of a new file.
+    takes a fraction of the time of a new file as long as the page cache holds them.
     """
 
     def __init__(self) -> None:
