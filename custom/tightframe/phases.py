@@ -299,10 +299,13 @@ class SiloView(Protocol):
         model's ``features`` takes them as they are.
         """
 
-    def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield features (B, d) and labels int64 (B,) of a fold, in order, without augmentation.
+    def encoded(
+        self, model: torch.nn.Module, fold: Fold, *, exact: bool = False
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield features (B, d) and labels int64 (B,) of a fold, in order, without augmentation and gradient.
 
-        Those of a frozen encoder are computed once in a run.
+        Those of a frozen encoder are computed once in a run. With ``exact`` they are computed in float64, so
+        that a record's do not show which records were in its batch.
         """
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:

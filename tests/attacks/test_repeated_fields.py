@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.attacks.malicious_server import HEART, Records
-from tests.support.runs import asked
+from tests.support.runs import MISSED, asked
 
 from tightframe import methods
 from tightframe.config.job import parse_job
@@ -72,7 +73,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
     setup, weights = prepare(job), {name: float(len(data[name].labels("train"))) for name in SITES}
     silos = {}
     for name in SITES:
-        policy = PolicyBlock(profile=profile, allow_sign_split=True, max_update_norm=None)
+        policy = PolicyBlock(profile=profile, allow_sign_split=True, max_update_norm=None, minimum_cohort=1)
         entry = SiteEntry(state_dir=str(folder), policy=policy)
         context = SiloContext(
             name, job, entry, folder / name, records=data[name], job_id="a", production=True, memory_only=True
@@ -81,7 +82,8 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
         silos[name] = context, Contributor(context)
     state, opened = setup.initial_state(), dict[str, list[str]]()
     changes: dict[str, tuple[Field, np.ndarray]] = {}
-    for exchange in setup.plan:
+    for slot, exchange in enumerate(setup.plan):
+        missed = replace(MISSED, slot=slot)
         broadcast = dict(exchange.phase.broadcast(state))
         phase = exchange.carrying(exchange.evaluates(broadcast))
         twice: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in SITES}
@@ -89,7 +91,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
             context, contributor = silos[name]
             (context.state_folder / SALT).write_text(salt * 32)
             message = asked(setup, exchange, state, opened=opened if salt == "a" else {})
-            made = contributor.contribute(message, weights, honest=2)
+            made = contributor.contribute(message, weights, honest=2, total=missed)
             groups = [unpack(phase.schema, group, term) for group, term in made.term.items()]
             twice[name].append({key: item for group in groups for key, item in group.items()})
         for item in phase.schema.fields:

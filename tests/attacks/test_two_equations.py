@@ -34,7 +34,7 @@ TRAINING = {"momentum": 0.0, "learning_rate": 1e-4, "batch_size": 16}
     ids=str,
 )
 def test_two_fields_are_summed_over_three_honest_hospitals_at_least(tmp_path: Path, named: Any) -> None:
-    """A sum may have fewer terms than hospitals, down to the job's ``min_sites``, one of them a colluder's."""
+    """A sum may have fewer terms than hospitals, down to ``min_sites``, and one of them is a colluder's."""
     values = {**named, "training": TRAINING, "answer_grid": 0.0}
     for hospitals, least, refused in ((3, 3, True), (4, 3, True), (4, 4, False)):
         folder = tmp_path / f"{hospitals}-{least}"
@@ -42,7 +42,7 @@ def test_two_fields_are_summed_over_three_honest_hospitals_at_least(tmp_path: Pa
         if not refused:
             federation.enroll()
             continue
-        with pytest.raises(BelowPolicyError, match="minimum_cohort.*at least 4 with"):
+        with pytest.raises(BelowPolicyError, match=r"minimum_cohort.*at least 4 with"):
             federation.enroll()
 
 

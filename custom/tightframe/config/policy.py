@@ -222,7 +222,7 @@ class Policy(StrictModel):
 
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
-                ``geometric`` it takes geometric means, and ``equations`` (1) of its fields are a silo's update
+                ``geometric`` it takes geometric means; ``equations`` (1) of its fields are a silo's update
                 times a factor of its own.
             job: the job of the method; with differential privacy each record's influence must be bounded.
                 None leaves out what depends on it.

@@ -21,7 +21,6 @@ The constant for an intercept does not travel either: its products are in B and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +34,6 @@ from tightframe.phases import (
     Cohort,
     Contribution,
     Field,
-    Fold,
     Phase,
     Schema,
     ServerState,
@@ -229,23 +227,10 @@ def pooled(totals: Totals) -> FrozenSums:
 
 
 def frozen(silo: SiloView, received: Tensors) -> nn.Module:
-    """Return the model received as a frozen map: in evaluation mode, float64, on the silo's device."""
-    return silo.load(model_update.received_model(received)).eval().double()
-
-
-@torch.no_grad()
-def frozen_features(
-    silo: SiloView, model: nn.Module, fold: Fold
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield features (B, d) float64 and labels (B,) of a silo's records, without augmentation.
-
-    Args:
-        silo: whose records.
-        model: of ``frozen``.
-        fold: of the records.
-    """
-    for inputs, labels in silo.batches(fold, augment=False, shuffle=False):
-        yield model.features(inputs.double()), labels  # type: ignore[operator]
+    """Return the model received as a frozen map: in evaluation mode, its head in float64, on the device."""
+    model = silo.load(model_update.received_model(received)).eval()
+    model.get_submodule("head").double()
+    return model
 
 
 def contribute_sums(
@@ -261,7 +246,7 @@ def contribute_sums(
     own = FeatureSums(classes, width, products=products, radius=radius, device=silo.device)
     admitted = received.get(ADMITTED, torch.full((classes,), silo.offers_prototypes)).bool().to(silo.device)
     if bool(admitted.any()):
-        for features, labels in frozen_features(silo, model, "train"):
+        for features, labels in silo.encoded(model, "train", exact=True):
             kept = admitted[labels]
             own.add(features[kept], labels[kept])
     return own.tensors()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tightframe.learning import model_update
-from tightframe.learning.feature_sums import frozen, frozen_features
+from tightframe.learning.feature_sums import frozen
 from tightframe.phases import Contribution, Field, ServerState, SiloView, Tensors, Totals
 
 LOSSES = "temperature/losses"
@@ -67,7 +67,7 @@ def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contributio
     if silo.may_sum("validation"):
         model, known = frozen(silo, received), received[KNOWN].bool().to(silo.device)
         with torch.no_grad():
-            for features, labels in frozen_features(silo, model, "validation"):
+            for features, labels in silo.encoded(model, "validation", exact=True):
                 scores = model.head(features)  # type: ignore[operator]
                 total += losses(scores, labels, known).cpu()
     return Contribution({LOSSES: total}, None)

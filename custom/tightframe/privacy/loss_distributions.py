@@ -53,7 +53,7 @@ _NODES = 1201
 def upper_bound(kinds: Sequence[Kind], delta: float, tolerance: float = FINE) -> float | None:
     """Return an upper bound on epsilon at delta, for removing and for adding a record; None if too expensive.
 
-    >>> 1.47 < upper_bound([(1.0, 0.05, 20)], 1e-5) < 1.49
+    >>> 1.98 < upper_bound([(1.0, 0.05, 20)], 1e-5) < 1.99
     True
 
     Args:

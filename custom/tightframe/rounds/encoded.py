@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ class FeatureCache:
 
     def __init__(self) -> None:
         self._encoder = ""
-        self._folds: dict[Fold, EncodedFold] = {}
+        self._folds: dict[tuple[Fold, bool], EncodedFold] = {}
         self._told = False
 
     def tell_once(self, tell: Callable[[], None]) -> None:
@@ -78,7 +79,13 @@ class FeatureCache:
             tell()
 
     def fold(
-        self, context: SiloContext, encoder: LoadedEncoder, fold: Fold, device: torch.device
+        self,
+        context: SiloContext,
+        encoder: LoadedEncoder,
+        fold: Fold,
+        device: torch.device,
+        *,
+        exact: bool = False,
     ) -> EncodedFold:
         """Return a fold's features by this model's encoder, computed if they are not here yet.
 
@@ -90,18 +97,22 @@ class FeatureCache:
             encoder: on ``device``.
             fold: of the records.
             device: on which features are computed.
+            exact: compute in float64.
 
         Raises:
             RunError: TF-504 if the run is aborted.
         """
         if encoder.sha256 != self._encoder:
             self._encoder, self._folds = encoder.sha256, {}
-        if fold not in self._folds:
-            self._folds[fold] = _encoded(context, encoder.model, fold, device)
-        return self._folds[fold]
+        if (fold, exact) not in self._folds:
+            model = copy.deepcopy(encoder.model).double() if exact else encoder.model
+            self._folds[fold, exact] = _encoded(context, model, fold, device, exact=exact)
+        return self._folds[fold, exact]
 
 
-def _encoded(context: SiloContext, model: FrozenEncoder, fold: Fold, device: torch.device) -> EncodedFold:
+def _encoded(
+    context: SiloContext, model: FrozenEncoder, fold: Fold, device: torch.device, *, exact: bool
+) -> EncodedFold:
     count, log = len(context.data.labels(fold)), context.log
     log.info("%s: computing features of %d %s records, once", context.name, count, fold)
     batches = loop.merge_single_tail(list(range(count)), context.job.evaluation.batch_size)
@@ -120,7 +131,8 @@ def _encoded(context: SiloContext, model: FrozenEncoder, fold: Fold, device: tor
         context.at_work(f"features, {fold} records", done, len(batches))
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        features.append(model.encode(inputs.to(device, non_blocking=True)).cpu())
+        given = inputs.to(device, torch.float64 if exact else inputs.dtype, non_blocking=True)
+        features.append(model.encode(given).cpu())
         labels.append(classes)
     if not features:
         return EncodedFold(torch.zeros(0, feature_width(model)), torch.zeros(0, dtype=torch.int64))

@@ -179,12 +179,13 @@ def test_rounding_does_not_add_up(tmp_path: Path, run: Run) -> None:
 def test_who_missed_an_exchange_before_an_epoch_asks_for_the_state(tmp_path: Path, run: Run) -> None:
     """The first exchange of an epoch tells no total: there is nothing to compute the state from."""
     followed = silo(tmp_path, run)
-    followed.advance(*run.request(0), WEIGHTS)
-    message, _ = run.request(1)
+    for step in (0, 1):
+        followed.advance(*run.request(step), WEIGHTS)
+    message, _ = run.request(2)
     with pytest.raises(NeedsStateError):
         followed.advance(message, None, WEIGHTS)
-    state, follows = followed.advance(message | run.sent(1), None, WEIGHTS)
-    assert same(state, run.states[1]) and not follows
+    state, follows = followed.advance(message | run.sent(2), None, WEIGHTS)
+    assert same(state, run.states[2]) and not follows
 
 
 def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: Path, run: Run) -> None:
@@ -354,5 +355,5 @@ def test_a_state_is_serialised_once(tmp_path: Path, run: Run, monkeypatch: pytes
 def test_a_state_that_the_server_sent_is_stored_as_it_came(tmp_path: Path, run: Run) -> None:
     message, total = run.request(1, **run.sent(1))
     message["before"] = "0" * 64
-    silo(tmp_path, run).advance(message, total, WEIGHTS)
+    silo(tmp_path, run, "late").advance(message, total, WEIGHTS)
     assert (tmp_path / FOLLOWED).read_bytes().partition(b"\n")[2] == run.sent(1)["state_bytes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,11 +59,14 @@ class FakeSilo:
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)
             yield inputs, self.labels[chosen]
 
-    def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def encoded(
+        self, model: torch.nn.Module, fold: Fold, *, exact: bool = False
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Computed anew each time: nothing is kept here."""
+        used: Any = copy.deepcopy(model).double() if exact else model
         for inputs, labels in self.batches(fold, augment=False, shuffle=False):
             with torch.no_grad():
-                yield model.features(inputs), labels  # type: ignore[operator]
+                yield used.features(inputs.double() if exact else inputs), labels
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local

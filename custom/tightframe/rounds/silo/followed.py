@@ -91,7 +91,8 @@ class FollowedState:
             return own.state, before or (own.computed and own.total == digest)
         computed = None
         if own is not None and not own.total and total is None and not message["before"]:
-            computed = self._start(message)  # and not `own`: small steps away from the start would add up
+            # Not `own`: small steps away from the start would add up.
+            computed = start[0] if (start := self._start(message)) is not None else None
         if own is not None and total is not None and own.sha256 == message["before"]:
             # Of another sum's total nobody has told this silo which state it rests on.
             sound = verified_sum(own.sha256, total.sum_id) in verified
@@ -122,11 +123,11 @@ class FollowedState:
         if self._current is None:
             self._current = self._stored()
         if self._current is None and (start := self._start(message)) is not None:
-            self._keep(start, state_bytes(start.state))
+            self._keep(*start)
         return self._current
 
-    def _start(self, message: Message) -> _Own | None:
-        """Return the start of the run, computed anew; None in a resumed run, or if its file is not sent.
+    def _start(self, message: Message) -> tuple[_Own, bytes] | None:
+        """Return the run's start, computed anew, and its bytes; None if resumed, or if its file is not sent.
 
         What a silo took over for its start is no measure for what comes next: the server could go on from
         there in steps that each look like rounding.
@@ -137,7 +138,7 @@ class FollowedState:
         if weights is None and self._setup.job.initial_model_sha256 is not None:
             return None  # this silo missed the first exchanges
         state, _ = start_state(self._setup, weights)
-        return self._made(state, "", sound=True)[0]
+        return self._made(state, "", sound=True)
 
     @staticmethod
     def _made(state: ServerState, total: str, sound: bool) -> tuple[_Own, bytes]:

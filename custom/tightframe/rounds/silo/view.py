@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -184,7 +185,9 @@ class LocalSilo:
                 code="TF-505",
             )
 
-    def encoded(self, model: torch.nn.Module, fold: Fold) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def encoded(
+        self, model: torch.nn.Module, fold: Fold, *, exact: bool = False
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield features (B, d) and labels (B,) of a fold, in order, without augmentation and gradients.
 
         Those of a frozen encoder come from the cache, with ``training.augment`` too.
@@ -192,16 +195,18 @@ class LocalSilo:
         Args:
             model: of this silo, in evaluation mode.
             fold: of the records.
+            exact: compute in float64, so that a record's features do not show which others were in its batch.
         """
         if isinstance(model, FrozenEncoder):
             loaded = LoadedEncoder.of(model)
-            kept = self.context.features.fold(self.context, loaded, fold, self.device)
+            kept = self.context.features.fold(self.context, loaded, fold, self.device, exact=exact)
             size = self.setup.job.evaluation.batch_size
             yield from kept.batches(list(range(len(kept))), size, self.device)
             return
+        used: Any = copy.deepcopy(model).double() if exact else model
         for inputs, labels in self.batches(fold, augment=False, shuffle=False):
             with torch.no_grad():
-                features = model.features(inputs)  # type: ignore[operator]
+                features = used.features(inputs.double() if exact else inputs)
             yield features, labels
 
     def generator(self, purpose: str) -> torch.Generator:
