@@ -15,7 +15,7 @@ from tightframe_app.ledger import commands
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 JOB = {"dataset_id": "skin", "job_id": "7c41e0d2-53aa-4a0f-9d8e-2f0d1b6a9e10"}
-TRAINING = SubsampledGaussian(0.736, 64 / 9216, 288)
+TRAINING = SubsampledGaussian(0.7092, 64 / 9216, 288)
 RELEASE = {"event": Gaussian(9.1457), "alone": Gaussian(9.1457 / 2)}
 
 
