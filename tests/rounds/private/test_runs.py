@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant
 from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
 from tests.support.ledgers import charges_in, charges_of
@@ -80,12 +80,16 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dp_sgd, "check_per_record", lambda *_, **__: None)
 
 
+PRV_ERROR = 0.01
+"""Of PRV, which is so much above the best value at most."""
+
+
 def _epsilon(charges: list[Charge], delta: float) -> float:
     """By the closed form where every record is in every step, else by Opacus."""
     if all(getattr(item.event, "sampling_rate", 1.0) == 1.0 for item in charges):
         counts = [getattr(item.event, "steps", 1) / item.event.noise_multiplier**2 for item in charges]
         return gaussian_epsilon(sum(counts) ** 0.5, delta)
-    accountant = RDPAccountant()
+    accountant = PRVAccountant()
     for item in charges:
         event = item.event
         if isinstance(event, Gaussian):
@@ -93,7 +97,7 @@ def _epsilon(charges: list[Charge], delta: float) -> float:
         else:
             assert isinstance(event, SubsampledGaussian)
             accountant.history.append((event.noise_multiplier, event.sampling_rate, event.steps))
-    return float(accountant.get_epsilon(delta))
+    return float(accountant.get_epsilon(delta, eps_error=PRV_ERROR))
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +119,7 @@ def test_every_silo_charges_each_round_once_and_keeps_the_promise(
         ]
         assert all(item.cohort == tuple(SITES) and item.neighbours == "record" for item in charges)
         assert charges[1].alone is not None  # what it costs if no other silo adds noise
-        assert 5.5 < _epsilon(charges, 1e-5) <= 6.0
+        assert 5.5 < _epsilon(charges, 1e-5) <= 6.0 + PRV_ERROR
         report = json.loads((folder / site / "local_report.json").read_text())
         assert report["privacy"]["epsilon"] <= 6.0 and report["privacy"]["promised"] == 6.0
         assert report["global"]["test"]["accuracy"] is not None  # at the silo itself
