@@ -452,6 +452,7 @@ class MaliciousServer(RuleBasedStateMachine):
         silo = self.server.silos[data.draw(st.sampled_from(sorted(self.server.silos)))]
         if data.draw(st.integers(0, 3)) == 3:
             silo.lose_followed()
+            self.server.deceived.add(silo.name)  # it takes the state over once it has missed a sum
         silo.restart()
 
     # Epochs --------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def enrolment_refused(federation: Federation) -> str:
         ({}, {"update_bound": 4.0}, "update_bound"),
         # The same two rules, by names of a method: weighted or not, or by the steps that a silo took.
         ({}, {"method": "fednova", "training": {**WHOLE["training"], "weight_decay": 0.0}}, "updates"),
-        ({}, {"method": "scaffold"}, "updates"),
+        ({}, {"method": "feddyn"}, "updates"),
         ({**ETF}, {**ETF, "method_options": {"average": "weighted"}}, "updates"),
         ({**ETF}, {**ETF, "method_options": {"mu_divisor": "count_weighted"}}, "class_sums"),
         (

@@ -191,6 +191,7 @@ class AnyServer:
         self.start = start = self.setup.initial_state()
         self.state, self.before = state_sha256(start), ""
         self.states: dict[str, ServerState] = {self.state: start}
+        self.deceived: set[str] = set()  # silos that got other requests for a term than the honest server's
         self.good = {self.state}  # states that follow from the job and from verified totals
         self.round = 0
         self.epochs: dict[int, Epoch] = {}
@@ -312,9 +313,21 @@ class AnyServer:
 
     # Messages ------------------------------------------------------------------------------------
 
+    def honest(self, message: Message) -> bool:
+        """Return True for a request for a term with the state and the total that the run goes on with."""
+        last = self.epoch.last
+        try:
+            told = TermRequest.from_bytes(message[SECURE]).total
+        except ProtocolError:
+            return False
+        right = b"" if last is None else last.total.to_bytes()
+        return (message["state"], message["before"], told) == (self.state, self.before, right)
+
     def deliver(self, name: str, task: str, message: Message, *, crash: bool = False) -> Message | str:
         """Send a message; return the answer, or the code of the refusal."""
         silo = self.silos[name]
+        if task == "contribute" and not self.honest(message):
+            self.deceived.add(name)
         before, silo.vault.crash = silo.vault.done(), crash
         try:
             answer = silo.handle(task, message)
@@ -581,6 +594,8 @@ class AnyServer:
         """
         if name == self.mate:
             return True
+        if name in self.deceived:
+            return False
         state = self.silos[name].vault.state()
         if state.epoch.params.epoch != epoch.params.epoch:
             return False
