@@ -17,9 +17,11 @@ from tightframe.phases import Cohort, Field, Phase, Schema, ServerState, advance
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.riders import failures
+from tightframe.rounds.following import state_sha256
+from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.plain import PlainServer
 
@@ -180,6 +182,41 @@ def test_with_privacy_there_is_no_flag() -> None:
     private = prepare(job(method="fedavg", weights="uniform", privacy={"epsilon": 8.0}))
     for exchange in private.plan:
         assert failures.FAILED not in exchange.phase.schema
+
+
+@pytest.mark.parametrize("honest", [1, 3])
+def test_with_privacy_a_failed_silo_adds_its_share_of_the_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, honest: int
+) -> None:
+    """Which the others' records rely on: the noise promised is that of t - c honest silos, failed or not."""
+    made = contributor(
+        tmp_path, method="fedmr", weights="uniform", rounds=1, privacy={"epsilon": 8.0, "evaluation": "noisy"}
+    )
+    plan = made.setup.privacy
+    assert plan is not None and plan.evaluation is not None
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise TrainingError("not finite", code="TF-301")
+
+    monkeypatch.setattr(PrivateSilo, "fit", fails)
+    found: dict[str, list[Any]] = {"class_sums": [], "evaluation": []}
+    for exchange in (*made.setup.plan.round(1), *made.setup.plan.ending()):
+        phase = exchange.carrying(True)
+        if exchange.closing:
+            monkeypatch.setattr(evaluation, "count_at", fails)
+        state = made.setup.initial_state()
+        message = asked(made.setup, exchange, state) | {"state": state_sha256(state)}
+        message.pop("state_bytes", None)
+        sums = PlainServer(phase.schema)
+        sums.add("site-1", made.contribute(message, dict.fromkeys(FOUR, 4.0), honest=honest).term)
+        totals = codec.decode(phase.schema, sums.open(), parties=4)
+        for item in phase.schema.fields:
+            if item.mechanism in found:
+                found[item.mechanism].append(totals[item.name].ravel())
+    for config, mechanism in ((plan.class_sums, "class_sums"), (plan.evaluation.config, "evaluation")):
+        units = np.concatenate(found[mechanism]) * config.grid
+        assert units.size > 300
+        assert float(np.var(units)) == pytest.approx(config.share_variance(honest), rel=0.3)
 
 
 def test_with_privacy_a_failed_silos_term_has_no_flag() -> None:

@@ -5,7 +5,8 @@ with which code, could ask about records. So a failed silo's answer has the form
 only the number of failed silos is opened, and the reason stays in the silo's own log.
 
 With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo,
-except that a noisy update is over its bound, which says nothing that noise does not cover.
+except that a noisy update is over its bound, which says nothing that noise does not cover. A failed silo
+still adds its share of the noise that silos make together.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from tightframe.results.words import plural
 from tightframe.rounds.sums.plain import TooFewError
 
 if TYPE_CHECKING:
+    from tightframe.privacy.releases.noise import NoisyRelease
     from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.privacy_plan import PrivacyPlan
     from tightframe.rounds.silo.view import LocalSilo
 
 FAILED = "failed"
@@ -118,6 +121,33 @@ def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribu
     empty = neutral(schema, received)
     evaluated = {name: item for name, item in made.items() if name.startswith("evaluation/")}
     return replace(empty, tensors={**empty.tensors, **evaluated})
+
+
+def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:
+    """Return a contribution that changes nothing, with this silo's share of the noise of noisy totals.
+
+    The others' records are hidden by the noise of t - c honest silos, whoever of them fails. Noise alone says
+    nothing of this silo's records, so that nothing is charged.
+
+    Args:
+        made: of ``neutral``.
+        schema: of the phase, with its riders.
+        plan: of the job's releases.
+        honest: t - c, see ``privacy.releases.noise``.
+    """
+    from tightframe.privacy.discrete_gaussian import discrete_gaussian
+
+    noise = {}
+    for item in schema.fields:
+        config: NoisyRelease | None = None
+        if item.mechanism == "class_sums":
+            config = plan.class_sums
+        elif item.mechanism == "evaluation" and plan.evaluation is not None:
+            config = plan.evaluation.config
+        if config is not None:
+            units = discrete_gaussian(config.share_variance(honest), item.shape)
+            noise[item.name] = torch.from_numpy(config.as_numbers(units))
+    return replace(made, tensors={**made.tensors, **noise})
 
 
 def note(context: SiloContext, error: Exception) -> None:

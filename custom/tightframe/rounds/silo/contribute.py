@@ -123,8 +123,10 @@ class Contributor:
             if covered or not failures.hidden(error):
                 raise
             failures.note(self._context, error)
-        counted = {} if self._setup.privacy is not None else made.tensors
-        made = failures.without_update(phase.schema, received, counted)
+        private = self._setup.privacy
+        made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
+        if private is not None:
+            made = failures.with_noise(made, phase.schema, private, silo.honest)
         return made, _encoded(silo, phase.schema, made.tensors, weights)
 
     def _silo(
