@@ -68,7 +68,7 @@ def test_the_difference_is_not_the_hospitals_own_update(
     # Of several small steps it is as many gradients' sum.
     length = float((difference * true).sum() / np.square(true).sum())
     error = float(np.linalg.norm(difference - length * true) / np.linalg.norm(length * true))
-    assert error < 0.01 if full_batches else error > 0.1
+    assert error < 0.01 if full_batches else error > 0.03  # drawn: 0.07 to 0.4 in eight runs and more
 
 
 @pytest.mark.whole
