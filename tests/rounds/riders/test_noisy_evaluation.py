@@ -27,7 +27,7 @@ from tightframe.privacy.ledger.entries import Charge
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.rounds.context import DECLARATION, SiloContext
 from tightframe.rounds.plan import CLOSING
-from tightframe.rounds.riders import evaluation, noisy_evaluation
+from tightframe.rounds.riders import evaluation, failures, noisy_evaluation
 from tightframe.rounds.riders.noisy_evaluation import with_noise
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo import private_view as private_silo
@@ -191,6 +191,8 @@ def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest
         raise RuntimeError("no noise today")
 
     monkeypatch.setattr(evaluation_totals, "noise_for", broken)
+    # A failed silo's share of the noise: `silo/test_failures.py`.
+    monkeypatch.setattr(failures, "with_noise", lambda made, *_: made)
     session, setup = _session(tmp_path)
     term = session.handle("contribute", _request(setup, "closing", 4))["term"]
     assert not any(term["update"] + term["static"])  # what failed is not told, and nothing else is either
