@@ -265,6 +265,14 @@ def test_a_sum_for_which_a_site_gave_shares_is_not_passed_over() -> None:
     refused_by(world, names(4), TotalError, lambda site: site.advertise(later))
 
 
+def test_what_was_told_stays_told_to_a_site_that_gave_no_shares() -> None:
+    world = ready(slots=6)
+    for slot in (0, 1):
+        world.run(slot, drop_agree=[FOUR])
+    assert world.sites[FOUR].state.last_revealed == -1  # type: ignore[union-attr]
+    refused_by(world, (FOUR,), TotalError, told(world, b"", 2))
+
+
 def test_a_total_of_a_later_slot_or_of_the_slot_itself_is_none() -> None:
     world = ready()
     total = world.run(0).evidence.total
