@@ -10,7 +10,17 @@ import torch
 from torch import nn
 
 from tightframe.errors import ContributionError, TrainingError
-from tightframe.phases import Field, SiloView
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Phase,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+)
 
 # Each record's feature is rounded to this grid and summed in integers, so that the sum does not
 # depend on the order of records; 2**28 * 2**24 leaves every total exact in float64.
@@ -214,6 +224,23 @@ def class_sum_fields(
             mechanism="class_sums",
         ),
     )
+
+
+def holders_phase(counts: Field) -> Phase:
+    """Return the exchange that tells who holds which class, on which the class rules rest.
+
+    Args:
+        counts: field for the numbers of records (C,).
+    """
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        own = silo.class_counts("train").to(torch.float64)
+        return Contribution({counts.name: own if silo.offers_prototypes else torch.zeros_like(own)}, None)
+
+    def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        return state
+
+    return Phase("holders", Schema((counts,)), lambda state: {}, contribute, keep)
 
 
 def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,13 +31,7 @@ from tightframe.learning import model_update
 from tightframe.models import feature_width
 from tightframe.phases import (
     ADMITTED,
-    Cohort,
-    Contribution,
     Field,
-    Phase,
-    Schema,
-    ServerState,
-    Setting,
     SiloView,
     Tensors,
     Totals,
@@ -183,7 +177,7 @@ def sum_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]
     """
     fields = [
         Field(SUMS, (classes, width), bound=RECORD_BOUND, static=True, per_class=True),
-        Field(COUNTS, (classes,), bound=RECORD_BOUND, static=True, per_class=True),
+        counts_field(classes),
         Field(RECORDS, (), bound=RECORD_BOUND, static=True),
     ]
     if products:
@@ -252,15 +246,6 @@ def contribute_sums(
     return own.tensors()
 
 
-def holders_phase(setting: Setting) -> Phase:
-    """Return the exchange that tells who holds which class, on which the class rules rest (as CCVR's)."""
-    counts = Field(COUNTS, (setting.num_classes,), bound=RECORD_BOUND, static=True, per_class=True)
-
-    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        own = silo.class_counts("train").to(torch.float64)
-        return Contribution({COUNTS: own if silo.offers_prototypes else torch.zeros_like(own)}, None)
-
-    def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        return state
-
-    return Phase("holders", Schema((counts,)), lambda state: {}, contribute, keep)
+def counts_field(classes: int) -> Field:
+    """Return the field of the numbers of records of C classes."""
+    return Field(COUNTS, (classes,), bound=RECORD_BOUND, static=True, per_class=True)

@@ -20,11 +20,12 @@ import torch
 from torch import nn
 
 from tightframe.learning import model_update, temperature
+from tightframe.learning.class_sums import holders_phase
 from tightframe.learning.closed_form import ABSENT, centred
 from tightframe.learning.feature_sums import (
     FrozenSums,
     contribute_sums,
-    holders_phase,
+    counts_field,
     pooled,
     sum_fields,
 )
@@ -71,12 +72,13 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
         return (scale_phase(beside=True),)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
-        return holders_phase(setting), sums_phase(setting, solve, products=products, start=False)
+        solution = sums_phase(setting, solve, products=products, start=False)
+        return holders_phase(counts_field(setting.num_classes)), solution
 
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
         solution = sums_phase(setting, solve, products=products, start=True)
-        return holders_phase(setting), solution, scale_phase(beside=False)
+        return holders_phase(counts_field(setting.num_classes)), solution, scale_phase(beside=False)
 
     return Method(
         **{

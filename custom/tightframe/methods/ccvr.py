@@ -28,12 +28,12 @@ from pydantic import Field
 from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
+from tightframe.learning.class_sums import holders_phase
 from tightframe.learning.halves import LocalRule, ServerRule, averaging, composed_method, plain_training
 from tightframe.learning.losses import fit_head
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import (
-    Cohort,
     Contribution,
     Phase,
     ServerState,
@@ -150,7 +150,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
     sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)
     triangle = (classes, width * (width + 1) // 2)
     products = phases.Field(PRODUCTS, triangle, bound=PRODUCT_BOUND, static=True, per_class=True)
-    holders = Phase("holders", phases.Schema((counts,)), _broadcast, _tell_counts, _keep)
+    holders = holders_phase(counts)
     calibration = Phase(
         "moments",
         phases.Schema((counts, sums, products)),
@@ -163,15 +163,6 @@ def after(setting: Setting) -> tuple[Phase, ...]:
 
 def _broadcast(state: ServerState) -> Tensors:
     return model_update.broadcast_model(state.model)
-
-
-def _keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-    return state
-
-
-def _tell_counts(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-    counts = silo.class_counts("train").to(torch.float64)
-    return Contribution({COUNTS: counts if silo.offers_prototypes else torch.zeros_like(counts)}, state)
 
 
 def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:

@@ -144,7 +144,8 @@ class Choices(StrictModel):
     @property
     def equations(self) -> int:
         """Number of fields in one sum that are a silo's update times a factor that others can know."""
-        return 2 if self.local in ("scaffold", "feddc") else 1
+        several: int = getattr(OPTIONS.get(self.local), "equations", 1)
+        return several
 
 
 def _owner(option: str) -> str | None:

@@ -20,7 +20,7 @@ g_k' takes every step to be the learning rate times one gradient, which momentum
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -64,13 +64,11 @@ class FedDCConfig(StrictModel):
             that g_k' is still a mean of gradients; ``ignore``: divide by tau_k all the same.
     """
 
+    equations: ClassVar[int] = 2
+    """Fields in one sum that are a silo's update times a factor that others can know."""
+
     alpha: float = Field(default=0.01, ge=0)
     momentum: Momentum = "refuse"
-
-    @property
-    def equations(self) -> int:
-        """Number of fields in one sum that are a silo's update times a factor that others can know: two."""
-        return 2
 
 
 def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:

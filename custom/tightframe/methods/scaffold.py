@@ -20,7 +20,7 @@ model is trained without the correction, which would take out of it what is the 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -67,13 +67,11 @@ class ScaffoldConfig(StrictModel):
             NIID-Bench does, which makes control variates up to 1 / (1 - momentum) times too large.
     """
 
+    equations: ClassVar[int] = 2
+    """Fields in one sum that are a silo's update times a factor that others can know."""
+
     global_learning_rate: float = Field(default=1.0, gt=0)
     momentum: Momentum = "refuse"
-
-    @property
-    def equations(self) -> int:
-        """Number of fields in one sum that are a silo's update times a factor that others can know: two."""
-        return 2
 
 
 def gradient_correction(own: Tensors, common: Tensors) -> GradientCorrection:

@@ -17,7 +17,6 @@ import math
 import torch
 
 from tightframe.errors import TightframeError
-from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases.plan import ClassSumsConfig
 
@@ -136,7 +135,7 @@ def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> t
     Raises:
         RandomnessError: TF-720, if the operating system gives no random numbers.
     """
-    return torch.from_numpy(discrete_gaussian(config.share_variance(honest), shape))
+    return torch.from_numpy(config.share(shape, honest))
 
 
 def summed(

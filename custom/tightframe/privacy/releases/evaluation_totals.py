@@ -29,7 +29,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
-from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import NOISE_MULTIPLIERS, number, whole
 from tightframe.privacy.releases.noise import (
     EXACT_FLOAT,
@@ -113,7 +112,7 @@ def noise_for(shape: tuple[int, ...], config: EvaluationConfig, honest: int) -> 
     Raises:
         RandomnessError: TF-720, if the operating system gives no random numbers.
     """
-    return discrete_gaussian(config.share_variance(honest), shape)
+    return config.share(shape, honest)
 
 
 def term_bound(config: EvaluationConfig, num_records: int, num_silos: int) -> float:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tightframe.privacy.discrete_gaussian import discrete_gaussian
 from tightframe.privacy.events import NOISE_MULTIPLIERS, Gaussian, PrivacyValueError, number, whole
 
 ROUNDING_VARIANCE = 9
@@ -59,6 +60,20 @@ class NoisyRelease(ABC):
             PrivacyValueError: TF-700; see ``variance_of_share``.
         """
         return variance_of_share(self.noise_multiplier, self.squared_sensitivity, honest)
+
+    def share(self, shape: tuple[int, ...], honest: int) -> NDArray[np.int64]:
+        """Draw one silo's share of the noise, from the operating system's generator.
+
+        Charge a release of records to the ledger before this is called.
+
+        Args:
+            shape: of the integers.
+            honest: t - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
+
+        Raises:
+            RandomnessError: TF-720, if the operating system gives no random numbers.
+        """
+        return discrete_gaussian(self.share_variance(honest), shape)
 
     def as_numbers(self, units: NDArray[np.int64]) -> NDArray[np.float64]:
         """Convert integers to the float64 numbers that a field carries: exact, below ``2**53`` units."""

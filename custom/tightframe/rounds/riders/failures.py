@@ -135,8 +135,6 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
         plan: of the job's releases.
         honest: t - c, see ``privacy.releases.noise``.
     """
-    from tightframe.privacy.discrete_gaussian import discrete_gaussian
-
     noise = {}
     for item in schema.fields:
         config: NoisyRelease | None = None
@@ -145,8 +143,7 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
         elif item.mechanism == "evaluation" and plan.evaluation is not None:
             config = plan.evaluation.config
         if config is not None:
-            units = discrete_gaussian(config.share_variance(honest), item.shape)
-            noise[item.name] = torch.from_numpy(config.as_numbers(units))
+            noise[item.name] = torch.from_numpy(config.as_numbers(config.share(item.shape, honest)))
     return replace(made, tensors={**made.tensors, **noise})
 
 
