@@ -175,7 +175,7 @@ class Cohort:
     ``sum_k (w_k / largest) * x_k``, so ``mean`` divides by ``sum_k w_k / largest``. ``enrolled`` is the
     number of silos in the run, in this sum or not; those in the sum if it is not given. ``failed`` is the
     number of silos in the sum that could not contribute, and are in it with zeros (``rounds.riders.failures``
-    tells the riders within it).
+    tells the riders within it, and the method).
     """
 
     round: int
@@ -331,12 +331,14 @@ class Reading:
         totals: left for the method.
         notes: for the record of the run, by rider.
         warnings: for the server's log.
+        failed: number of silos in the sum that could not contribute.
     """
 
     state: ServerState
     totals: Totals
     notes: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    failed: int = 0
 
     def noting(self, rider: str, note: Any) -> Reading:
         """Return the same with a rider's note."""
@@ -401,7 +403,7 @@ def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) ->
     reading = phase.read(state, totals, cohort)
     if not reading.totals:
         return reading
-    after = phase.update(reading.state, reading.totals, cohort)
+    after = phase.update(reading.state, reading.totals, replace(cohort, failed=reading.failed))
     remembered = {name: item for name, item in reading.state.extra.items() if name.startswith(RIDERS)}
     return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 

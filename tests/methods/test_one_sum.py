@@ -21,11 +21,19 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import JobError, RunError
-from tightframe.learning.feature_sums import RECORDS, FeatureSums, contribute_sums, pooled
+from tightframe.learning.feature_sums import (
+    COARSE,
+    COUNTS,
+    RECORDS,
+    FeatureSums,
+    contribute_sums,
+    pooled,
+)
 from tightframe.learning.one_sum import with_head
 from tightframe.learning.temperature import GRID
 from tightframe.methods import METHODS, fed3r, fedcgs, fedncm
 from tightframe.phases import ADMITTED
+from tightframe.rounds.riders import failures
 from tightframe.rounds.setup import prepare
 
 SOLVED = {"fed3r": fed3r, "fedcgs": fedcgs, "fedncm": fedncm}
@@ -236,6 +244,32 @@ def test_in_secure_sums_a_lost_silo_is_asked_again_and_a_silo_that_never_came_is
     absent, _ = run(of, tmp_path / "absent", silent=lambda task, site, request: site == "site-4")
     assert equal(absent.state.model, expected.state.model), "the three that enrolled"
     assert not equal(absent.state.model, whole.state.model)
+
+
+class Overflowing(ArrayData):
+    """Whose features are not finite, in a model that others can use."""
+
+    def records(self, fold: Any, *, augment_seed: int | None = None) -> Any:
+        return [(torch.full((1, 8, 8), torch.inf), int(label)) for label in self.labels(fold)]
+
+
+@pytest.mark.parametrize("rules", ["on", "off"])
+def test_a_silo_that_cannot_add_its_sums_ends_the_run_with_its_counts_in_the_total(
+    rules: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts that are missing follow from the total of another start; without its B no model is right."""
+    told: list[Any] = []
+    untrained = failures.untrained
+    monkeypatch.setattr(failures, "untrained", lambda *given: told.append(untrained(*given)) or told[-1])
+    six = partition("6 silos")
+    six["silo-2"].__class__ = Overflowing
+    with pytest.raises(RunError, match="1 silo of 6 could not add its own") as caught:
+        federation.run("fed3r", six, 1, **{**PLAIN, "class_rules": rules, "min_sites": 3})
+    assert caught.value.code == "TF-510"
+    (made,) = told
+    counts = np.bincount(six["silo-2"].labels("train"), minlength=10)
+    assert np.array_equal(made.tensors[COUNTS], counts) and made.tensors[RECORDS] == counts.sum()
+    assert not made.tensors[COARSE].any()
 
 
 def test_under_the_class_rules_a_class_of_two_silos_is_in_nothing() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightframe.errors import RunError
 from tightframe.learning import model_update, temperature
 from tightframe.learning.class_sums import holders_phase
 from tightframe.learning.closed_form import ABSENT, centred
@@ -46,6 +47,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+from tightframe.results.words import plural
 
 START_RADIUS = 2.0**7
 """Radius for the sums of a start, whose head takes features as they are: longer ones are shortened in the
@@ -116,6 +118,12 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         return Contribution(contribute_sums(silo, received, products=products, radius=radius), None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        if cohort.failed:
+            raise RunError(
+                f"Expected the sums of all silos, but {plural(cohort.failed, 'silo')} of {cohort.size} could "
+                "not add its own, which and why is in their own logs: mend it, and start the job again.",
+                code="TF-510",
+            )
         found = pooled(totals)
         # A unit of length for features that may be far shorter than the radius.
         length = found.length if start else 1.0

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
+from tightframe.learning.feature_sums import RECORDS
 from tightframe.phases import (
     ADMITTED,
     RIDERS,
@@ -86,6 +87,29 @@ def attach(phase: Phase, num_classes: int) -> Phase:
         return reading
 
     return replace(phase, schema=phase.schema + flags, broadcast=broadcast, contribute=contribute, read=read)
+
+
+def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str, torch.Tensor]:
+    """Return this silo's numbers of records and flags of each class, whatever becomes of its class sums.
+
+    Args:
+        silo: its view.
+        schema: of the phase; of its per-class fields those of shape (C,) are numbers of records, or with a
+            bound of 1 flags. ``feature_sums.RECORDS`` is the sum of the former.
+        received: the broadcast.
+    """
+    counts = silo.class_counts("train", distinct=True)
+    held = (counts >= silo.min_class_count) & silo.offers_prototypes
+    allowed = held & received_offer(received, len(counts)) if OFFERED in received else held
+    records = torch.where(allowed, silo.class_counts("train"), 0)
+    own = {
+        item.name: held if item.name == HOLDERS else allowed if item.bound == 1.0 else records
+        for item in schema.fields
+        if item.per_class and item.shape == tuple(counts.shape)
+    }
+    if RECORDS in schema:
+        own[RECORDS] = records.sum()
+    return {name: item.to(torch.float64) for name, item in own.items()}
 
 
 def with_holders(state: ServerState, holders: NDArray[np.float64]) -> ServerState:

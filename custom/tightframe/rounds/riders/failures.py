@@ -2,7 +2,8 @@
 
 Whether training or reading fails can depend on a single record, so a server that saw which silo failed, and
 with which code, could ask about records. So a failed silo's answer has the form and the size of any other;
-only the number of failed silos is opened, and the reason stays in the silo's own log.
+only the number of failed silos is opened, and the reason stays in the silo's own log. What hardly depends on
+the training, class sums and evaluation, is in the sum as ever.
 
 With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo,
 except that a noisy update is over its bound, which says nothing that noise does not cover. A failed silo
@@ -18,6 +19,7 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import REASONS, TightframeError
+from tightframe.learning.feature_sums import RECORDS
 from tightframe.learning.model_update import BROADCAST, BUFFER
 from tightframe.phases import (
     Cohort,
@@ -33,6 +35,7 @@ from tightframe.phases import (
     taken_out,
 )
 from tightframe.results.words import plural
+from tightframe.rounds.riders import class_rules
 from tightframe.rounds.sums.plain import TooFewError
 
 if TYPE_CHECKING:
@@ -59,10 +62,11 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         except Exception as error:
             if not hidden(error):
                 raise
-            note(cast("LocalSilo", silo).context, error)
-            # Here, so that the evaluation stays in the sum: its numbers of records do not depend on the
-            # model, and the difference of a total with them and one without would be this silo's own.
-            return neutral(phase.schema + Schema((flag,)), received)
+            view = cast("LocalSilo", silo)
+            note(view.context, error)
+            # Here, so that the evaluation stays in the sum, as class sums do (``untrained``).
+            made = untrained(view, phase, received, state)
+            return replace(made, tensors={**made.tensors, FAILED: torch.ones((), dtype=torch.float64)})
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
@@ -76,7 +80,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
                 {},
                 code="TF-513",
             )
-        reading = phase.read(state, others, replace(cohort, failed=failed))
+        reading = replace(phase.read(state, others, replace(cohort, failed=failed)), failed=failed)
         if not failed:
             return reading
         return reading.noting(NOTE, failed).warning(
@@ -116,11 +120,41 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
     return Contribution(tensors, proposed_state=None)
 
 
+def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
+    """Return ``neutral`` with the class sums of the model as it was received, and the class counts.
+
+    Neither depends on how training went. A term that lacked them would be as good as another cohort: the
+    difference of two totals would be this silo's own.
+
+    Args:
+        silo: its view.
+        phase: that failed, without the flag.
+        received: the broadcast.
+        state: what the silo has kept.
+    """
+    if not any(item.per_class for item in phase.schema.fields):
+        return neutral(phase.schema, received)
+    try:
+        with silo.without_training():
+            made = phase.contribute(silo, received, state).tensors
+    except Exception as error:
+        if not hidden(error):
+            raise
+        # Not even the model received gives class sums, by features that are not finite, say.
+        made = class_rules.own_classes(silo, phase.schema, received)
+    return without_update(phase.schema, received, made)
+
+
 def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribution:
-    """Return ``neutral`` with the evaluation of a contribution that could not be encoded."""
+    """Return ``neutral`` with the class sums and the evaluation of a contribution, within their bounds."""
     empty = neutral(schema, received)
-    evaluated = {name: item for name, item in made.items() if name.startswith("evaluation/")}
-    return replace(empty, tensors={**empty.tensors, **evaluated})
+    kept = {
+        item.name: made[item.name].to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(-item.bound, item.bound)
+        for item in schema.fields
+        if item.name in made
+        and (item.per_class or item.name == RECORDS or item.name.startswith("evaluation/"))
+    }
+    return replace(empty, tensors={**empty.tensors, **kept})
 
 
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:

@@ -74,6 +74,7 @@ class LocalSilo:
         self.left_out, self.lost = requested.left_out, requested.lost
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
+        self._trains = True
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
 
@@ -280,6 +281,8 @@ class LocalSilo:
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
+        if not self._trains:
+            return FitReport()
         local = self.setting.local
         return loop.fit(
             model,
@@ -289,6 +292,15 @@ class LocalSilo:
             amp=local.amp,
             progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
         )
+
+    @contextmanager
+    def without_training(self) -> Iterator[None]:
+        """Leave every model as it is for a block: ``fit`` returns without a step."""
+        self._trains = False
+        try:
+            yield
+        finally:
+            self._trains = True
 
     def stream(self, *purpose: str | int) -> int:
         """Return the seed of a random stream: of (seed, silo, round, purpose) and, in production, a salt.
