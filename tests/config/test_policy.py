@@ -90,6 +90,7 @@ def test_wrong_rules_are_refused(values: dict[str, Any]) -> None:
         ({"summation": "plain"}, "require_secure_sum"),
         ({"class_rules": "off"}, "class_rules_off"),
         ({"server_trust": "semi_honest"}, "semi_honest_server"),
+        ({"answer_grid": 0.5}, "min_answer_grid"),
     ],
 )
 def test_a_job_below_the_policy_is_refused_and_each_rule_named(changes: dict[str, Any], rule: str) -> None:

@@ -104,6 +104,8 @@ class Policy(StrictModel):
             disclose the scores of single records; None sets no limit.
         min_test_count: a fold of fewer records is left out of an exact evaluation, because whoever knows
             all records but one could infer the result of that one.
+        min_answer_grid: seconds; the least ``answer_grid`` of a job that sets one, because when a term comes
+            tells how long this site trained.
         allowed_methods: the methods that it takes part in; None for all.
         allowed_submitters: provisioned names of the users who may submit a job; None for all.
         signed_jobs: take part in production only in jobs with a lead's manifest (``config.job_manifest``).
@@ -145,6 +147,7 @@ class Policy(StrictModel):
     clear_metrics: tuple[ClearMetric, ...]
     max_score_bins: int | None
     min_test_count: int
+    min_answer_grid: float
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
     signed_jobs: bool
@@ -335,6 +338,9 @@ class Policy(StrictModel):
         bins, narrowest = job.evaluation.score_bins, self.max_score_bins
         if job.privacy is None and narrowest is not None and bins > narrowest:
             refusals.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {narrowest}"))
+        grid, least = job.answer_grid, self.min_answer_grid
+        if grid is not None and grid < least:
+            refusals.append(Refusal("min_answer_grid", f"answers every {grid:g} s", f"at least {least:g} s"))
         if job.class_rules == "off" and not self.class_rules_off:
             refusals.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
         if plain and job.min_sites < self.minimum_cohort:
@@ -459,6 +465,7 @@ class PolicyBlock(StrictModel):
     clear_metrics: list[ClearMetric] | None = None
     max_score_bins: int | None = Field(default=None, ge=2)
     min_test_count: int | None = Field(default=None, ge=1)
+    min_answer_grid: float | None = Field(default=None, ge=0, le=3600)
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
     signed_jobs: bool | None = None

@@ -123,6 +123,11 @@ class JobSetup:
             return own
         return (*self.start.start(replace(self.setting, config=self.start.config())), *own)
 
+    @property
+    def rounded(self) -> bool:
+        """Whether silos on different processors agree on an update within rounding only."""
+        return self.method.rounded or (self.start is not None and self.start.rounded)
+
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""
         return self.method.after(self.setting) if self.method.after else ()

@@ -264,7 +264,12 @@ def test_another_start_or_step_than_its_own_is_refused(tmp_path: Path, run: Run,
     assert follows and same(state, run.states[step])  # the refusal changed nothing
 
 
-def test_a_state_that_differs_by_rounding_is_taken_over(tmp_path: Path, run: Run) -> None:
+@pytest.mark.parametrize("method", ["fedopt", "fedavg"])
+def test_a_state_that_differs_by_rounding_is_taken_over_where_processors_round(
+    tmp_path: Path, method: str
+) -> None:
+    """Where all have the same bits, a server would steer by steps that look like rounding."""
+    run = Run(job(method=method))
     followed = silo(tmp_path, run)
     followed.advance(*run.request(0), WEIGHTS)
     gave(tmp_path, run, 0)
@@ -272,6 +277,11 @@ def test_a_state_that_differs_by_rounding_is_taken_over(tmp_path: Path, run: Run
         model={name: value * (1 + 1e-6) for name, value in run.states[1].model.items()}
     )
     message, total = run.request(1, state=state_sha256(rounded), state_bytes=state_bytes(rounded))
+    if method == "fedavg":
+        with pytest.raises(RunError, match="no bit may") as caught:
+            followed.advance(message, total, WEIGHTS)
+        assert caught.value.code == "TF-518"
+        return
     state, follows = followed.advance(message, total, WEIGHTS)
     assert follows and same(state, rounded)
 

@@ -82,7 +82,7 @@ OTHER_RULES = {
     ),
     *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
     *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),
-    *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics"),
+    *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics", "min_answer_grid"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "epsilon_shown", "tell_refusals"),

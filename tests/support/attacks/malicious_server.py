@@ -127,7 +127,7 @@ class Federation:
             state_dir=str(own),
             dataset_id="hearts",
             data={"fed_heart_disease": {}},
-            policy=policy or PolicyBlock(profile="standard"),
+            policy=policy or PolicyBlock(profile="standard", min_answer_grid=0.0),
             **more,
         )
         return SiloSession(

@@ -112,7 +112,7 @@ class FollowedState:
             self._log.info("%s: took the run's state from the server", self._name)
             taken = _Own(received, wanted, digest, computed=False)
         else:
-            self._compare(computed.state, received)
+            self._compare(computed.state, received, rounded=total is None or self._setup.rounded)
             taken = _Own(received, wanted, computed.total, computed.computed)
         # A resumed run begins with a verified state; later one would be an earlier state once more.
         resumed = own is None and total is None and wanted in verified
@@ -168,12 +168,15 @@ class FollowedState:
         self._current = own
         return own
 
-    def _compare(self, computed: ServerState, received: ServerState) -> None:
-        if problems := differences(computed, received):
+    def _compare(self, computed: ServerState, received: ServerState, *, rounded: bool) -> None:
+        if not rounded or (problems := differences(computed, received)):
+            how = (
+                f"by more than rounding: {', '.join(problems[:5])}" if rounded else "where no bit may differ"
+            )
             raise RunError(
                 "Expected the state that follows from the job and the totals, but the server's differs from "
-                f"this silo's by more than rounding: {', '.join(problems[:5])}. The server has another "
-                "version of tightframe, or is not to be trusted: nothing was trained on it.",
+                f"this silo's {how}. The server has another version of tightframe, or is not to be trusted; "
+                "or a method of your own rounds (`Method.rounded`). Nothing was trained on it.",
                 code="TF-518",
             )
         self._log.info("%s: the server's state differs from this silo's by rounding only", self._name)
