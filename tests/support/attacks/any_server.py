@@ -432,6 +432,8 @@ class AnyServer:
                 slot.shown.add((name, dealer, group, kinds[0]))
         slot.given[name] = tuple(group for group in GROUPS if shares[group])
         SEEN["shares given"] += 1
+        if len({slot.signed[silo][0] for silo in slot.given}) > 1:
+            SEEN["shares given for the roster and a smaller set"] += 1
         self._check_ground(epoch, slot, name)
         self._check_secrecy(epoch, slot)
 
@@ -480,8 +482,6 @@ class AnyServer:
         smaller = [names for names in sets if names != params.roster]
         assert len(smaller) <= 1, f"honest silos gave shares for {sets}"
         assert len(enough) <= 1, f"enough honest silos gave shares for each of {enough}"
-        if len(sets) > 1:
-            SEEN["shares given for the roster and a smaller set"] += 1
         (survivors,) = enough or smaller
         if survivors != params.roster:
             signers = [name for name, (names, _) in slot.signed.items() if names == survivors]
