@@ -844,3 +844,27 @@ def test_the_combinations_are_of_the_term_without_masks_of_dropped_sites() -> No
             continue
         term = evidence.term(evidence.proof(item.name))
         assert item.combinations == {"update": combinations.combine(made, "update", layout, term["update"])}
+
+
+def test_each_false_total_that_is_tried_has_bits_of_its_own() -> None:
+    """Half of them are not seen by the first combination, a quarter by two: what it takes for 128 is 2**128.
+
+    The server tries totals that are off by 1, 2, 3, ... in one element, as it does to find one that passes.
+    """
+    world = ready()
+    world.run(0)
+    evidence = world.evidence
+    assert evidence is not None
+    ground, session, tries = evidence.ground, bytes(32), 512
+    leading = []
+    for by in range(1, 2 * tries, 2):  # odd, so that one bit of each combination decides
+        told = replace(changed(evidence, "update", 0, 4, by).total.told(), receipts=bytes(32))
+        false = by.to_bytes(4, "little") + bytes(len(evidence.total.groups["update"]) - 4)
+        term: dict[Group, bytes] = {"update": false, "static": bytes(len(evidence.total.groups["static"]))}
+        made = ground.combine(messages.challenge(session, told), term)["update"]
+        shown = [made[4 * place : 4 * place + 4] != bytes(4) for place in range(combinations.COUNT)]
+        leading.append(next(place for place, seen in enumerate(shown) if seen))
+    assert len(leading) == tries
+    for vanishing, least, most in ((1, 0.42, 0.58), (2, 0.18, 0.32), (4, 0.03, 0.1)):
+        assert least < sum(place >= vanishing for place in leading) / tries < most
+    assert max(leading) < 24
