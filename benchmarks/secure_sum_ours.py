@@ -210,7 +210,10 @@ class SetUp:
 
 @dataclass
 class Round:
-    """One sum. Lists hold one value for each site that was timed."""
+    """One sum. Lists hold one value for each site that was timed.
+
+    ``mask_ms`` is without the combinations of the total told, which ``reveal_ms`` has.
+    """
 
     drops: int
     encode_ms: list[float] = field(default_factory=list)
@@ -231,6 +234,7 @@ class Round:
     up_bytes: int = 0
     down_bytes: int = 0
     error: float | None = None
+    exchanges: int = 2
 
     @property
     def server_ms(self) -> float:
@@ -352,7 +356,8 @@ class Federation:
         plain, mean = np.zeros(self.size, np.uint32), np.zeros(self.size)
         term, values = b"", np.zeros(self.size, np.float32)
         keystream.apart = bool(self.light)
-        for site in sites:
+        combined, checks = [0.0] * len(sites), Checks()
+        for place, site in enumerate(sites):
             keystream.skipped = bool(self.light) and site.number >= self.light
             if not keystream.skipped:
                 values = vector(self.seed, site.number + 1, self.size)
@@ -360,7 +365,11 @@ class Federation:
                 result.encode_ms.append(taken)
                 rate = aes_rate()
                 keystream.clear()
-            raw, taken = timed(lambda: self._mask(site, request, term))  # noqa: B023
+            earlier = checks.milliseconds
+            with checks.watch():
+                raw, taken = timed(lambda: self._mask(site, request, term))  # noqa: B023
+            combined[place] = checks.milliseconds - earlier
+            taken -= combined[place]
             if not keystream.skipped:
                 result.mask_ms.append(taken)
                 result.keystream_ms.append(keystream.milliseconds)
@@ -371,11 +380,10 @@ class Federation:
             mean += values
             result.up_bytes = len(raw)
             result.receive_ms += timed(lambda: total.add(site.name, raw))[1]  # noqa: B023
-            self._share(site)
         keystream.skipped = False
         result.down_bytes = len(request)
         _, result.answers_ms = timed(total.close)
-        self._answers(total, sites, result)
+        self._answers(total, sites, result, combined, checks)
         rate = aes_rate()
         keystream.clear()
         opened, result.open_ms = timed(total.open)
@@ -428,13 +436,7 @@ class Federation:
                 del parsed
             raw = call(lambda: self._mask(site, request, term))  # noqa: B023
             server.call(lambda: sums[0].add(site.name, raw))  # noqa: B023
-            self._share(site)
         sums[0].close()
-        asked = server.call(lambda: sums[0].agreement_request().to_bytes())
-        for site in self.sites:
-            call = one.call if site is first else _call
-            raw = call(lambda: self._agreement(site, asked))  # noqa: B023
-            server.call(lambda: sums[0].add_agreement(site.name, raw))  # noqa: B023
         shown = server.call(lambda: sums[0].reveal_request().to_bytes())
         for site in self.sites:
             call = one.call if site is first else _call
@@ -465,11 +467,6 @@ class Federation:
         self.evidence = evidence
         self.slot += 1
 
-    def _share(self, site: Site) -> None:
-        """Let a site keep the first site's copy of the total, so that many sites fit one process."""
-        if "total" in self.sites[0].kept:
-            site.kept["total"] = self.sites[0].kept["total"]
-
     def _encoded(self, values: np.ndarray) -> bytes:
         wide = values.astype(np.float64)
         return encode(wide, ring=32, bits=self.bits, bound=BOUND, name="model").astype("<u4").tobytes()
@@ -483,6 +480,7 @@ class Federation:
             follows=True,
             term={"update": term},
             history=site.history,
+            kept=site.kept.get,
         )
 
     def _mask(self, site: Site, request: bytes, term: bytes) -> bytes:
@@ -490,28 +488,41 @@ class Federation:
 
     def _agreement(self, site: Site, request: bytes) -> bytes:
         asked = AgreementRequest.from_bytes(request)
-        return site.take(agree(site.state, asked, history=site.history, kept=site.kept.get))
+        return site.take(agree(site.state, asked, history=site.history))
 
     def _reveal(self, site: Site, request: bytes) -> bytes:
         asked = RevealRequest.from_bytes(request)
         return site.take(reveal(site.state, asked, history=site.history, kept=site.kept.get))
 
-    def _answers(self, total: Sum, sites: list[Site], result: Round) -> None:
-        """Run the exchanges after the terms, agreement and reveal."""
-        agreed, checks = [0.0] * len(sites), Checks()
+    def _answers(
+        self, total: Sum, sites: list[Site], result: Round, combined: list[float], checks: Checks
+    ) -> None:
+        """Run the exchanges after the terms: agreement after a drop-out, and reveal.
+
+        Args:
+            total: the sum.
+            sites: its survivors.
+            result: of the sum.
+            combined: what each site took to combine the total told and its term of it.
+            checks: of the sum.
+        """
+        answered = list(combined)
         with checks.watch():
-            request, taken = timed(lambda: total.agreement_request().to_bytes())
-            result.answers_ms += taken
-            for place, site in enumerate(sites):
-                raw, agreed[place] = timed(lambda: self._agreement(site, request))  # noqa: B023
-                result.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
-            result.up_bytes += len(raw)
-            result.down_bytes += len(request)
+            if not total.full:
+                result.exchanges = 3
+                request, taken = timed(lambda: total.agreement_request().to_bytes())
+                result.answers_ms += taken
+                for place, site in enumerate(sites):
+                    raw, taken = timed(lambda: self._agreement(site, request))  # noqa: B023
+                    answered[place] += taken
+                    result.answers_ms += timed(lambda: total.add_agreement(site.name, raw))[1]  # noqa: B023
+                result.up_bytes += len(raw)
+                result.down_bytes += len(request)
             shown, taken = timed(lambda: total.reveal_request().to_bytes())
             result.answers_ms += taken
             for place, site in enumerate(sites):
                 raw, taken = timed(lambda: self._reveal(site, shown))  # noqa: B023
-                result.reveal_ms.append(taken + agreed[place])
+                result.reveal_ms.append(taken + answered[place])
                 result.answers_ms += timed(lambda: total.add_reveal(site.name, raw))[1]  # noqa: B023
             result.up_bytes += len(raw)
             result.down_bytes += len(shown)

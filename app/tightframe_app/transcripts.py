@@ -103,7 +103,7 @@ def proves(report: Report) -> list[str]:
             "The sites agreed on the participants: "
             + (
                 "if one was missing, at least a threshold of sites signed the list of those left."
-                if report.form == 1
+                if report.form != 2
                 else "at least a threshold of sites signed the list of each opened sum."
             ),
             "As far as the record shows, nothing was opened below the threshold or the smallest number of "

@@ -29,7 +29,7 @@ from tests.support.attacks.small_silos import SECURE, state_sha256
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.masks import Accumulator
 from tightframe.securesum.messages import (
-    NO_TOTAL,
+    Agreement,
     AgreementRequest,
     Group,
     Receipt,
@@ -38,6 +38,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     Total,
     challenge,
+    receipts_digest,
 )
 from tightframe.securesum.proofs import Ground
 from tightframe.securesum.server import Evidence
@@ -92,6 +93,12 @@ class MaliciousServer(RuleBasedStateMachine):
             return common
         return data.draw(st.sampled_from([common] * (5 * len(others)) + list(others)))
 
+    @property
+    def everybody(self) -> bool:
+        """Whether the server has a term of every silo of the roster for the current slot."""
+        assert self.slot is not None
+        return set(self.slot.masked) == set(self.epoch.params.roster)
+
     def some(self, data: st.DataObject, names: Sequence[str], label: str) -> list[str]:
         """Mostly all, in any order; sometimes fewer, or a single one."""
         order: list[str] = list(data.draw(st.permutations(list(names)), label))
@@ -130,11 +137,11 @@ class MaliciousServer(RuleBasedStateMachine):
         known = [s for s in epoch.slots.values() if "update" in s.opened]
         if last is None and not known:
             return None
-        lies = ["bit", "vector", "none", "other", "survivors", "shut", "slot", "schema"]
+        lies = ["bit", "vector", "ground", "receipts", "none", "other", "survivors", "shut", "slot", "schema"]
         how = "last"
         if self.only != "state":
             usual = [] if self.only else ["last"] * 8 + lies
-            how = data.draw(st.sampled_from(usual + ["bit", "vector"] * 3), "tells")
+            how = data.draw(st.sampled_from(usual + ["bit", "vector", "ground"] * 3), "tells")
         SEEN[f"told {how}"] += 1
         if how == "none":
             return None
@@ -156,6 +163,10 @@ class MaliciousServer(RuleBasedStateMachine):
                 last,
                 {g: data.draw(st.binary(min_size=len(d), max_size=len(d))) for g, d in last.groups.items()},
             )
+        if how == "ground":
+            return self.ground(data, last)
+        if how == "receipts":
+            return replace(last, receipts=data.draw(st.binary(min_size=32, max_size=32)))
         if how == "survivors":
             names = data.draw(st.sets(st.sampled_from(epoch.params.roster), min_size=1))
             return replace(last, survivors=tuple(sorted(names)))
@@ -166,6 +177,28 @@ class MaliciousServer(RuleBasedStateMachine):
         if how == "schema":
             return replace(last, schema=SEAL, groups={"update": b""})
         return last
+
+    def ground(self, data: st.DataObject, last: Total) -> Total:
+        """The false total of several, each off by a number in one element, whose own bits hide it best."""
+        session = self.epoch.session
+        ground = Ground(session.session, self.epoch.params, session.peers, last.told())
+        group: Group = "update"
+        size = len(last.groups[group])
+        if not size:
+            return last
+        place, width = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 8))
+        best, fewest = last, 2**62
+        for number in range(1, 33):
+            added = (number << 8 * place).to_bytes(size + width, "little")[:size]
+            false = self.false(last, {group: added})
+            if false == last:
+                continue
+            made = ground.combine(challenge(session.session, false.told()), {**last.groups, group: added})
+            shown = sum(byte != 0 for byte in made[group])
+            if shown < fewest:
+                best, fewest = false, shown
+        assert fewest, "a false total that nobody sees"
+        return best
 
     def false(self, last: Total, added: Mapping[Group, bytes]) -> Total:
         """A total with something added."""
@@ -212,8 +245,10 @@ class MaliciousServer(RuleBasedStateMachine):
         self.ask_for_terms(data)
         assert self.slot is not None
         if self.slot.asked:
-            self.ask_to_agree(data)
-        if self.slot.agreements:
+            if self.everybody and data.draw(st.sampled_from([True, False, False]), "mixes"):
+                self.mix_sets(data)
+            elif not self.everybody or (not self.only and data.draw(st.integers(0, 3), "asks to agree") == 1):
+                self.ask_to_agree(data)
             self.ask_to_reveal(data)
         self.only = ""
 
@@ -232,7 +267,8 @@ class MaliciousServer(RuleBasedStateMachine):
         common = self.a_total(data)
         state = self.a_state(data, common)
         self.slot = slot = epoch.slot(number)
-        for name in self.some(data, self.honest, "asked"):
+        left_out = data.draw(st.sampled_from([None, None, *epoch.params.roster]), "drops out")
+        for name in self.some(data, [name for name in self.honest if name != left_out], "asked"):
             total, (named, before) = common, state
             if not self.only and data.draw(st.integers(0, 9), f"equivocates to {name}") == 3:
                 total = self.a_total(data)
@@ -248,12 +284,23 @@ class MaliciousServer(RuleBasedStateMachine):
                 kind, told_round, request, attempt=sum_id.attempt, state=named, before=before
             )
             server.ask(name, message, crash=self.crash(data))
-        if server.mate in epoch.params.roster and number < epoch.params.slots:
+        if server.mate in epoch.params.roster and server.mate != left_out and number < epoch.params.slots:
             asked = next((slot.asked[name] for name in self.group_of(slot)), None)
             if asked is not None and server.mate not in slot.masked:
-                told = NO_TOTAL if asked.total is None else asked.total.digest()
-                basis = bytes.fromhex(asked.basis)
-                server.play_along(epoch, slot, asked.sum_id, asked.schema, told, basis=basis)
+                how = data.draw(
+                    st.sampled_from(["vouches", "vouches", "none", "wrong"]), "the colluding silo"
+                )
+                added = None if asked.total is None else self.lies.get(asked.total.digest())
+                server.play_along(
+                    epoch,
+                    slot,
+                    asked.sum_id,
+                    asked.schema,
+                    asked.total,
+                    vouches=how,
+                    added=added,
+                    basis=bytes.fromhex(asked.basis),
+                )
 
     # Agree ---------------------------------------------------------------------------------------
 
@@ -264,19 +311,25 @@ class MaliciousServer(RuleBasedStateMachine):
         names = self.group_of(slot)
         if server.mate in slot.masked:
             names = sorted([*names, str(server.mate)])
-        how = self.seldom(data, "all", "fewer", "everybody", "seed", "stale", "doubled", "forged", "order")
+        lies = ["fewer", "everybody", "other", "swapped", "stale", "doubled", "forged", "order"]
+        how = self.seldom(data, "all", *lies)
         SEEN[f"receipts {how}"] += 1
         if how == "fewer":
             names.remove(data.draw(st.sampled_from(names)))
         if how == "everybody":
             names = sorted(slot.masked)
         found = [slot.masked[name].receipt for name in names]
-        if how == "seed" and server.mate in names:
+        if how == "other" and server.mate in names:
             assert server.colluder is not None
             place = names.index(str(server.mate))
-            found[place] = server.colluder.sign(
-                found[place], seed=data.draw(st.binary(min_size=32, max_size=32))
-            )
+            changes: list[dict[str, Any]] = [
+                {"static": data.draw(st.binary(min_size=32, max_size=32))},
+                {"combinations": {}},
+                {"follows": False},
+            ]
+            found[place] = server.colluder.sign(found[place], **changes[data.draw(st.integers(0, 2))])
+        if how == "swapped" and len(found) > 1:
+            found[0] = replace(found[0], combinations=found[1].combinations)
         older = [s for s in self.epoch.slots.values() if s is not slot and s.masked]
         if how == "stale" and older and found:
             other = older[data.draw(st.integers(0, len(older) - 1), "older")]
@@ -287,7 +340,7 @@ class MaliciousServer(RuleBasedStateMachine):
             found.append(found[-1])
         if how == "forged" and found:
             change = data.draw(
-                st.sampled_from([{"follows": True}, {"basis": bytes(32)}, {"seed": bytes(32)}])
+                st.sampled_from([{"follows": True}, {"basis": bytes(32)}, {"combinations": {}}])
             )
             found[-1] = replace(found[-1], **change)  # type: ignore[arg-type]
         if how == "order":
@@ -321,45 +374,102 @@ class MaliciousServer(RuleBasedStateMachine):
         true = self.server.evidence(self.epoch, source)
         return replace(true, total=replace(true.total, groups={**true.total.groups, **total.groups}))
 
-    @precondition(lambda self: self.slot is not None and self.slot.agreements)
+    @precondition(lambda self: self.slot is not None and self.slot.asked)
     @rule(data=DATA)
     def reveal(self, data: st.DataObject) -> None:
         self.ask_to_reveal(data)
 
-    def ask_to_reveal(self, data: st.DataObject) -> None:
+    def settled(self, data: st.DataObject) -> tuple[tuple[Receipt, ...], list[Agreement]] | None:
+        """Receipts to show, and the agreements to exactly these: of the whole roster, or of fewer silos."""
         assert self.slot is not None
         slot, server, epoch = self.slot, self.server, self.epoch
-        signed = [slot.signed[name] for name in sorted(slot.signed)]
-        survivors, made = signed[data.draw(st.integers(0, len(signed) - 1), "signed by")]
-        asked = next(slot.asked[name] for name in survivors if name in slot.asked)
-        total = asked.total
-        receipts = [slot.masked[name].receipt for name in survivors]
-        if challenge(epoch.session.session, receipts) != made and server.mate in survivors:
-            return  # with a seed of the colluding silo's that it has thrown away
+        signed = [slot.signed[name] for name in sorted(slot.agreements)]
+        ways = ["signed"] * 4 * bool(signed) + ["whole"] * 4 * self.everybody
+        if not self.only or not ways:
+            ways += ["whole", "unsigned"]
+        how = data.draw(st.sampled_from(ways), "settled by")
+        SEEN[f"settled {how}"] += 1
+        if how != "signed":
+            receipts = self.receipts(data)
+            given = [slot.agreements[item.name] for item in receipts if item.name in slot.agreements]
+            return (receipts, given if self.seldom(data, False, True) else []) if receipts else None
+        survivors, digest = signed[data.draw(st.integers(0, len(signed) - 1), "signed by")]
+        receipts = tuple(slot.masked[name].receipt for name in survivors)
+        if receipts_digest(epoch.session.session, receipts) != digest:
+            return None  # with a receipt of the colluding silo's, or of another slot, that it has thrown away
         agreements = [
-            slot.agreements[name] for name in survivors if slot.signed.get(name) == (survivors, made)
+            slot.agreements[name]
+            for name in sorted(slot.agreements)
+            if slot.signed[name] == (survivors, digest)
         ]
         if server.mate in survivors:
-            how = data.draw(st.sampled_from(["vouches", "vouches", "none", "wrong"]), "the colluding silo")
-            added = None if total is None else self.lies.get(total.digest())
-            if how == "vouches":
-                mine = server.vouch(epoch, slot, receipts, added)
-            else:
-                combined: dict[Group, bytes] = {"update": bytes(1536)} if how == "wrong" else {}
-                mine = server.sign_agreement(epoch, slot.number, receipts, combined)
-            agreements.append(mine)
+            agreements.append(server.sign_agreement(epoch, slot.number, receipts))
         agreements.sort(key=lambda item: item.name)
+        return receipts, agreements
+
+    def mix_sets(self, data: st.DataObject) -> None:
+        """Show the whole roster to some silos, and a set without one silo to others, in either order."""
+        assert self.slot is not None
+        slot, server, epoch = self.slot, self.server, self.epoch
+        roster = epoch.params.roster
+        gone = data.draw(st.sampled_from(roster), "called gone")
+        whole = data.draw(st.sets(st.sampled_from(self.honest)), "told that all are there")
+        if gone in self.honest:
+            whole.add(gone)
+        receipts = tuple(slot.masked[name].receipt for name in roster)
+        fewer = tuple(item for item in receipts if item.name != gone)
+        if data.draw(st.sampled_from([True, False]), "the whole roster first"):
+            self.ask_to_reveal(data, (receipts, []), sorted(whole))
+        asked = [name for name in self.honest if name != gone and name not in whole]
+        for name in asked if data.draw(st.sampled_from([True, False]), "not to both") else self.honest:
+            request = AgreementRequest(slot.number, fewer)
+            server.deliver(name, "agree", {SECURE: request.to_bytes()})
+        shown = tuple(item.name for item in fewer), receipts_digest(epoch.session.session, fewer)
+        agreements = [item for name, item in slot.agreements.items() if slot.signed[name] == shown]
+        if server.mate is not None and server.mate != gone and server.mate in roster:
+            agreements.append(server.sign_agreement(epoch, slot.number, fewer))
+        agreements.sort(key=lambda item: item.name)
+        self.ask_to_reveal(data, (fewer, agreements), self.honest)
+        self.ask_to_reveal(data, (receipts, []), self.honest)
+        SEEN["mixed sets"] += 1
+
+    def ask_to_reveal(
+        self,
+        data: st.DataObject,
+        settled: tuple[tuple[Receipt, ...], list[Agreement]] | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        """Ask silos to reveal; for receipts and agreements that are drawn, and those in it, unless given."""
+        assert self.slot is not None
+        slot, server, epoch = self.slot, self.server, self.epoch
+        settled = settled or self.settled(data)
+        if settled is None:
+            return
+        receipts, agreements = settled
+        survivors = [item.name for item in receipts]
+        asked = next((slot.asked[name] for name in survivors if name in slot.asked), None)
+        total = None if asked is None else asked.total
         missing, dropped = {}, {}
         evidence = None if total is None else self.evidence(total)
         if total is not None and evidence is not None:
-            given = {item.name for item in agreements if item.combinations}
+            given = {item.name for item in receipts if item.combinations}
             show = set(evidence.total.survivors) & set(total.survivors) - given
             if data.draw(st.integers(0, 5), "shows more") == 3:
                 show = set(evidence.total.survivors)
             missing = {name: evidence.proof(name) for name in sorted(show)}
             dropped = evidence.seeds_of_dropped() if missing else {}
         trick = self.seldom(
-            data, "none", "fewer", "swapped", "hidden", "proof", "seeds", "form", "outside", "order"
+            data,
+            "none",
+            "fewer",
+            "swapped",
+            "hidden",
+            "proof",
+            "seeds",
+            "form",
+            "outside",
+            "order",
+            "no more",
         )
         SEEN[f"reveal {trick}"] += 1
         if trick == "fewer":
@@ -367,11 +477,12 @@ class MaliciousServer(RuleBasedStateMachine):
         if trick == "order":
             agreements.reverse()
         if trick == "swapped" and len(agreements) > 1:
-            first, second = agreements[0].combinations, agreements[1].combinations
             agreements[:2] = [
-                replace(agreements[0], combinations=second),
-                replace(agreements[1], combinations=first),
+                replace(agreements[0], name=agreements[1].name),
+                replace(agreements[1], name=agreements[0].name),
             ]
+        if trick == "no more":
+            agreements = []
         if trick == "hidden":
             missing = {}
         if trick == "outside" and evidence is not None:
@@ -397,8 +508,9 @@ class MaliciousServer(RuleBasedStateMachine):
             dropped = {name: dict.fromkeys(own, bytes(32)) for name, own in dropped.items()}
         if trick == "form":
             dropped = {**dropped, self.honest[0]: {"update": bytes(32)}}
-        request = RevealRequest(slot.number, tuple(receipts), tuple(agreements), missing, dropped)
-        for name in self.some(data, [name for name in survivors if name in server.silos], "asked"):
+        request = RevealRequest(slot.number, receipts, tuple(agreements), missing, dropped)
+        names = names or sorted({name for name in survivors if name in server.silos}) or self.honest
+        for name in self.some(data, names, "asked"):
             server.deliver(name, "reveal", {SECURE: request.to_bytes()}, crash=self.crash(data))
         newest = max((number for number, _ in epoch.chain), default=-1)
         if "update" in slot.opened and slot.number > newest:
@@ -496,5 +608,8 @@ def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets()
         ),
     )
     print(*(f"{count:8} {what}" for what, count in sorted(SEEN.items())), sep="\n")
-    for reached in ("runs that opened 2 or more", "adopted train", "refused contribute TF-622"):
+    for reached in (
+        *("runs that opened 2 or more", "adopted train", "refused contribute TF-622", "agreed"),
+        *("shares given for the whole roster", "mixed sets", "refused agree TF-611"),
+    ):
         assert SEEN[reached], "a test that never gets far shows nothing"

@@ -122,7 +122,7 @@ def test_a_round_against_an_earlier_version(benchmark: ModuleType) -> None:
     import secure_sum_ours
 
     found = secure_sum_before.measure(secure_sum_ours, 3, 1000, 1)
-    assert found["exchanges"] == 3 and found["checks_s"] > 0
+    assert found["exchanges"] == 2 and found["checks_s"] > 0
     assert found["up_bytes"] > 4000 < found["down_bytes"], "a term up, a total down"
     weighed = secure_sum_before.weigh(secure_sum_ours, 3, 100_000)
     assert 2 < weighed["masking_vectors"] < 2.1 < weighed["site_vectors"]

@@ -88,4 +88,4 @@ def test_personal_models_stay_at_the_silos_and_only_their_mean_is_told(tmp_path:
         assert report["accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
         assert (tmp_path / site / "personal_model.safetensors").stat().st_mode & 0o077 == 0
     assert not (tmp_path / "server" / "personal_model.safetensors").exists()
-    assert {task for task, *_ in line.seen} == {"enroll", "confirm", "contribute", "agree", "reveal"}
+    assert {task for task, *_ in line.seen} == {"enroll", "confirm", "contribute", "reveal"}

@@ -39,6 +39,7 @@ from tightframe.securesum.messages import (
     Masked,
     Reveal,
     SumId,
+    receipts_digest,
 )
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import Revealed, slot_share
@@ -84,7 +85,9 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
     for name in rest:
         b = from_shares(world, {holder: item.update[name] for holder, item in reveals.items()})
         assert b == secrets[name, "update", "self"]
-        assert world.sites[name].state.slots[0] == Revealed("train", SumId(0, "train-0"), rest, ("update",))
+        digest = receipts_digest(world.session.session, receipts)
+        expected = Revealed("train", SumId(0, "train-0"), rest, digest, ("update",))
+        assert world.sites[name].state.slots[0] == expected
     assert not any(item.static for item in reveals.values())
     assert len(seen) == sites * (sites - 1)
 
@@ -100,13 +103,18 @@ def test_a_site_falsely_declared_dead_stays_masked(sites: int, late: bool) -> No
         add_integers(MIXED, "update", [{"update": left}, {"update": negative(MIXED, "update", own)}]) == term
     )
 
-    # And no second set, with the victim in it, gets an answer; the victim itself answers for none alone.
+    # And no second set, with the victim in it, gets an answer of the others. The victim itself, told that
+    # nobody is gone, gives its one share of each b, and no share of any a.
     everybody = [uploads[name].receipt for name in roster]
     refused_by(world, rest, SurvivorsError, revealing(0, everybody))
     others = [item for item in everybody if item.name != ONE]
     refused_by(world, rest[1:], SurvivorsError, agreeing(0, others))
-    alone = Agreement.from_bytes(agreeing(0, everybody)(world.sites[victim]))
-    refused_by(world, (victim,), SurvivorsError, revealing(0, everybody, [alone]))
+    refused_by(world, (victim,), SurvivorsError, agreeing(0, everybody))
+    alone = Reveal.from_bytes(revealing(0, everybody)(world.sites[victim])).update
+    held = [world.sites[name].state.slots[0] for name in roster]
+    assert not any(hasattr(item, "shares") for item in held), "nobody has another share to give"
+    assert len({alone[victim]}) < world.params.threshold - 1, "with a colluding silo's too few for its b"
+    assert all(alone[name] not in seen for name in roster)
 
 
 def closed_without(world: World, victim: str) -> Any:
@@ -125,6 +133,8 @@ def closed_without(world: World, victim: str) -> Any:
 @given(st.data())
 def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.DataObject) -> None:
     """The server asks any site for any set in any order, restarts sites, and has one colluding site.
+
+    It shows the whole roster to some, for which nobody signs anything, and smaller sets to others.
 
     It then holds, of each site's b and s in each group, the shares that it was told and those of
     the colluder. Never are there t of both.
@@ -157,7 +167,7 @@ def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.Da
             site.state = before[name]
         shown = [receipts[item] for item in chosen]
         signed = signatures.setdefault(chosen, {})
-        if colluder in chosen:
+        if colluder in chosen and chosen != roster:
             signed[colluder] = signed_agreement(world, colluder, shown)
         try:
             if agree_first:
@@ -176,6 +186,17 @@ def test_no_strategy_of_server_and_colluder_gets_both_kinds_of_share(data: st.Da
             both = [len(known[dealer, group, kind]) >= world.params.threshold for kind in KINDS]
             assert not all(both)
             assert not known[dealer, "static", "pair"] - {colluder}
+    for group in GROUPS:
+        # All secrets that come out are of one survivor set, whichever silo was shown which.
+        out = {
+            kind: [
+                dealer for dealer in roster[:-1] if len(known[dealer, group, kind]) >= world.params.threshold
+            ]
+            for kind in KINDS
+        }
+        if out["pair"] and out["self"]:
+            opened = tuple(name for name in roster if name not in out["pair"])
+            assert opened in sets and set(out["self"]) == set(opened) - {colluder}
     for name in roster[:-1]:
         answered = {
             entry.survivors

@@ -189,7 +189,7 @@ def test_every_kind_of_signature_is_good_for_one_purpose_only() -> None:
         "hashes": messages.hashes_signed(session, ONE, []),
         "ready": messages.ready_signed(session, ONE),
         "receipt": receipt.signed(session),
-        "agreement": messages.agreement_signed(session, 0, total.sum_id, total.survivors, bytes(32), {}),
+        "agreement": messages.agreement_signed(session, 0, total.sum_id, total.survivors, bytes(32)),
         "reveal": reveal.signed(session),
     }
     public = world.session.peers[ONE].session_key
@@ -199,7 +199,7 @@ def test_every_kind_of_signature_is_good_for_one_purpose_only() -> None:
         refused(SignatureError, lambda s=string, g=signature: verify(public, g, s, owner=ONE, what="x"))
     for signed in strings.values():
         if signed != strings["agreement"]:
-            raw = Agreement(ONE, 0, {}, ed25519_sign(key, signed)).to_bytes()
+            raw = Agreement(ONE, 0, ed25519_sign(key, signed)).to_bytes()
             refused(SignatureError, total.add_agreement, ONE, raw)
 
 

@@ -120,8 +120,7 @@ def test_a_term_of_another_site_with_equal_hashes_counts_for_nobody_else() -> No
     signed = signed_receipt(world, stolen)
     assert signed.update == total.receipts[0].update
     receipts = (*total.receipts, signed)
-    agreements = [Agreement.from_bytes(agreeing(0, receipts)(world.sites[name])) for name in names(3)]
-    reveal = revealing(0, receipts, agreements)
+    reveal = revealing(0, receipts)
     shares = [Reveal.from_bytes(reveal(world.sites[name])).update for name in names(3)]
     # Every survivor's b comes out, as in any sum; pair masks stay, because no s does.
     assert all(set(item) == set(names(4)) for item in shares)
@@ -260,12 +259,10 @@ def test_agreements_of_another_slot_sum_or_epoch_are_no_agreements() -> None:
     receipts = total.receipts
     for kind, changes in (
         ("try 1", {"sum_id": SumId(1, "train-0", 1)}),
-        ("another challenge", {"challenge": bytes(32)}),
+        ("other receipts", {"receipts": bytes(32)}),
         ("other survivors", {"survivors": names(4)}),
-        ("other combinations", {"combinations": {"update": b""}}),
     ):
         agreements[kind] = [signed_agreement(world, name, receipts, **changes) for name in names(3)]
-    agreements["other combinations"] = [replace(i, combinations={}) for i in agreements["other combinations"]]
     for kind in sorted(set(agreements) - {"slot 1"}):
         refused_by(world, (ONE, TWO), SignatureError, revealing(1, receipts, agreements[kind]))
     of_slot_0 = [signed_agreement(world, name, receipts, slot=0) for name in names(3)]

@@ -56,7 +56,7 @@ def masked() -> tuple[float, Masked, KeptTerm, bytes]:
 
     def work() -> None:
         state, history = site.state, site.history
-        values: dict[str, Any] = {"basis": BASIS, "follows": True, "term": term, "random": site.random}
+        values: dict[str, Any] = {"basis": BASIS, "follows": True, "term": term, "kept": site.kept.get}
         steps.append(mask(state, parsed, fields=fields, history=history, **values))
 
     peak = vectors_at_peak(work, SIZE)
@@ -68,6 +68,25 @@ def test_masking_takes_two_vectors(masked: tuple[float, Masked, KeptTerm, bytes]
     """The message and what the site keeps; its accumulator is gone before the second is made."""
     peak, *_ = masked
     assert 2 <= peak < 2.1
+
+
+def test_a_term_is_combined_before_the_next_is_masked() -> None:
+    """The total and the term in it are gone when the masked term and what the site keeps are made."""
+    fields = (FieldSpec("weight", (SIZE,), 32, 8, 1.0, "update"),)
+    world = World(3, schemas={"train": fields, "seal": ()}, slots=2)
+    world.set_up()
+    world.run(0)
+    site = world.sites[names(3)[0]]
+    parsed, term = TermRequest.from_bytes(world.request(site.name, world.start(1))), world.term(site.name)
+    steps: list[Any] = []
+
+    def work() -> None:
+        state, history = site.state, site.history
+        values: dict[str, Any] = {"basis": BASIS, "follows": True, "term": term, "kept": site.kept.get}
+        steps.append(mask(state, parsed, fields=fields, history=history, **values))
+
+    assert 2 <= vectors_at_peak(work, SIZE) < 2.1
+    assert steps[0].reply.receipt.combinations
 
 
 def test_what_a_site_keeps_are_the_masked_integers_and_all_their_keys(

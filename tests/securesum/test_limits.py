@@ -19,6 +19,7 @@ from tests.support.securesum.hostile import (
     ready,
     refused,
     signed_agreement,
+    signed_receipt,
     without_pair_masks,
 )
 from tests.support.securesum.protocol import JOB, MIXED, World, add_integers
@@ -273,10 +274,7 @@ def test_a_threshold_for_an_honest_server_falls_to_a_malicious_one_with_one_coll
     held = world.sites[colluder].state.slots[0].shares
     # The first site and the victim itself are told that everybody is there ...
     everybody = tuple(receipts[name] for name in names(5))
-    full_set = AgreementRequest(0, everybody).to_bytes()
-    signed = [Agreement.from_bytes(world.sites[name].agree(full_set)) for name in (first[0], victim)]
-    signed.append(signed_agreement(world, colluder, everybody))
-    full = RevealRequest(0, everybody, tuple(signed)).to_bytes()
+    full = RevealRequest(0, everybody, ()).to_bytes()
     b_shares = {
         name: Reveal.from_bytes(world.sites[name].reveal(full)).update[victim] for name in (first[0], victim)
     }
@@ -309,18 +307,20 @@ def test_a_colluding_silo_vouches_for_a_total_with_its_own_vector_added() -> Non
     false = add_integers(MIXED, "update", [{"update": true["update"]}, {"update": poison}])
     world.evidence = replace(evidence, total=replace(evidence.total, groups={**true, "update": false}))
     total = world.start(1)
-    world.contribute(total, names(4))
-    total.close()
-    world.agree(total, names(3))
-    honest = Agreement.from_bytes(world.sites[FOUR].agree(total.agreement_request().to_bytes()))
-    made = challenge(world.session.session, total.receipts)
+    world.contribute(total, names(3))
+    raw = world.sites[FOUR].mask(world.request(FOUR, total), MIXED, world.term(FOUR))
+    masked = Masked.from_bytes(raw)
+    honest = masked.receipt.combinations
+    made = challenge(world.session.session, world.evidence.total.told())
     layout = group_layout(MIXED, "update")
     more = combinations.combine(made, "update", layout, poison)
-    lie = {
-        **honest.combinations,
-        "update": combinations.add(layout, [honest.combinations["update"], more]),
-    }
-    total.add_agreement(FOUR, signed_agreement(world, FOUR, total.receipts, lie).to_bytes())
+    lie = {**honest, "update": combinations.add(layout, [honest["update"], more])}
+    receipt = signed_receipt(world, masked.receipt, combinations=lie)
+    site = world.sites[FOUR]
+    held = site.state.slots[1]
+    site.state = site.state.with_slot(1, replace(held, receipt=receipt))  # it plays along, and gives shares
+    total.add(FOUR, replace(masked, receipt=receipt).to_bytes())
+    total.close()
     world.reveal(total, names(4))
     assert total.proved == () and total.open().groups == world.plain(names(4))
     for name in names(3):

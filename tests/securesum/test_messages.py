@@ -30,7 +30,7 @@ def doubled(raw: bytes, key: str, value: object) -> bytes:
 
 def test_a_key_that_stands_twice_is_refused_at_every_level() -> None:
     """Two readers, of the first and of the last value, would see two messages in the same bytes."""
-    good = Agreement("a", 1, {}, bytes(64)).to_bytes()
+    good = Agreement("a", 1, bytes(64)).to_bytes()
     assert msgpack.unpackb(doubled(good, "name", "b")) == msgpack.unpackb(good)
     for raw in (doubled(good, "name", "b"), doubled(good, "name", "a"), doubled(good, "slot", 2)):
         with pytest.raises(MessageError, match="one msgpack map"):

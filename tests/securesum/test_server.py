@@ -279,16 +279,28 @@ def dropped(sites: int = 4) -> tuple[World, Sum]:
     return world, total
 
 
-def test_all_agree_even_if_nobody_dropped_out() -> None:
+def test_nobody_agrees_if_nobody_dropped_out() -> None:
     world = ready()
     total = start(world)
     world.contribute(total, names(4))
     total.close()
-    assert [item.name for item in total.agreement_request().receipts] == list(names(4))
+    for site in world.sites.values():
+        refused(SurvivorsError, site.agree, total.agreement_request().to_bytes())
+    assert [item.name for item in total.reveal_request().receipts] == list(names(4))
+    assert total.reveal_request().agreements == ()
+
+
+def test_t_survivors_agree_after_a_drop_out() -> None:
+    world = ready(5)
+    total = start(world)
+    world.contribute(total, names(4))
+    total.close()
     refused(RecoveryError, total.reveal_request)
     world.agree(total, names(3))
-    assert [item.name for item in total.reveal_request().agreements] == list(names(3))
+    refused(RecoveryError, total.reveal_request)
     late = world.sites[FOUR].agree(total.agreement_request().to_bytes())
+    total.add_agreement(FOUR, late)
+    assert [item.name for item in total.reveal_request().agreements] == list(names(4))
     assert "late" in refused(StateError, total.add_agreement, FOUR, late).found
 
 

@@ -56,6 +56,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     hashes_digest,
     hashes_signed,
+    receipts_digest,
 )
 from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
@@ -629,7 +630,8 @@ def test_secrets_go_as_soon_as_they_can() -> None:
     assert share in site.state.to_bytes()
     world.reveal(total, names(3))
     assert share not in site.state.to_bytes()
-    assert site.state.slots[0] == Revealed("train", SumId(0, "train-0"), names(3), ("update",))
+    digest = receipts_digest(world.session.session, total.receipts)
+    assert site.state.slots[0] == Revealed("train", SumId(0, "train-0"), names(3), digest, ("update",))
 
 
 def test_a_term_is_held_back_if_another_cohort_was_opened_meanwhile() -> None:
@@ -782,7 +784,9 @@ def test_a_slot_without_a_term_answers_nothing() -> None:
             handler(message.to_bytes())
 
 
-def agreements(world: World, receipts: Any, signers: tuple[str, ...], **changes: Any) -> dict[str, Agreement]:
+def agreements(
+    world: World, receipts: Any, signers: tuple[str, ...], /, **changes: Any
+) -> dict[str, Agreement]:
     return {name: signed_agreement(world, name, receipts, **changes) for name in signers}
 
 
@@ -812,10 +816,9 @@ def test_t_survivors_must_have_signed_this_very_set() -> None:
             site.reveal(asked(doubled))
     for wrong in (
         agreements(world, receipts, (TWO,), survivors=list(here[:5]))[TWO],
-        agreements(world, receipts, (TWO,), challenge=bytes(32))[TWO],
+        agreements(world, receipts, (TWO,), receipts=bytes(32))[TWO],
         replace(good[THREE], name=TWO),
         replace(good[TWO], signature=bytes(64)),
-        replace(good[TWO], combinations={"update": b""}),
     ):
         with pytest.raises(SignatureError) as caught:
             site.reveal(asked({**good, TWO: wrong}))
@@ -919,17 +922,18 @@ def test_no_state_shows_a_secret() -> None:
         msgpack.packb({}),
         msgpack.packb([]),
         msgpack.packb([1, "advertised", 1, 2, 3, 4, 5, 6]),
-        msgpack.packb([3, "advertised", 1, 2, 3, 4, 5, 6]),
-        msgpack.packb([2, "confirmed", 1, 2, 3, 4, 5, 6]),
-        msgpack.packb([2, "advertised", 1]),
-        msgpack.packb([2, "advertised", None, None, None, None, None, None]),
+        msgpack.packb([2, "advertised", 1, 2, 3, 4, 5, 6]),
+        msgpack.packb([4, "advertised", 1, 2, 3, 4, 5, 6]),
+        msgpack.packb([3, "confirmed", 1, 2, 3, 4, 5, 6]),
+        msgpack.packb([3, "advertised", 1]),
+        msgpack.packb([3, "advertised", None, None, None, None, None, None]),
         msgpack.packb(
-            [2, "advertised", [make_params(3).to_bytes(), "a", "b", 3, False], b"", 32, b"", b"", []]
+            [3, "advertised", [make_params(3).to_bytes(), "a", "b", 3, False], b"", 32, b"", b"", []]
         ),
     ],
 )
 def test_what_is_no_stored_state_is_refused(raw: bytes) -> None:
-    with pytest.raises(StateError, match="version 2 of advertised") as caught:
+    with pytest.raises(StateError, match="version 3 of advertised") as caught:
         Advertised.from_bytes(raw)
     assert caught.value.code == "TF-609"
 
@@ -943,7 +947,7 @@ def test_a_state_is_not_read_as_another(kind: Any) -> None:
 
 def test_a_slot_of_an_unknown_kind_is_refused() -> None:
     raw = msgpack.unpackb(states()[2].to_bytes())
-    raw[-2][0] = ["forgotten"]
+    raw[-3][0] = ["forgotten"]
     with pytest.raises(StateError):
         Established.from_bytes(msgpack.packb(raw))
 

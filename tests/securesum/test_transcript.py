@@ -24,6 +24,7 @@ from tests.support.securesum.transcripts import (
     NAMES,
     PARAMS,
     Epoch,
+    Opening,
     Run,
     advertise,
     dumped,
@@ -54,12 +55,6 @@ UNSIGNED = {
     "failed/receipts",
     "failed/receipts/0",
     "failed/receipts/1",
-    # Agreements beyond the threshold may be left out of a sum that checks no total.
-    "sum/agreements",
-    "sum/agreements/0",
-    "sum/agreements/1",
-    "sum/agreements/2",
-    "sum/agreements/3",
     "end/reason",
 }
 UNSIGNED_AT_SERVER = {
@@ -705,8 +700,7 @@ def test_receipts_of_another_session_slot_sum_basis_or_total() -> None:
         kept = [item for item in right.receipts if item.name != name]
         survivors = tuple(sorted([*(item.name for item in kept), receipt.name]))
         receipts = tuple(sorted([*kept, receipt], key=lambda item: item.name))
-        agreements = run.agreements(epoch, receipts, [item for item in survivors if item in NAMES])
-        wrong_one = replace(right, receipts=receipts, survivors=survivors, agreements=agreements)
+        wrong_one = replace(right, receipts=receipts, survivors=survivors)
         run.opened(wrong_one)
         assert refused(run.lines, run).line == 3, what
         del run.lines[2:]
@@ -750,36 +744,32 @@ def test_too_few_survivors() -> None:
     assert error.line == 4 and (error.expected, error.found) == ("at least 4", "3")
 
 
-@pytest.mark.parametrize("gone", [[], ["site-6"]])
-def test_agreements_on_survivors_and_challenge(gone: list[str]) -> None:
-    sites = (*NAMES, "site-5", "site-6")
+def test_agreements_on_survivors_and_receipts() -> None:
+    sites = (*NAMES, "site-5", "site-6", "site-7")
     root = make_root()
     run = Run(root, sites=identities(root, sites))
     epoch = run.epoch(roster=sites, threshold=5)
-    right = run.record(epoch, 0, missing=gone)
+    right = run.record(epoch, 0, missing=["site-7"])
     run.opened(right)
+    run.verify()
+    del run.lines[2:]
+    run.opened(replace(right, agreements=right.agreements[1:]))
     run.verify()
     del run.lines[2:]
     first, second, *others = right.agreements
     here = right.receipts
-    other_seed = epoch.receipt("site-2", 0, right.sum_id, right.basis, None)
+    other = epoch.receipt("site-2", 0, right.sum_id, right.basis, None)
     wrong: dict[str, list[Agreement]] = {
         "none": [],
         "too few": list(right.agreements[:4]),
-        "of another set": [epoch.agreement("site-1", here[:4], {}), second, *others],
-        "of another challenge": [
-            epoch.agreement("site-1", [here[0], other_seed, *here[2:]], {}),
-            second,
-            *others,
-        ],
-        "of another slot": [epoch.agreement("site-1", here, {}, slot=1), second, *others],
-        "of other combinations": [replace(first, combinations={"update": b""}), second, *others],
+        "of another set": [epoch.agreement("site-1", here[:5]), second, *others],
+        "of other receipts": [epoch.agreement("site-1", [here[0], other, *here[2:]]), second, *others],
+        "of another slot": [epoch.agreement("site-1", here, slot=1), second, *others],
         "borrowed": [replace(second, name="site-1"), second, *others],
         "doubled": [first, first, second, *others],
         "out of order": [second, first, *others],
+        "of the one missing": [*right.agreements, epoch.agreement("site-7", here)],
     }
-    if gone:
-        wrong["of the one missing"] = [*right.agreements[:4], epoch.agreement("site-6", here, {})]
     for what, agreements in wrong.items():
         line = transcript.opened(run.chain, right, groups=("update",), total={"update": b""})
         values = transcript.opened(run.chain, replace(right, agreements=tuple(agreements)), groups=())
@@ -788,6 +778,20 @@ def test_agreements_on_survivors_and_challenge(gone: list[str]) -> None:
         run.lines.append(edited(line, lambda value, made=in_order: value.update(agreements=made)))
         assert refused(run.lines, run).line == 3, what
         del run.lines[2:]
+
+
+def test_nobody_agrees_to_the_whole_roster() -> None:
+    run = Run()
+    epoch = run.epoch()
+    right = run.record(epoch, 0)
+    signed = tuple(epoch.agreement(name, right.receipts) for name in NAMES)
+    for write in (run.opened, run.failed):
+        for agreements in (signed, signed[:1]):
+            write(replace(right, agreements=agreements))  # type: ignore[operator]
+            assert "agreements" in refused(run.lines, run).what
+            del run.lines[2:]
+    run.opened(right, GROUPS)
+    run.verify()
 
 
 def test_agreements_need_survivors() -> None:
@@ -859,7 +863,8 @@ def test_a_sum_rests_on_the_last_opened_total(view: str) -> None:
     epoch_line, right = run.lines[1], json.loads(run.lines[3])["rests_on"]
     assert run.verify().totals
     session = next(iter(run.last))
-    told = Told(0, SumId(0, "train-0"), "train", NAMES, dict(run.last[session].told.hashes))
+    last = run.last[session].told
+    told = Told(0, SumId(0, "train-0"), "train", NAMES, dict(last.hashes), last.receipts)
     assert epoch_line and right["slot"] == 0
     for wrong in (
         replace(told, slot=1),
@@ -870,6 +875,7 @@ def test_a_sum_rests_on_the_last_opened_total(view: str) -> None:
         replace(told, survivors=NAMES[:3]),
         replace(told, survivors=NAMES[::-1]),
         replace(told, survivors=("site-9", *NAMES[1:])),
+        replace(told, receipts=bytes(32)),
         replace(told, hashes={**told.hashes, "update": bytes(32)}) if view == SERVER else None,
         None if view == SERVER else replace(told, slot=9),
     ):
@@ -883,8 +889,10 @@ def test_a_sum_rests_on_the_last_opened_total(view: str) -> None:
                 continue
         else:
             hashes = wrong.hashes if wrong.hashes != told.hashes else opening.told.hashes
-            again.last[epoch.session] = replace(opening, told=replace(wrong, hashes=hashes))
-        receipts = again.record(epoch, 1, agreeing=())
+            digest = wrong.receipts if wrong.receipts != told.receipts else opening.told.receipts
+            made = replace(wrong, hashes=hashes, receipts=digest)
+            again.last[epoch.session] = Opening(made, {})
+        receipts = again.record(epoch, 1)
         again.lines.append(
             transcript.opened(
                 again.chain, receipts, groups=("update",), total={"update": b""} if view == SERVER else None
@@ -900,8 +908,8 @@ def test_groups_of_a_total_are_those_that_were_opened() -> None:
     run.opened(run.record(epoch, 0))
     opening = run.last[epoch.session]
     more = {**opening.told.hashes, "static": bytes(32)}
-    run.last[epoch.session] = replace(opening, told=replace(opening.told, hashes=more))
-    run.lines.append(transcript.opened(run.chain, run.record(epoch, 1, agreeing=()), groups=("update",)))
+    run.last[epoch.session] = Opening(replace(opening.told, hashes=more), {})
+    run.lines.append(transcript.opened(run.chain, run.record(epoch, 1), groups=("update",)))
     assert "groups" in refused(run.lines, run).what
 
 
@@ -912,30 +920,23 @@ def test_the_parts_of_a_check_are_the_totals_sites() -> None:
     start = list(run.lines)
     last = run.last[epoch.session]
     good = run.record(epoch, 1)
-    one = good.agreements[0].combinations
+    one = good.receipts[0].combinations
+
+    def saying(place: int, combined: Any) -> Any:
+        """The sum in which a silo's receipt has other combinations."""
+        receipts = list(good.receipts)
+        receipts[place] = epoch.resigned(receipts[place], combinations=combined)
+        return replace(good, receipts=tuple(receipts))
+
     run.opened(replace(good, proved=("site-1",)))
     assert run.verify().totals[0].combined == NAMES[1:3], "a proof takes the place of combinations"
     for what, record in {
-        "left out": replace(good, agreements=good.agreements[:1] + good.agreements[2:]),
+        "left out": saying(1, {}),
         "proved and not in the total": replace(good, proved=("site-4",)),
         "doubled": replace(good, proved=("site-1", "site-1")),
-        "of a site without a term": replace(
-            good, agreements=(*good.agreements[:3], epoch.agreement("site-4", good.receipts, one))
-        ),
-        "of another form": replace(
-            good,
-            agreements=(
-                epoch.agreement("site-1", good.receipts, {"update": one["update"][:-4]}),
-                *good.agreements[1:],
-            ),
-        ),
-        "of another group": replace(
-            good,
-            agreements=(
-                epoch.agreement("site-1", good.receipts, {"static": one["update"]}),
-                *good.agreements[1:],
-            ),
-        ),
+        "of a site without a term": saying(3, one),
+        "of another form": saying(0, {"update": one["update"][:-4]}),
+        "of another group": saying(0, {"static": one["update"]}),
     }.items():
         run.lines, run.last = list(start), {epoch.session: last}
         run.opened(record)
@@ -955,9 +956,8 @@ def test_more_than_c_silos_follow_the_run_by_themselves() -> None:
             epoch.receipt(item.name, 0, record.sum_id, record.basis, None, follows=place < following)
             for place, item in enumerate(record.receipts)
         )
-        agreements = run.agreements(epoch, receipts, NAMES)
         run.last.clear()
-        run.opened(replace(record, receipts=receipts, agreements=agreements))
+        run.opened(replace(record, receipts=receipts))
         if valid:
             run.verify()
         else:
@@ -992,7 +992,61 @@ def test_a_transcript_of_format_1_is_still_read(view: str) -> None:
     with pytest.raises(TranscriptError):
         verify(rechained(later), anchor)
     with pytest.raises(TranscriptError):
-        verify([edited(lines[0], lambda value: value.update(format=3))], anchor)
+        verify([edited(lines[0], lambda value: value.update(format=4))], anchor)
+
+
+@pytest.mark.parametrize("view", ["server", "site"])
+@pytest.mark.usefixtures("remembered")
+def test_a_transcript_of_format_2_is_still_read(view: str) -> None:
+    """Written by the code of before a total's combinations were made from its hash."""
+    lines = (VECTORS / f"transcript-format-2-{view}.jsonl").read_bytes().splitlines(keepends=True)
+    integers = json.loads((VECTORS / "transcript-format-2-totals.json").read_text())
+    root = x509.load_pem_x509_certificate((VECTORS / "transcript-format-2-root.pem").read_bytes())
+    anchor = identity.Anchor(root.public_bytes(Encoding.DER))
+
+    def totals(epoch: int, told: Told) -> Any:
+        return {group: bytes.fromhex(data) for group, data in integers[told.slot].items()}
+
+    report = verify(lines, anchor, totals=totals)
+    assert (report.form, report.complete) == (2, True)
+    assert [item.missing for item in report.opened] == [(), ("site-004",), (), (), ()]
+    assert [(item.told.slot, item.proved, item.recomputed) for item in report.totals] == [
+        (0, ("site-004",), False),
+        (1, ("site-003",), False),
+        (2, ("site-003",), False),
+        (3, (), True),
+    ]
+    assert report.totals[1].agreed == ("site-001", "site-002", "site-004")
+    assert report.unchecked == ()
+
+    def false(epoch: int, told: Told) -> Any:
+        made = totals(epoch, told)
+        return {**made, "update": bytes([made["update"][0] ^ 1]) + made["update"][1:]}
+
+    with pytest.raises(TranscriptError, match="these hashes"):
+        verify(lines, anchor, totals=false)
+    optional = set()
+    for number in range(2, 7):
+        value = json.loads(lines[number])
+        for path in leaves(value):
+            if path and path[0] in ("receipts", "survivors", "agreements", "basis", "rests_on", "proved"):
+                for made in changes(value, path):
+                    try:
+                        verify([*lines[:number], dumped(made)], anchor, totals=totals)
+                    except TranscriptError as error:
+                        assert error.line == number + 1
+                    else:
+                        optional.add((number, path[0], len(path)))
+    # Agreements beyond the threshold could be left out, if they had no combinations that are used.
+    assert optional == {(2, "agreements", 1), (2, "agreements", 2), (5, "agreements", 2)}
+    few = json.loads(lines[3])
+    few["agreements"].pop()
+    with pytest.raises(TranscriptError, match="at least 3, but found 2"):
+        verify([*lines[:3], dumped(few)], anchor)
+    for form in (1, 3):
+        other = [edited(lines[0], lambda value, form=form: value.update(format=form)), *lines[1:]]
+        with pytest.raises(TranscriptError):
+            verify(rechained(other), anchor)
 
 
 def test_a_site_gave_shares_only_for_sums_that_it_is_in() -> None:

@@ -36,7 +36,7 @@ FOUR = ["site-1", "site-2", "site-3", "site-4"]
 JOB_ID = "a-run"
 
 
-MISSED = Total(0, SumId(0, "before-0"), "a schema", ("another silo",), {})
+MISSED = Total(0, SumId(0, "before-0"), "a schema", ("another silo",), {}, bytes(32))
 """A total without the silo that is asked, which therefore takes over the state that is sent with it."""
 
 

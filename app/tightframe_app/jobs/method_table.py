@@ -31,7 +31,7 @@ class Sums:
 
     Attributes:
         name, title, paper: the method's.
-        sums: number of sums in a round; each takes three exchanges with every silo.
+        sums: number of sums in a round; each takes two exchanges with every silo, after a drop-out three.
         upload: bytes of a silo's terms in the round with the most of them.
         each_round: fields of a silo's terms in a round, other than the model's update and the mean losses.
         once: the same for sums formed once, before the first round or after the last one.
@@ -175,7 +175,7 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"{item.name}: {item.title}",
         f"paper: {item.paper}",
         f"with the data and the model of {like}, its default options:",
-        f"  sums per round: {item.sums}, each with three exchanges with every silo",
+        f"  sums per round: {item.sums}, each with two exchanges with every silo (three after a drop-out)",
         f"  bytes that a silo sends for them: {item.upload:,} (without evaluation and protocol)",
         f"  per round, besides the model's update and the mean losses: {each_round}",
         f"  once, before the first round or after the last one: {once}",

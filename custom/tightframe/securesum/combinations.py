@@ -1,4 +1,4 @@
-"""Linear combinations of a group's integers that nobody can foresee, by which a total is checked.
+"""Linear combinations of a group's integers that nobody can choose, by which a total is checked.
 
 For each ring of w bits in a group, let v be its elements, those of all runs of the ring in order, and m their
 number. A challenge gives m + 127 bits r, and combination k of 128 is::
@@ -9,7 +9,9 @@ The combinations are linear: those of a sum are the sum of those of its terms. I
 let 2**a be the largest power of two that divides all of e. Modulo 2**(a + 1) all 128 combinations of e vanish
 only if a binary Toeplitz matrix maps e / 2**a modulo 2, which is not zero, to zero. Such matrices are a
 universal family (Krawczyk, LFSR-based Hashing and Authentication, CRYPTO 1994): over uniform r that has
-probability 2**-128. There are 128, and not 64, because whoever adds to the challenge last can try many.
+probability 2**-128. The challenge is a hash of the vectors' sum and of what fixes the vectors
+(``messages.challenge``), so that a server can try false sums by itself, each with this probability: that is
+why there are 128, and not 64.
 
 A group's combinations are bytes: 128 integers of 4 bytes if the 32-bit ring occurs, then 128 of 8 bytes
 if the 64-bit ring occurs, little-endian. For as long as no element occurs there are no bytes.

@@ -9,12 +9,13 @@ Order of exchanges (S is the server, i a site)::
     S -> i  Params              i -> S  Advertisement     task "enroll"
     S -> i  Advertisements      i -> S  Confirmation      task "confirm"
     S -> i  TermRequest         i -> S  Masked            task "contribute" (the first with a Setup)
-    S -> i  AgreementRequest    i -> S  Agreement         task "agree"
+    S -> i  AgreementRequest    i -> S  Agreement         task "agree", if a site is missing
     S -> i  RevealRequest       i -> S  Reveal            task "reveal"
 
-This is version 2. In version 1 requests named no total, receipts had neither total nor seed, ``agree`` was
-sent after a drop-out only, and keys between sites came from X25519 alone; transcripts of version 1 are still
-read (``transcript.format_1``).
+This is version 3. In version 2 ``agree`` was sent in each sum, receipts had fresh random bytes from which
+the bits of the combinations were made, and agreements had the combinations. In version 1 no total was
+verified, and keys between sites came from X25519 alone. Transcripts of both are still read
+(``transcript.format_1``, ``transcript.format_2``).
 """
 
 from __future__ import annotations
@@ -53,7 +54,6 @@ __all__ = [
     "MAX_TERM",
     "NO_TOTAL",
     "SALT_BYTES",
-    "SEED_BYTES",
     "SHARE_BYTES",
     "Advertisement",
     "Advertisements",
@@ -87,6 +87,7 @@ __all__ = [
     "pair_secret_offset",
     "read_sum_id",
     "ready_signed",
+    "receipts_digest",
     "session_id",
     "share_hash",
     "share_offset",
@@ -589,7 +590,6 @@ _LINKS = reading.blob(0, len(GROUPS) * MAX_SITES * KEY_BYTES)
 
 NO_TOTAL = bytes(HASH_BYTES)
 """What a receipt says of the total where an epoch has none yet."""
-SEED_BYTES = 32
 MAX_COMBINATIONS = 128 * (4 + 8)
 """Most bytes of one group's combinations (``combinations``)."""
 
@@ -602,6 +602,7 @@ class Told:
         slot, sum_id, schema: of its sum.
         survivors: the sites whose terms are in it, in roster order.
         hashes: opened group -> SHA-256 of its integers.
+        receipts: ``receipts_digest`` of its terms.
     """
 
     slot: int
@@ -609,6 +610,7 @@ class Told:
     schema: str
     survivors: tuple[str, ...]
     hashes: Mapping[Group, bytes]
+    receipts: bytes
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -618,7 +620,10 @@ class Told:
     def digest(self) -> bytes:
         """Return the digest by which receipts name the total: 32 bytes."""
         hashes: Any = dict(self.hashes)
-        return digest("total", self.slot, self.sum_id.as_value(), self.schema, list(self.survivors), hashes)
+        survivors: list[Value] = list(self.survivors)
+        return digest(
+            "total 3", self.slot, self.sum_id.as_value(), self.schema, survivors, hashes, self.receipts
+        )
 
 
 @dataclass(frozen=True)
@@ -630,6 +635,7 @@ class Total(reading.Message):
         survivors: the sites whose terms are in it, in roster order.
         groups: group -> its integers as opened, little-endian in schema order: ``update``, and ``static`` if
             it was opened and is not empty.
+        receipts: ``receipts_digest`` of its terms.
     """
 
     slot: int
@@ -637,6 +643,7 @@ class Total(reading.Message):
     schema: str
     survivors: tuple[str, ...]
     groups: Mapping[Group, bytes] = field(repr=False)
+    receipts: bytes
 
     KEYS = MappingProxyType(
         {
@@ -645,6 +652,7 @@ class Total(reading.Message):
             "schema": reading.text(256),
             "survivors": reading.sequence(_NAME, 1, MAX_SITES),
             "groups": by_group(reading.blob(0, MAX_TERM)),
+            "receipts": _HASH,
         }
     )
 
@@ -653,7 +661,7 @@ class Total(reading.Message):
         hashes: dict[Group, bytes] = {
             group: hashlib.sha256(data).digest() for group, data in self.groups.items()
         }
-        return Told(self.slot, self.sum_id, self.schema, self.survivors, hashes)
+        return Told(self.slot, self.sum_id, self.schema, self.survivors, hashes, self.receipts)
 
     def digest(self) -> bytes:
         """Return the digest by which receipts name this total: 32 bytes."""
@@ -691,14 +699,15 @@ class TermRequest(reading.Message):
 
 @dataclass(frozen=True)
 class Receipt(reading.Record):
-    """A site's signed statement of the inputs of its masked term.
+    """A site's signed statement of the inputs of its masked term, with its part of the proof of a total.
 
     Attributes:
         name: the site.
         slot, sum_id: of the term.
         basis: SHA-256 of the state that the term rests on.
         total: digest of the total that the site was told with the request; ``NO_TOTAL`` if none.
-        seed: 32 random bytes, its part in the challenge; drawn after it was told the total.
+        combinations: group of the total told -> combinations of this site's term of that total; empty if its
+            term is not in it, if it gave no shares for it, or if no total was told.
         follows: whether the site computed the state by itself, from totals that were verified.
         update, static: ``checks.masked_hash`` of each group.
         signature: Ed25519 over ``signed(session)``.
@@ -709,7 +718,7 @@ class Receipt(reading.Record):
     sum_id: SumId
     basis: bytes
     total: bytes
-    seed: bytes
+    combinations: Mapping[Group, bytes] = field(repr=False)
     follows: bool
     update: bytes
     static: bytes
@@ -717,15 +726,16 @@ class Receipt(reading.Record):
 
     def signed(self, session: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
+        combinations: Any = dict(self.combinations)
         return encode_fields(
-            "receipt 2",
+            "receipt 3",
             session,
             self.name,
             self.slot,
             self.sum_id.as_value(),
             self.basis,
             self.total,
-            self.seed,
+            combinations,
             self.follows,
             self.update,
             self.static,
@@ -740,7 +750,7 @@ _RECEIPT = reading.built(
         "sum_id": read_sum_id,
         "basis": _HASH,
         "total": _HASH,
-        "seed": reading.blob(SEED_BYTES),
+        "combinations": by_group(reading.blob(0, MAX_COMBINATIONS)),
         "follows": reading.flag,
         "update": _HASH,
         "static": _HASH,
@@ -794,36 +804,39 @@ def links_of(links: bytes, group: Group, roster: Sequence[str], site: str) -> di
     }
 
 
-def challenge(session: bytes, receipts: Sequence[Receipt]) -> bytes:
+def receipts_digest(session: bytes, receipts: Sequence[Receipt]) -> bytes:
+    """Return the digest of a sum's receipts, in roster order: 32 bytes.
+
+    The receipts name all masked bytes and links, so that session, survivors and this digest fix every honest
+    site's term of the sum.
+    """
+    signed: list[Value] = [item.signed(session) for item in receipts]
+    return digest("receipts", signed)
+
+
+def challenge(session: bytes, told: Told) -> bytes:
     """Return the challenge that the combinations of a total are made with: 32 bytes.
 
-    Nobody knows it before the last seed is drawn, and each seed is drawn after its site was told the total.
+    It is a hash of all that the combinations are to show of: the total as it was told, and the terms, by
+    their receipts. So nobody knows it before both are fixed.
 
     Args:
         session: T.
-        receipts: of the survivors, in roster order; all of one slot, sum, basis and total.
+        told: the total.
     """
-    first = receipts[0]
-    seeds: list[Value] = [[item.name, item.seed] for item in receipts]
-    return digest("challenge", session, first.slot, first.sum_id.as_value(), first.basis, first.total, seeds)
+    return digest("challenge 3", session, told.digest())
 
 
 def agreement_signed(
-    session: bytes,
-    slot: int,
-    sum_id: SumId,
-    survivors: Sequence[str],
-    challenge: bytes,
-    combinations: Mapping[Group, bytes],
+    session: bytes, slot: int, sum_id: SumId, survivors: Sequence[str], receipts: bytes
 ) -> bytes:
-    """Return the bytes that a site signs for a sum's survivors, its challenge, and its own combinations."""
-    made: Any = dict(combinations)
-    return encode_fields("agreement", session, slot, sum_id.as_value(), list(survivors), challenge, made)
+    """Return the bytes that a site signs for a sum's survivors; ``receipts`` is their ``receipts_digest``."""
+    return encode_fields("agreement 3", session, slot, sum_id.as_value(), list(survivors), receipts)
 
 
 @dataclass(frozen=True)
 class AgreementRequest(reading.Message):
-    """S -> survivors: all receipts; the survivor set is their names, sorted."""
+    """S -> survivors, fewer than the roster: all receipts; the survivor set is their names, sorted."""
 
     slot: int
     receipts: tuple[Receipt, ...]
@@ -833,29 +846,19 @@ class AgreementRequest(reading.Message):
 
 @dataclass(frozen=True)
 class Agreement(reading.Message):
-    """i -> S: a site's signature of the survivors and the challenge, with its part of the proof of a total.
+    """i -> S: a site's signature of the survivors of a sum and of their receipts.
 
     Attributes:
         name: the site.
         slot: of the sum.
-        combinations: group of the total told -> combinations of this site's term of that total; empty if its
-            term is not in it, if it gave no shares for it, or if no total was told.
         signature: Ed25519 over ``agreement_signed``.
     """
 
     name: str
     slot: int
-    combinations: Mapping[Group, bytes]
     signature: bytes
 
-    KEYS = MappingProxyType(
-        {
-            "name": _NAME,
-            "slot": _SLOT,
-            "combinations": by_group(reading.blob(0, MAX_COMBINATIONS)),
-            "signature": _SIGNATURE,
-        }
-    )
+    KEYS = MappingProxyType({"name": _NAME, "slot": _SLOT, "signature": _SIGNATURE})
 
 
 _AGREEMENT = reading.built(Agreement, Agreement.KEYS)
@@ -891,12 +894,12 @@ _PROOF = reading.built(
 
 @dataclass(frozen=True)
 class RevealRequest(reading.Message):
-    """S -> survivors: all receipts, at least t agreements, and what proves the total told.
+    """S -> survivors: all receipts, agreements after a drop-out, and what proves the total told.
 
     Attributes:
         slot: of the sum.
         receipts: of the survivors, in roster order.
-        agreements: of at least t of them, in roster order.
+        agreements: of at least t of them, in roster order; none if the survivors are the whole roster.
         missing: site -> the proof of its term, for each site in the total whose combinations are not used.
         dropped: site -> group -> pair seed a of the total's slot, for each site of the roster that is not in
             the total; empty if nothing is missing.

@@ -2,10 +2,10 @@
 
 Let z_j be a term with its masks between two sites, but without its site's own mask, and z'_j the same
 without the masks between j and the sites that dropped out. Over the survivors the remaining masks cancel, so
-that the z'_j add up to the total exactly; so do their combinations (``combinations``). A site answers with
-those of its own z'_j. For a site that does not answer, the server shows z'_j itself: the masked term with the
-receipt that the site signed for it, the seed b that the site's advertisement commits to, and the dropped
-sites' pair seeds a, to which theirs commit.
+that the z'_j add up to the total exactly; so do their combinations (``combinations``). A site sends those of
+its own z'_j with its next term. For a site that sends none, the server shows z'_j itself: the masked term
+with the receipt that the site signed for it, the seed b that the site's advertisement commits to, and the
+dropped sites' pair seeds a, to which theirs commit.
 
 The server knows z'_j of each survivor once it opened the sum, so no function of it tells the server anything.
 From everybody else the masks among honest survivors hide all of them but their sum.

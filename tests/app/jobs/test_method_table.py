@@ -49,7 +49,7 @@ def test_the_table_has_every_method() -> None:
         assert method.name in result.output
     single = CliRunner().invoke(app, ["methods", "fednh"])
     assert "Dai" in single.output and "--set method=fednh" in single.output
-    assert "each with three exchanges" in single.output and "the same to the bit" in single.output
+    assert "each with two exchanges" in single.output and "the same to the bit" in single.output
 
 
 def test_an_unknown_method_names_the_known_ones() -> None:

@@ -46,11 +46,13 @@ from tightframe.phases import ServerState
 from tightframe.rounds.context import Message
 from tightframe.rounds.following import differences, state_bytes
 from tightframe.rounds.sums.common import SEAL
+from tightframe.securesum import messages
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, Verifier
 from tightframe.securesum.messages import (
     GROUPS,
     KINDS,
+    NO_TOTAL,
     Advertisements,
     Agreement,
     AgreementRequest,
@@ -58,13 +60,14 @@ from tightframe.securesum.messages import (
     Kind,
     Masked,
     Params,
+    Receipt,
     Reveal,
     RevealRequest,
     SumId,
     TermRequest,
     Total,
-    agreement_signed,
     challenge,
+    receipts_digest,
 )
 from tightframe.securesum.primitives import Secret, ed25519_sign
 from tightframe.securesum.proofs import Ground
@@ -103,11 +106,12 @@ class Slot:
         masked: silo -> its masked term.
         asked: silo -> what its term answers.
         held: honest silo -> everybody's shares that it holds.
-        signed: honest silo -> the survivors and the challenge that it signed.
+        signed: honest silo -> the survivors, and the digest of their receipts, that it signed; or, for the
+            whole roster, that it gave shares for.
         agreements: honest silo -> its agreement.
         shown: (holder, dealer, group, kind) of all shares revealed.
         given: honest silo -> groups of which it revealed shares.
-        combined: honest silo -> whether it told combinations of its term of this slot.
+        combined: honest silo -> digest of the total for which it told combinations of its term of this slot.
         kept: the colluding silo's term as it keeps it.
         term: the colluding silo's term.
         opened: group -> survivors, once the server can open it.
@@ -122,7 +126,7 @@ class Slot:
     agreements: dict[str, Agreement] = field(default_factory=dict)
     shown: set[tuple[str, str, Group, Kind]] = field(default_factory=set)
     given: dict[str, tuple[Group, ...]] = field(default_factory=dict)
-    combined: set[str] = field(default_factory=set)
+    combined: dict[str, bytes] = field(default_factory=dict)
     kept: KeptTerm | None = None
     term: Mapping[Group, bytes] = field(default_factory=dict)
     opened: dict[Group, tuple[str, ...]] = field(default_factory=dict)
@@ -374,6 +378,16 @@ class AnyServer:
         state = self.silos[name].established
         assert state is not None
         slot.held[name] = state.slots[request.slot].shares  # type: ignore[union-attr]
+        combined = masked.receipt.combinations
+        if combined:
+            assert total is not None
+            epoch = self._epoch_of(name)
+            told = epoch.slots[total.slot]
+            assert told.signed[name] == (total.survivors, total.receipts), "combinations of another sum"
+            assert set(combined) <= set(told.given[name]), "combinations of a group that it kept shut"
+            digest = total.digest()
+            assert told.combined.setdefault(name, digest) == digest, "combinations of two totals of a slot"
+            self._check_secrecy(epoch, told)
 
     def _check_order(self, name: str, slot: Slot, total: Total | None) -> None:
         """Check that a total is the one told before or of a later sum, and that none was passed over."""
@@ -390,24 +404,25 @@ class AnyServer:
         request, item = AgreementRequest.from_bytes(message[SECURE]), Agreement.from_bytes(raw)
         slot = self._of(name, request.slot)
         epoch = self._epoch_of(name)
-        signed = tuple(r.name for r in request.receipts), challenge(epoch.session.session, request.receipts)
-        assert slot.signed.setdefault(name, signed) == signed, "two survivor sets or challenges"
+        signed = self._shown(epoch, request.receipts)
+        assert signed[0] != epoch.params.roster, "a signature that nobody needs"
+        assert slot.signed.setdefault(name, signed) == signed, "two survivor sets or receipts"
         slot.agreements[name] = item
-        total = slot.asked[name].total
-        if item.combinations:
-            assert total is not None
-            told = epoch.slots[total.slot]
-            assert told.signed[name][0] == total.survivors, "combinations for survivors that it did not sign"
-            assert set(item.combinations) <= set(told.given[name]), (
-                "combinations of a group that it kept shut"
-            )
-            told.combined.add(name)
-            self._check_secrecy(epoch, told)
+        SEEN["agreed"] += 1
+
+    def _shown(self, epoch: Epoch, receipts: Sequence[Receipt]) -> tuple[tuple[str, ...], bytes]:
+        """Return the survivors and the digest of their receipts."""
+        return tuple(item.name for item in receipts), receipts_digest(epoch.session.session, receipts)
 
     def _learn_reveal(self, name: str, message: Message, raw: bytes) -> None:
         request, item = RevealRequest.from_bytes(message[SECURE]), Reveal.from_bytes(raw)
         epoch = self._epoch_of(name)
         slot = self._of(name, request.slot)
+        signed = self._shown(epoch, request.receipts)
+        if signed[0] == epoch.params.roster:
+            slot.signed.setdefault(name, signed)
+            SEEN["shares given for the whole roster"] += 1
+        assert slot.signed[name] == signed, "shares for another survivor set or receipts than it signed"
         shares: Mapping[Group, Mapping[str, bytes]] = {"update": item.update, "static": item.static}
         for group, revealed in shares.items():
             for dealer, data in revealed.items():
@@ -417,6 +432,8 @@ class AnyServer:
                 slot.shown.add((name, dealer, group, kinds[0]))
         slot.given[name] = tuple(group for group in GROUPS if shares[group])
         SEEN["shares given"] += 1
+        if len({slot.signed[silo][0] for silo in slot.given}) > 1:
+            SEEN["shares given for the roster and a smaller set"] += 1
         self._check_ground(epoch, slot, name)
         self._check_secrecy(epoch, slot)
 
@@ -436,24 +453,41 @@ class AnyServer:
                 for kind in KINDS
             }
             if group == "update":
-                known["self"] |= slot.combined  # as good as its own mask, as far as sums go
+                known["self"] |= set(slot.combined)  # as good as its own mask, as far as sums go
             parts = self._parts(params, slot, known["pair"])
             free = [part for part in parts if part <= known["self"] & set(slot.masked)]
             if not free:
                 continue
             assert len(free) == 1, f"sums over {free} can be opened"
-            sets = {slot.signed[name][0] for name in slot.given}
-            assert len(sets) == 1, f"honest silos gave shares for {sets}"
-            (survivors,) = sets
-            signers = [name for name, (names, _) in slot.signed.items() if names == survivors]
-            least = params.threshold - (self.mate in survivors)
-            assert len(signers) >= least, "fewer than the threshold signed its survivors"
+            survivors = self._opened_for(params, slot)
             assert free[0] == set(survivors) & set(self.silos), "a sum over others than signed for it"
+            assert slot.opened.get(group, survivors) == survivors, "a sum over two survivor sets"
             assert len(survivors) >= minimum_survivors(params)
             assert len({slot.asked[name].key for name in free[0]}) == 1, "terms of different sums"
             if group not in slot.opened:
                 slot.opened[group] = survivors
                 SEEN[f"opened {group}"] += 1
+
+    def _opened_for(self, params: Params, slot: Slot) -> tuple[str, ...]:
+        """Return the survivors of the sum that shares of a slot open, which enough honest silos gave for.
+
+        A few may have been shown the whole roster, and others a smaller set that t silos signed; or all the
+        whole roster but those who were asked to sign a smaller set, and gave nothing.
+        """
+        sets = {slot.signed[name][0] for name in slot.given}
+        least = params.threshold - (self.mate in params.roster)
+        enough = [
+            names for names in sets if sum(slot.signed[name][0] == names for name in slot.given) >= least
+        ]
+        smaller = [names for names in sets if names != params.roster]
+        assert len(smaller) <= 1, f"honest silos gave shares for {sets}"
+        assert len(enough) <= 1, f"enough honest silos gave shares for each of {enough}"
+        (survivors,) = enough or smaller
+        if survivors != params.roster:
+            signers = [name for name, (names, _) in slot.signed.items() if names == survivors]
+            needed = params.threshold - (self.mate in survivors)
+            assert len(signers) >= needed, "fewer than the threshold signed its survivors"
+        return survivors
 
     def _known(self, epoch: Epoch, slot: Slot, dealer: str, group: Group, kind: Kind) -> bool:
         if dealer == self.mate:
@@ -500,10 +534,14 @@ class AnyServer:
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
         for silo in total.survivors:
-            if silo in source.given:
-                assert source.signed[silo][0] == total.survivors and set(total.groups) <= set(
-                    source.given[silo]
-                )
+            signed = source.signed.get(silo)
+            if silo in source.given and signed is not None:
+                whole = epoch.params.roster
+                if signed[0] == total.survivors:
+                    assert set(total.groups) <= set(source.given[silo])
+                else:
+                    assert signed[0] == whole and silo not in source.combined, "a total over another set"
+                    SEEN["verified without a silo that was shown the whole roster"] += 1
             if silo in self.silos:
                 assert (source.asked[silo].sum_id, source.asked[silo].schema) == (total.sum_id, total.schema)
         if total.schema == SEAL:
@@ -548,12 +586,18 @@ class AnyServer:
             spool.keep(slot.number, silo, "static", slot.masked[silo].static)
         return Evidence(
             epoch.session,
-            Total(slot.number, asked.sum_id, asked.schema, survivors, groups),
+            Total(slot.number, asked.sum_id, asked.schema, survivors, groups, self._digest(slot, survivors)),
             {silo: slot.masked[silo].receipt for silo in survivors},
             {silo: slot.masked[silo].links for silo in survivors},
             secrets,
             spool,
         )
+
+    def _digest(self, slot: Slot, survivors: tuple[str, ...]) -> bytes:
+        """Return the digest of receipts for which most silos gave their shares of a sum."""
+        shown = [slot.signed[name] for name in sorted(slot.given)]
+        found = Counter(digest for names, digest in shown if names == survivors)
+        return found.most_common(1)[0][0]
 
     def _secrets(self, epoch: Epoch, name: str) -> tuple[Secret, ...]:
         if name in epoch.secrets:
@@ -605,7 +649,7 @@ class AnyServer:
         if epoch.last is not None:
             total = epoch.last.total
             signed = epoch.slots[total.slot].signed.get(name)
-            if signed is not None and signed[0] != total.survivors:
+            if signed is not None and signed != (total.survivors, total.receipts):
                 return False
         numbers = [number for number, slot in epoch.slots.items() if name in slot.asked]
         if not numbers:
@@ -668,7 +712,9 @@ class AnyServer:
             if gone.get(name) == "contribute":
                 continue
             if name == self.mate:
-                turn.add(name, self.play_along(epoch, slot, turn.sum_id, turn.schema, turn.told).to_bytes())
+                last = None if epoch.last is None else epoch.last.total
+                mine = self.play_along(epoch, slot, turn.sum_id, turn.schema, last)
+                turn.add(name, mine.to_bytes())
                 continue
             request = turn.term_request(self.setup_for(name, epoch))
             answer = self.ask(name, self.message(kind, self.round, request))
@@ -682,16 +728,16 @@ class AnyServer:
             return
         survivors = turn.close()
         agreement = {SECURE: turn.agreement_request().to_bytes()}
-        for name in survivors:
+        for name in () if turn.full else survivors:
             if gone.get(name) == "agree":
                 continue
             if name == self.mate:
-                turn.add_agreement(name, self.vouch(epoch, slot, turn.receipts).to_bytes())
+                turn.add_agreement(name, self.sign_agreement(epoch, slot.number, turn.receipts).to_bytes())
                 continue
             answer = self.deliver(name, "agree", agreement)
             assert not isinstance(answer, str), answer
             turn.add_agreement(name, answer[SECURE])
-        if len(turn.agreements) < epoch.params.threshold:
+        if not turn.full and len(turn.agreements) < epoch.params.threshold:
             return
         asking = turn.reveal_request()
         for name in survivors:
@@ -719,45 +765,66 @@ class AnyServer:
     # The silo that plays along -------------------------------------------------------------------
 
     def play_along(
-        self, epoch: Epoch, slot: Slot, sum_id: SumId, schema: str, told: bytes, **receipt: Any
+        self,
+        epoch: Epoch,
+        slot: Slot,
+        sum_id: SumId,
+        schema: str,
+        total: Total | None,
+        *,
+        vouches: str = "vouches",
+        added: Mapping[Group, bytes] | None = None,
+        **receipt: Any,
     ) -> Masked:
-        """The colluding silo's masked term, with a receipt that says what it is told to."""
+        """The colluding silo's masked term, with a receipt that says what it is told to.
+
+        Args:
+            epoch, slot, sum_id, schema: of the sum.
+            total: that its receipt names.
+            vouches: whether its combinations of the total are right for ``added``, ``wrong``, or ``none``.
+            added: what they are to have in addition to those of its term.
+            receipt: other fields of the receipt.
+        """
         assert self.colluder is not None
         self.colluder.establish(self.setup_for(self.colluder.name, epoch))
         term: Mapping[Group, bytes] = {"update": b"", "static": b""}
         if schema != SEAL:
             term = term_of(self.colluder.name, slot.number, "", len(epoch.params.roster))
-        says = {"total": told, "basis": bytes.fromhex(self.state), **receipt}
+        combined = self.vouch(epoch, slot, total, added) if vouches == "vouches" else {}
+        if vouches == "wrong":
+            combined = {"update": bytes(1536)}
+        told = NO_TOTAL if total is None else total.digest()
+        says = {"total": told, "basis": bytes.fromhex(self.state), "combinations": combined, **receipt}
         masked, kept = self.colluder.mask(slot.number, sum_id, schema, term, **says)
         slot.masked[self.colluder.name], slot.kept, slot.term = masked, kept, term
         return masked
 
     def vouch(
-        self, epoch: Epoch, slot: Slot, receipts: Sequence[Any], added: Mapping[Group, bytes] | None = None
-    ) -> Agreement:
-        """The colluding silo's agreement, with combinations as if its term had been ``added`` more."""
+        self, epoch: Epoch, slot: Slot, total: Total | None, added: Mapping[Group, bytes] | None = None
+    ) -> dict[Group, bytes]:
+        """The colluding silo's combinations of a total, as if its term had been ``added`` more."""
         assert self.colluder is not None
-        made = challenge(epoch.session.session, receipts)
-        asked = next(slot.asked[item.name] for item in receipts if item.name in slot.asked)
-        combined: dict[Group, bytes] = {}
-        if asked.total is not None and self.mate in asked.total.survivors:
-            source = epoch.slots[asked.total.slot]
-            if source.kept is not None:
-                ground = Ground(epoch.session.session, epoch.params, epoch.session.peers, asked.total.told())
-                combined = self.colluder.combine(ground, source.kept, made, added or {})
-                if added:
-                    slot.lies.add(asked.total.digest())
-        return self.sign_agreement(epoch, slot.number, receipts, combined)
+        if total is None or self.mate not in total.survivors or total.slot not in epoch.slots:
+            return {}
+        source = epoch.slots[total.slot]
+        if source.kept is None or total.schema not in epoch.params.schemas:
+            return {}
+        told = total.told()
+        ground = Ground(epoch.session.session, epoch.params, epoch.session.peers, told)
+        if any(len(source.kept.integers[group]) != ground.layout(group).nbytes for group in told.groups):
+            return {}
+        if added:
+            slot.lies.add(total.digest())
+        made = challenge(epoch.session.session, told)
+        return self.colluder.combine(ground, source.kept, made, added or {})
 
-    def sign_agreement(
-        self, epoch: Epoch, number: int, receipts: Sequence[Any], combined: Mapping[Group, bytes]
-    ) -> Agreement:
+    def sign_agreement(self, epoch: Epoch, number: int, receipts: Sequence[Any]) -> Agreement:
         """An agreement of the colluding silo."""
         assert self.colluder is not None
         session = epoch.session.session
-        made, names = challenge(session, receipts), [item.name for item in receipts]
-        signed = agreement_signed(session, number, receipts[0].sum_id, names, made, combined)
-        return Agreement(self.colluder.name, number, combined, ed25519_sign(self.colluder.signing, signed))
+        names, digest = [item.name for item in receipts], receipts_digest(session, receipts)
+        signed = messages.agreement_signed(session, number, receipts[0].sum_id, names, digest)
+        return Agreement(self.colluder.name, number, ed25519_sign(self.colluder.signing, signed))
 
     def shares(self, epoch: Epoch, slot: Slot, survivors: Sequence[str]) -> Reveal:
         """The colluding silo's shares, as an honest one reveals them."""

@@ -236,7 +236,7 @@ class Federation:
             if name not in dead:
                 turn.add(name, answer["secure"])
         alive = turn.close()
-        for name in alive:
+        for name in () if turn.full else alive:
             request = {"secure": turn.agreement_request().to_bytes()}
             turn.add_agreement(name, self.sessions[name].handle("agree", request)["secure"])
         for name in alive:

@@ -374,6 +374,7 @@ class Colluder:
             follows=True,
             term=term,
             history=journal.History(),
+            kept=lambda name: None,
         )
         signed = self.sign(step.reply.receipt, **receipt)
         kept = step.kept[term_name(slot)]

@@ -109,15 +109,15 @@ def bad_steps(run: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
     parsed = {
         "map_of_another_type": [],
-        "text_for_bytes": {"name": "a", "slot": 1, "combinations": {}, "signature": "x" * 64},
-        "bytes_for_text": {"name": b"a", "slot": 1, "combinations": {}, "signature": bytes(64)},
-        "flag_for_integer": {"name": "a", "slot": True, "combinations": {}, "signature": bytes(64)},
-        "float_for_integer": {"name": "a", "slot": 1.0, "combinations": {}, "signature": bytes(64)},
-        "integer_out_of_range": {"name": "a", "slot": 256, "combinations": {}, "signature": bytes(64)},
-        "negative_integer": {"name": "a", "slot": -1, "combinations": {}, "signature": bytes(64)},
-        "empty_name": {"name": "", "slot": 1, "combinations": {}, "signature": bytes(64)},
-        "long_name": {"name": "ä" * 33, "slot": 1, "combinations": {}, "signature": bytes(64)},
-        "long_signature": {"name": "a", "slot": 1, "combinations": {}, "signature": bytes(65)},
+        "text_for_bytes": {"name": "a", "slot": 1, "signature": "x" * 64},
+        "bytes_for_text": {"name": b"a", "slot": 1, "signature": bytes(64)},
+        "flag_for_integer": {"name": "a", "slot": True, "signature": bytes(64)},
+        "float_for_integer": {"name": "a", "slot": 1.0, "signature": bytes(64)},
+        "integer_out_of_range": {"name": "a", "slot": 256, "signature": bytes(64)},
+        "negative_integer": {"name": "a", "slot": -1, "signature": bytes(64)},
+        "empty_name": {"name": "", "slot": 1, "signature": bytes(64)},
+        "long_name": {"name": "ä" * 33, "slot": 1, "signature": bytes(64)},
+        "long_signature": {"name": "a", "slot": 1, "signature": bytes(65)},
         "missing_key": {"name": "a", "slot": 1},
     }
     raws = {name: bytes(msgpack.packb(value)) for name, value in parsed.items()} | {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from tightframe.securesum.checks import masked_hash
 from tightframe.securesum.messages import (
     Agreement,
     AgreementRequest,
+    Group,
     Masked,
     Reveal,
     RevealRequest,
@@ -54,6 +55,7 @@ def _terms(maker: Maker) -> None:
         ("tampered_receipt", lambda p, i: replace(i, receipt=replace(i.receipt, slot=1)), "not signed"),
         ("receipt_of_another_round", receipt(sum_id=SumId(7, "train-0")), "signed, for another sum"),
         ("receipt_of_another_slot", receipt(slot=1), "signed, for another slot"),
+        ("combinations_of_no_total", receipt(combinations={"update": bytes(1536)}), "none was told yet"),
         ("other_model", receipt(basis=bytes(32)), "made from another state"),
         ("other_total", receipt(total=bytes(31) + b"1"), "resting on another total"),
         (
@@ -121,11 +123,6 @@ def _reveal_requests(maker: Maker) -> None:
             "total_inconsistency",
             lambda p, r: [*r[:3], _receipt(p, r[3], total=bytes(31) + b"1")],
             "one site was told another total",
-        ),
-        (
-            "seed_inconsistency",
-            lambda p, r: [*r[:3], _receipt(p, r[3], seed=bytes(32))],
-            "not the seeds that were signed",
         ),
         ("own_receipt_replaced", lambda p, r: [_receipt(p, r[0], update=bytes(32)), *r[1:]], "not as sent"),
         ("other_order_of_survivors", lambda p, r: r[::-1], "one form for a set"),
@@ -211,7 +208,7 @@ def _reveals(maker: Maker) -> None:
 
 
 def _after_a_drop_out(maker: Maker) -> None:
-    place, after = ("agree", "server", "clinic"), maker.at("agree", "server", "clinic", 1)
+    place, after = ("agree", "server", "clinic"), maker.at("agree", "server", "clinic")
     full = RevealRequest.from_bytes(
         bytes.fromhex(maker.run["messages"][maker.at("reveal", "server", "clinic")]["bytes"])
     ).receipts
@@ -231,7 +228,7 @@ def _after_a_drop_out(maker: Maker) -> None:
         ("everybody_to_sign", lambda r: [r[0], full[1], *r[1:]], "the dropped site's receipt is replayed"),
     ):
         maker.add(name, after, place, changed(change), why)
-    later = maker.at("agree", "server", "klinikum-süd", 1)
+    later = maker.at("agree", "server", "klinikum-süd")
     first = bytes.fromhex(maker.run["messages"][after]["bytes"])
     maker.add(
         "second_survivor_set",
@@ -242,7 +239,7 @@ def _after_a_drop_out(maker: Maker) -> None:
         ).to_bytes(),
         "a site signs one set a slot, for ever",
     )
-    up, number = ("agree", "clinic", "server"), maker.at("agree", "clinic", "server", 1)
+    up, number = ("agree", "clinic", "server"), maker.at("agree", "clinic", "server")
 
     def signed(slot: int, sum_id: SumId, survivors: tuple[str, ...]) -> Callable[[Player, bytes], bytes]:
         def make(player: Player, raw: bytes) -> bytes:
@@ -262,30 +259,80 @@ def _after_a_drop_out(maker: Maker) -> None:
         "agreement_of_a_dropped_site",
         number,
         ("agree", "clinic-2", "server"),
-        lambda p, raw: Agreement("clinic-2", 1, {}, bytes(64)).to_bytes(),
+        lambda p, raw: Agreement("clinic-2", 1, bytes(64)).to_bytes(),
         "it is no survivor",
     )
-    forgeries: tuple[tuple[str, Callable[[Player, Agreement], Agreement], str], ...] = (
-        ("combinations_not_signed", lambda p, i: replace(i, combinations={}), "they are signed with the set"),
-        (
-            "combinations_of_another_group",
-            lambda p, i: _agreement(p, i, combinations={"update": i.combinations["update"]}),
-            "of one group of two",
-        ),
-        (
-            "short_combinations",
-            lambda p, i: _agreement(
-                p, i, combinations={**i.combinations, "update": i.combinations["update"][:-4]}
-            ),
-            "not of their size",
-        ),
+    maker.add(
+        "whole_roster_to_sign",
+        maker.at("reveal", "server", "clinic"),
+        place,
+        lambda p, raw: AgreementRequest(0, full).to_bytes(),
+        "nobody is missing",
     )
-    for name, forge, why in forgeries:
 
-        def forged(player: Player, raw: bytes, forge: Any = forge) -> bytes:
-            return forge(player, Agreement.from_bytes(raw)).to_bytes()
 
-        maker.add(name, number, up, forged, why)
+def _combinations(maker: Maker) -> None:
+    """In receipts of the second sum, which rests on the first one's total."""
+    place, after = ("contribute", "clinic", "server"), maker.at("contribute", "clinic", "server", 1)
+
+    def changed(
+        change: Callable[[Mapping[Group, bytes]], Mapping[Group, bytes]], *, signed: bool = True
+    ) -> Callable[[Player, bytes], bytes]:
+        def make(player: Player, raw: bytes) -> bytes:
+            item = Masked.from_bytes(raw)
+            made = change(item.receipt.combinations)
+            other = _receipt(player, item.receipt, combinations=made)
+            if not signed:
+                other = replace(item.receipt, combinations=made)
+            return replace(item, receipt=other).to_bytes()
+
+        return make
+
+    maker.add(
+        "combinations_not_signed", after, place, changed(lambda own: {}, signed=False), "a receipt signs them"
+    )
+    one_group = changed(lambda own: {"update": own["update"]})
+    maker.add("combinations_of_another_group", after, place, one_group, "of one group of two")
+    short = changed(lambda own: {**own, "update": own["update"][:-4]})
+    maker.add("short_combinations", after, place, short, "not of their size")
+
+
+def _relayed_combinations(maker: Maker) -> None:
+    """In receipts of the seal, in which everybody is; it rests on a total without z."""
+    place, after = ("reveal", "server", "clinic"), maker.at("reveal", "server", "clinic", 3)
+
+    def changed(
+        site: int, change: Callable[[Mapping[Group, bytes]], Mapping[Group, bytes]]
+    ) -> Callable[[Player, bytes], bytes]:
+        def make(player: Player, raw: bytes) -> bytes:
+            request = RevealRequest.from_bytes(raw)
+            receipts = list(request.receipts)
+            made = change(receipts[1].combinations)
+            receipts[site] = _receipt(player, receipts[site], combinations=made)
+            return replace(request, receipts=tuple(receipts)).to_bytes()
+
+        return make
+
+    forgeries: tuple[tuple[str, int, Callable[[Mapping[Group, bytes]], Mapping[Group, bytes]], str], ...] = (
+        (
+            "false_combinations",
+            1,
+            lambda own: {"update": bytes([own["update"][0] ^ 1]) + own["update"][1:]},
+            "they do not add up to the total",
+        ),
+        ("combinations_left_out", 1, lambda own: {}, "one term of the total is not shown"),
+        ("combinations_of_no_survivor", 3, lambda own: own, "its term is not in the total"),
+        ("short_combinations_relayed", 1, lambda own: {"update": own["update"][:-4]}, "not of their size"),
+    )
+    for name, site, change, why in forgeries:
+        maker.add(name, after, place, changed(site, change), why)
+
+    def signed(player: Player, raw: bytes) -> bytes:
+        request = RevealRequest.from_bytes(raw)
+        given = tuple(_agreement(player, Agreement(item.name, 3, b"")) for item in request.receipts)
+        return replace(request, agreements=given).to_bytes()
+
+    maker.add("agreements_of_the_whole_roster", after, place, signed, "nobody signs it")
 
 
 def _agreement(player: Player, item: Agreement, **changes: Any) -> Agreement:
@@ -297,13 +344,12 @@ def _agreement(player: Player, item: Agreement, **changes: Any) -> Agreement:
         "slot": item.slot,
         "sum_id": total.sum_id,
         "survivors": total.survivors,
-        "challenge": messages.challenge(session, total.receipts),
-        "combinations": item.combinations,
+        "receipts": messages.receipts_digest(session, total.receipts),
         **changes,
     }
     key = player.sites[item.name].state.signing
     signature = ed25519_sign(key, messages.agreement_signed(session, **values))
-    return replace(item, combinations=values["combinations"], signature=signature)
+    return replace(item, signature=signature)
 
 
 def _agreed_reveals(maker: Maker) -> None:
@@ -318,12 +364,8 @@ def _agreed_reveals(maker: Maker) -> None:
 
         return make
 
-    def false(player: Player, item: Agreement) -> Agreement:
-        bad = bytes([item.combinations["update"][0] ^ 1]) + item.combinations["update"][1:]
-        return _agreement(player, item, combinations={**item.combinations, "update": bad})
-
     def fourth(player: Player, given: list[Agreement]) -> list[Agreement]:
-        return [given[0], _agreement(player, Agreement("clinic-2", 1, {}, b"")), *given[1:]]
+        return [given[0], _agreement(player, Agreement("clinic-2", 1, b"")), *given[1:]]
 
     for name, change, why in (
         ("too_few_agreements", lambda p, g: g[:2], "fewer than t"),
@@ -332,15 +374,9 @@ def _agreed_reveals(maker: Maker) -> None:
         ("doubled_agreement", lambda p, g: [g[0], g[0], g[1]], "one site counted twice"),
         ("agreement_of_no_survivor", fourth, "a dropped site has no say"),
         (
-            "agreement_on_another_challenge",
-            lambda p, g: [*g[:2], _agreement(p, g[2], challenge=bytes(32))],
-            "made with other seeds",
-        ),
-        ("false_combinations", lambda p, g: [*g[:2], false(p, g[2])], "they do not add up to the total"),
-        (
-            "combinations_left_out",
-            lambda p, g: [*g[:2], _agreement(p, g[2], combinations={})],
-            "one term of the total is not shown",
+            "agreement_on_other_receipts",
+            lambda p, g: [*g[:2], _agreement(p, g[2], receipts=bytes(32))],
+            "not those that this site signed",
         ),
     ):
         maker.add(name, after, place, changed(change), why)
@@ -377,6 +413,7 @@ def _totals(maker: Maker) -> None:
         ("total_of_another_schema", lambda t: replace(t, schema="closing"), "other fields"),
         ("total_of_no_schema", lambda t: replace(t, schema="none"), "unknown fields"),
         ("short_total", lambda t: replace(t, groups={"update": t.groups["update"][:-4]}), "not of its size"),
+        ("total_of_other_receipts", lambda t: replace(t, receipts=bytes(32)), "not the terms it was made of"),
         ("total_without_update", lambda t: replace(t, groups={}), "no groups"),
         (
             "total_with_a_shut_group",
@@ -398,6 +435,8 @@ def _totals(maker: Maker) -> None:
 def _proofs(maker: Maker) -> None:
     """The third sum rests on the second one's total: z's term in it is shown, clinic-2 had dropped out."""
     place, after = ("reveal", "server", "clinic"), maker.at("reveal", "server", "clinic", 2)
+    zero = maker.run["messages"][maker.at("reveal", "server", "clinic")]["bytes"]
+    first = RevealRequest.from_bytes(bytes.fromhex(zero)).receipts
 
     def changed(change: Callable[[RevealRequest], RevealRequest]) -> Callable[[Player, bytes], bytes]:
         return lambda player, raw: change(RevealRequest.from_bytes(raw)).to_bytes()
@@ -433,7 +472,7 @@ def _proofs(maker: Maker) -> None:
         ),
         (
             "proof_by_another_receipt",
-            lambda r: proof(receipt=next(item for item in r.receipts if item.name == "z"))(r),
+            lambda r: proof(receipt=first[3])(r),
             "of another sum",
         ),
         (
@@ -452,4 +491,7 @@ def _proofs(maker: Maker) -> None:
         maker.add(name, after, place, changed(change), why)
 
 
-PARTS = (_terms, _reveal_requests, _reveals, _after_a_drop_out, _agreed_reveals, _totals, _proofs)
+PARTS = (
+    *(_terms, _reveal_requests, _reveals, _after_a_drop_out, _agreed_reveals, _combinations),
+    *(_relayed_combinations, _totals, _proofs),
+)

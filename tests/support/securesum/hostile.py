@@ -111,25 +111,24 @@ def signed_agreement(
     world: World,
     name: str,
     receipts: Sequence[messages.Receipt],
-    combinations: Mapping[Group, bytes] | None = None,
+    /,
     **changes: Any,
 ) -> messages.Agreement:
-    """An agreement of a site that plays along, with these combinations; ``changes`` are of what is signed."""
+    """An agreement of a site that plays along; ``changes`` are of what is signed."""
     first, session = receipts[0], world.session.session
     values: dict[str, Any] = {
         "slot": first.slot,
         "sum_id": first.sum_id,
         "survivors": [item.name for item in receipts],
-        "challenge": messages.challenge(session, receipts),
-        "combinations": combinations or {},
+        "receipts": messages.receipts_digest(session, receipts),
         **changes,
     }
     signature = ed25519_sign(session_key(world, name), messages.agreement_signed(session, **values))
-    return messages.Agreement(name, values["slot"], values["combinations"], signature)
+    return messages.Agreement(name, values["slot"], signature)
 
 
 def agreed(world: World, slot: int = 0, missing: Iterable[str] = (), **options: Any) -> Sum:
-    """A sum whose survivors have agreed."""
+    """A sum whose survivors have agreed, if one is missing."""
     total = closed(world, slot, missing, **options)
     world.agree(total, total.survivors)
     return total

@@ -386,18 +386,14 @@ class Run:
             masked = self._masked(name, item)
             receipts.append(masked["receipt"])
             yield "contribute", name, "server", pack(masked)
-        seeds = [[receipt["name"], receipt["seed"]] for receipt in receipts]
-        basis = bytes.fromhex(item["basis"])
-        challenge = sha("challenge", self.session, slot, sum_id, basis, self.told, seeds)
-        agreements, awake = [], [name for name in here if name not in item["silent"]]
-        for name in awake:
+        agreements: list[dict[str, Any]] = []
+        for name in here if here != self.roster else []:
             yield "agree", "server", name, pack({"slot": slot, "receipts": receipts})
-            combined = self._combined(name, challenge)
-            signed = fields("agreement", self.session, slot, sum_id, here, challenge, combined)
-            signature = sign(self.signing[name], signed)
-            agreements.append({"name": name, "slot": slot, "combinations": combined, "signature": signature})
+            signed = fields("agreement 3", self.session, slot, sum_id, here, self._receipts_digest(receipts))
+            agreements.append({"name": name, "slot": slot, "signature": sign(self.signing[name], signed)})
             yield "agree", name, "server", pack(agreements[-1])
-        missing, dropped = self._proofs([one["name"] for one in agreements if one["combinations"]])
+        missing, dropped = self._proofs([one["name"] for one in receipts if one["combinations"]])
+        awake = [name for name in here if name not in item["silent"]]
         for name in awake:
             asked = {
                 "slot": slot,
@@ -426,15 +422,22 @@ class Run:
                 group: ring_sum(specs, group, [term[group] for term in terms.values()], [])
                 for group in groups
             },
+            "receipts": self._receipts_digest(receipts),
         }
         self.revealed, self.receipts = awake, {receipt["name"]: receipt for receipt in receipts}
 
     def _total_digest(self) -> bytes:
         total = self.total
         hashes_of = {group: hashlib.sha256(data).digest() for group, data in total["groups"].items()}
-        return sha(
-            "total", total["slot"], total["sum_id"], total["schema"], list(total["survivors"]), hashes_of
-        )
+        place = (total["slot"], total["sum_id"], total["schema"], list(total["survivors"]))
+        return sha("total 3", *place, hashes_of, total["receipts"])
+
+    def _receipts_digest(self, receipts: list[Any]) -> bytes:
+        return sha("receipts", [self._receipt_string(receipt) for receipt in receipts])
+
+    def _receipt_string(self, receipt: Mapping[str, Any]) -> bytes:
+        keys = ("name", "slot", "sum_id", "basis", "total", "combinations", "follows", *GROUPS)
+        return fields("receipt 3", self.session, *(receipt[key] for key in keys))
 
     def _between(self, name: str, group: str) -> bytes:
         """A site's term of the last total with its masks between survivors, and no other."""
@@ -449,9 +452,10 @@ class Run:
                 (plus if name == first else minus).append(mask)
         return ring_sum(specs, group, plus, minus)
 
-    def _combined(self, name: str, challenge: bytes) -> dict[str, bytes]:
+    def _combined(self, name: str) -> dict[str, bytes]:
         if not self.total or name not in self.revealed:
             return {}
+        challenge = sha("challenge 3", self.session, self.told)
         specs = self.params["schemas"][self.total["schema"]]
         return {
             group: combined(specs, group, challenge, self._between(name, group))
@@ -516,11 +520,11 @@ class Run:
             "sum_id": item["sum_id"],
             "basis": bytes.fromhex(item["basis"]),
             "total": self.told,
-            "seed": self.random[name](32),
+            "combinations": self._combined(name),
             "follows": True,
             **{group: hashlib.sha256(links + masked[group]).digest() for group in GROUPS},
         }
-        receipt["signature"] = sign(self.signing[name], fields("receipt 2", self.session, *receipt.values()))
+        receipt["signature"] = sign(self.signing[name], self._receipt_string(receipt))
         return {**masked, "receipt": receipt, "links": links}
 
     def _reveal(self, name: str, slot: int, here: list[str]) -> dict[str, Any]:

@@ -222,14 +222,14 @@ class Site:
                 follows=self.follows,
                 term=term,
                 history=self.history,
+                kept=self.kept.get,
                 profile=self.profile,
-                random=self.random,
             )
         )
 
     def agree(self, raw: bytes) -> bytes:
         request = AgreementRequest.from_bytes(raw)
-        return self.take(agree(self.state, request, history=self.history, kept=self.kept.get))
+        return self.take(agree(self.state, request, history=self.history))
 
     def reveal(self, raw: bytes) -> bytes:
         request = RevealRequest.from_bytes(raw)
@@ -365,7 +365,9 @@ class World:
             self._arrive(total.add, "masked", name, raw)
 
     def agree(self, total: Sum, sites: Iterable[str]) -> None:
-        """Exchange 4."""
+        """Exchange 4, after a drop-out."""
+        if total.full:
+            return
         request = total.agreement_request().to_bytes()
         for name in sites:
             raw = self.sites[name].agree(self.tamper("agreement_request", name, request))

@@ -26,7 +26,7 @@ from tightframe.securesum.rules import SiteRules
 from tightframe.securesum.server import Enrolment, Opened, Session, Sum
 
 VECTORS = Path(__file__).parents[2] / "securesum" / "vectors"
-VERSION = 2
+VERSION = 3
 
 
 @cache
@@ -187,9 +187,9 @@ def order(vector: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [(task, name) for task in ("enroll", "confirm") for name in roster]
     for item in vector["sums"]:
         here = [name for name in roster if name not in item["missing"]]
-        for task in ("contribute", "agree", "reveal"):
-            # A site may be gone by the time it is asked to agree: then its term in the last total is shown.
-            away = () if task == "contribute" else item["silent"]
+        for task in ("contribute", "agree", "reveal") if item["missing"] else ("contribute", "reveal"):
+            # A site that gave no shares of a total does not combine its term of it, which is then shown.
+            away = item["silent"] if task == "reveal" else ()
             found += [(task, name) for name in here if name not in away]
     return found
 

@@ -31,6 +31,7 @@ from tightframe.securesum.messages import (
     agreement_signed,
     challenge,
     ready_signed,
+    receipts_digest,
     session_id,
 )
 from tightframe.securesum.primitives import Secret, ed25519_public, ed25519_sign, kem_public, x25519_public
@@ -95,20 +96,21 @@ class Epoch:
     ) -> Receipt:
         total = NO_TOTAL if told is None else told.digest()
         hashes = os.urandom(32), os.urandom(32)
-        unsigned = Receipt(name, slot, sum_id, basis, total, os.urandom(32), True, *hashes, b"")
+        unsigned = Receipt(name, slot, sum_id, basis, total, {}, True, *hashes, b"")
         unsigned = replace(unsigned, **changes)
         return replace(unsigned, signature=self.sign(name, unsigned.signed(self.session)))
 
-    def agreement(
-        self, name: str, receipts: Sequence[Receipt], combinations: Mapping[Group, bytes], **changes: Any
-    ) -> Agreement:
+    def resigned(self, receipt: Receipt, **changes: Any) -> Receipt:
+        """A receipt with something else in it, signed."""
+        receipt = replace(receipt, **changes)
+        return replace(receipt, signature=self.sign(receipt.name, receipt.signed(self.session)))
+
+    def agreement(self, name: str, receipts: Sequence[Receipt], **changes: Any) -> Agreement:
         """An agreement; ``changes`` are of what is signed, too."""
-        item = replace(Agreement(name, receipts[0].slot, combinations, b""), **changes)
+        item = replace(Agreement(name, receipts[0].slot, b""), **changes)
         survivors = [receipt.name for receipt in receipts]
-        made = challenge(self.session, receipts)
-        signed = agreement_signed(
-            self.session, item.slot, receipts[0].sum_id, survivors, made, item.combinations
-        )
+        digest = receipts_digest(self.session, receipts)
+        signed = agreement_signed(self.session, item.slot, receipts[0].sum_id, survivors, digest)
         return replace(item, signature=self.sign(name, signed))
 
 
@@ -186,16 +188,25 @@ class Run:
         *,
         missing: Sequence[str] = (),
         agreeing: Sequence[str] | None = None,
+        silent: Sequence[str] = (),
         attempt: int = 0,
         **changes: Any,
     ) -> SumRecord:
-        """What is recorded of a sum in which some were missing."""
+        """What is recorded of a sum in which some were missing, and some sent no combinations."""
         sum_id = SumId.of("train", 10 * epoch.params.epoch + slot, 0, attempt)
         basis = hashlib.sha256(str(sum_id).encode()).digest()
         survivors = tuple(name for name in epoch.params.roster if name not in missing)
         last = self.last.get(epoch.session)
         told = None if last is None else last.told
-        receipts = tuple(epoch.receipt(name, slot, sum_id, basis, told) for name in survivors)
+        combined = {} if last is None else self.combinations(epoch, last)
+        combined = {name: combined.get(name, {}) for name in survivors if name not in silent}
+        receipts = tuple(
+            epoch.receipt(name, slot, sum_id, basis, told, combinations=combined.get(name, {}))
+            for name in survivors
+        )
+        signers = survivors if agreeing is None else agreeing
+        if survivors == epoch.params.roster:
+            signers = ()
         made = SumRecord(
             epoch=epoch.params.epoch,
             slot=slot,
@@ -205,24 +216,19 @@ class Run:
             rests_on=told,
             receipts=receipts,
             survivors=survivors,
-            agreements=self.agreements(epoch, receipts, survivors if agreeing is None else agreeing),
+            agreements=tuple(epoch.agreement(name, receipts) for name in signers),
         )
-        gone = () if told is None else set(told.survivors) - {item.name for item in made.agreements}
+        gone = () if told is None else set(told.survivors) - {n for n, own in combined.items() if own}
         return replace(replace(made, proved=tuple(sorted(gone))), **changes)
 
-    def agreements(
-        self, epoch: Epoch, receipts: Sequence[Receipt], agreeing: Sequence[str]
-    ) -> tuple[Agreement, ...]:
-        """The agreements of these silos, with true combinations."""
-        last, made = self.last.get(epoch.session), []
-        for name in agreeing:
-            combined: Mapping[Group, bytes] = {}
-            if last is not None and name in last.terms:
-                peers = {item.name: item for item in epoch.advertisements}
-                ground = Ground(epoch.session, epoch.params, peers, last.told)
-                combined = ground.combine(challenge(epoch.session, receipts), last.terms[name])
-            made.append(epoch.agreement(name, receipts, combined))
-        return tuple(made)
+    def combinations(self, epoch: Epoch, last: Opening) -> dict[str, dict[Group, bytes]]:
+        """The true combinations of each silo's term of a total."""
+        peers = {item.name: item for item in epoch.advertisements}
+        ground, made = (
+            Ground(epoch.session, epoch.params, peers, last.told),
+            challenge(epoch.session, last.told),
+        )
+        return {name: ground.combine(made, term) for name, term in last.terms.items()}
 
     def opened(
         self,
@@ -245,8 +251,9 @@ class Run:
             )
         )
         hashes = {group: hashlib.sha256(data).digest() for group, data in total.items()}
-        told = Told(record.slot, record.sum_id, record.schema, record.survivors, hashes)
         session = self.sessions[record.epoch]
+        digest = receipts_digest(session, record.receipts)
+        told = Told(record.slot, record.sum_id, record.schema, record.survivors, hashes, digest)
         self.last[session], self.totals[told.digest()] = Opening(told, terms), total
 
     def failed(

@@ -21,6 +21,7 @@ from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.securesum.encoding import add_into
 from tightframe.securesum.messages import GROUPS, FieldSpec, SumId, Total
+from tightframe.securesum.primitives import HASH_BYTES
 
 Term = Mapping[Group, bytes]
 IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
@@ -394,8 +395,9 @@ class PlainSums:
             raise too_few(sum_title(sum_id), self._min_sites, cohort, failed)
         down, totals = len(requests) * len(self._last), total.open()
         groups: dict[Group, bytes] = {group: pack(schema, group, totals) for group in GROUPS}
-        # Plain sums have neither slots nor named schemas.
-        self._last = Total(0, sum_id, sum_id.phase, tuple(sorted(cohort)), groups).to_bytes()
+        # Plain sums have neither slots, nor named schemas, nor receipts.
+        place = 0, sum_id, sum_id.phase, tuple(sorted(cohort))
+        self._last = Total(*place, groups, bytes(HASH_BYTES)).to_bytes()
         return Collected(sorted(cohort), failed, totals, False, down, up)
 
     @property

@@ -101,7 +101,7 @@ class SecureSums:
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """Collect a sum in three exchanges: terms, agreement and proof of the last total, shares.
+        """Collect a sum in two exchanges, terms and shares; after a drop-out agreement stands between them.
 
         Raises:
             TooFewError: TF-501; nothing was opened.
@@ -248,12 +248,14 @@ class SecureSums:
             self._record.failed(total, "TF-612")
             self._spool.erase(total.slot)
             return Collected(cohort, failed, {}, True, *traffic)
-        request = total.agreement_request().to_bytes()
-        lost = self._ask(transport, "agree", request, cohort, total.add_agreement)
-        if len(total.agreements) < self.params.threshold:
-            agreed = [item.name for item in total.agreements]
-            detail = " that agreed on the survivors"
-            raise too_few(title, self.params.threshold, agreed, lost, detail)
+        lost: dict[str, str] = {}
+        if not total.full:
+            request = total.agreement_request().to_bytes()
+            lost = self._ask(transport, "agree", request, cohort, total.add_agreement)
+            if len(total.agreements) < self.params.threshold:
+                agreed = [item.name for item in total.agreements]
+                detail = " that agreed on the survivors"
+                raise too_few(title, self.params.threshold, agreed, lost, detail)
         try:
             request = total.reveal_request().to_bytes()
         except VerificationError as error:

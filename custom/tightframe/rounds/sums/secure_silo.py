@@ -19,7 +19,7 @@ from tightframe.securesum import messages, rules, site
 from tightframe.securesum.errors import InconsistencyError, ReplayError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Established
+from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Established, Masked
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -192,6 +192,7 @@ class SecureSite:
                     follows=encoded.follows,
                     term=encoded.term,
                     history=history,
+                    kept=self._vault.recall,
                     profile=self._profile(setup),
                 )
                 reply = self._commit("contribute", key, step)
@@ -204,13 +205,12 @@ class SecureSite:
         return self._once("contribute", raw, named, make)
 
     def agree(self, raw: Any) -> bytes:
-        """Sign a sum's survivors and challenge, once for ever; combine this site's term of the total told."""
+        """Sign a sum's survivors, fewer than the roster, once for ever."""
 
         def make(key: bytes) -> bytes:
             request = messages.AgreementRequest.from_bytes(raw)
             with self._vault.locked() as history:
-                kept = self._vault.recall
-                step = site.agree(self._established(), request, history=history, kept=kept)
+                step = site.agree(self._established(), request, history=history)
                 return self._commit("agree", key, step)
 
         return self._once("agree", raw, b"", make)
@@ -225,7 +225,7 @@ class SecureSite:
                 step = site.reveal(state, request, history=history, kept=self._vault.recall)
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
-            assert isinstance(slot, Agreed)  # noqa: S101 - nothing else is revealed
+            assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply

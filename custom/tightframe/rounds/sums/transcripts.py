@@ -18,7 +18,7 @@ from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest, Told
-from tightframe.securesum.site.state import Agreed, Established
+from tightframe.securesum.site.state import Agreed, Established, Masked
 
 if TYPE_CHECKING:
     from tightframe.securesum import server  # not loaded at silos, where every task may be a process
@@ -91,7 +91,7 @@ class SiteRecord:
         self._file.write(line)
 
     def sum(
-        self, params: Params, slot: Agreed, told: Told | None, request: RevealRequest, reply: Reveal
+        self, params: Params, slot: Masked | Agreed, told: Told | None, request: RevealRequest, reply: Reveal
     ) -> None:
         """Record a sum for which this site gave its shares; a site never learns whether it was opened."""
         groups = [group for group in GROUPS if getattr(reply, group)]

@@ -57,6 +57,7 @@ from tightframe.securesum.messages import (
     challenge,
     links_of,
     pair_secret_hash,
+    receipts_digest,
     share_hash,
 )
 from tightframe.securesum.primitives import KEY_BYTES, Secret
@@ -87,7 +88,7 @@ class Opened:
 
 
 class Sum:
-    """One sum in one slot: collect terms, close, agree, reveal, open.
+    """One sum in one slot: collect terms, close, agree if a site is missing, reveal, open.
 
     A message that an ``add`` method refuses leaves the sum unchanged, and the sum continues without it.
 
@@ -223,15 +224,16 @@ class Sum:
         return self._survivors
 
     def agreement_request(self) -> AgreementRequest:
-        """Return the request to sign the survivor set and the challenge.
+        """Return the request to sign the survivor set; nobody signs it if it is the whole roster.
 
         Raises:
             StateError: TF-609, before ``close``.
         """
-        return AgreementRequest(self.slot, tuple(self._receipts[name] for name in self._closed()))
+        self._closed()
+        return AgreementRequest(self.slot, self.receipts)
 
     def add_agreement(self, site: str, raw: bytes) -> None:
-        """Add one survivor's signature of the survivor set and the challenge, and its combinations.
+        """Add one survivor's signature of the survivor set and its receipts.
 
         Raises:
             StateError: TF-609, before ``close``, or once the request to reveal was made.
@@ -250,17 +252,11 @@ class Sum:
                 self._session.peers[site].session_key,
                 item.signature,
                 agreement_signed(
-                    self._session.session,
-                    self.slot,
-                    self.sum_id,
-                    survivors,
-                    self._challenge(),
-                    item.combinations,
+                    self._session.session, self.slot, self.sum_id, survivors, self._receipts_digest
                 ),
                 owner=site,
-                what="the survivor set and the challenge",
+                what="a survivor set",
             )
-            self._check_combinations(site, item.combinations)
         except ProtocolError as error:
             error.blamed = site
             raise
@@ -273,10 +269,11 @@ class Sum:
         ones is named by ``open``.
 
         Raises:
-            RecoveryError: TF-613, with fewer than t signatures: no site would reveal.
+            RecoveryError: TF-613, with fewer than t signatures where a site is missing: no site would reveal.
             VerificationError: TF-623, if the total that this sum rests on is not the sum of its terms.
         """
-        survivors, needed = self._closed(), self._params.threshold
+        self._closed()
+        needed = 0 if self.full else self._params.threshold
         if len(self._agreements) < needed:
             raise RecoveryError(
                 f"the number of signatures under the survivor set of sum {self.sum_id}",
@@ -285,9 +282,8 @@ class Sum:
             )
         if self._proved is None:
             self._proved = {} if self.rests_on is None else self._settle(self.rests_on)
-        receipts = tuple(self._receipts[name] for name in survivors)
         dropped = {} if self.rests_on is None or not self._proved else self.rests_on.seeds_of_dropped()
-        return RevealRequest(self.slot, receipts, self.agreements, self._proved, dropped)
+        return RevealRequest(self.slot, self.receipts, self.agreements, self._proved, dropped)
 
     def add_reveal(self, site: str, raw: bytes) -> None:
         """Add one survivor's shares, each checked against the hash that its dealer signed.
@@ -345,7 +341,8 @@ class Sum:
             self._totals[group].add_streams(plus, minus)
         self._opened = True
         groups = {group: self._totals[group].to_bytes() for group in secrets}
-        total = Total(self.slot, self.sum_id, self.schema, survivors, MappingProxyType(groups))
+        opened = MappingProxyType(groups)
+        total = Total(self.slot, self.sum_id, self.schema, survivors, opened, self._receipts_digest)
         evidence = Evidence(
             self._session,
             total,
@@ -390,9 +387,12 @@ class Sum:
             if size != needed:
                 raise MessageError(f"the {group} term of {site}", expected=f"{needed} bytes", found=str(size))
             links_of(masked.links, group, self._params.roster, site)
+        self._check_combinations(site, receipt.combinations)
 
-    def _challenge(self) -> bytes:
-        return challenge(self._session.session, [self._receipts[name] for name in self._closed()])
+    @cached_property
+    def _receipts_digest(self) -> bytes:
+        """The digest of the survivors' receipts; after ``close``."""
+        return receipts_digest(self._session.session, self.receipts)
 
     def _check_combinations(self, site: str, combined: Mapping[Group, bytes]) -> None:
         """Check the form of a site's combinations; it may send none."""
@@ -412,9 +412,10 @@ class Sum:
         Raises:
             VerificationError: TF-623, if it is false.
         """
-        ground, made = evidence.ground, self._challenge()
+        ground = evidence.ground
+        made = challenge(ground.session, ground.told)
         expected = ground.combine(made, evidence.total.groups)
-        given = {name: item.combinations for name, item in self._agreements.items() if item.combinations}
+        given = {name: item.combinations for name, item in self._receipts.items() if item.combinations}
         proofs = {name: evidence.proof(name) for name in ground.told.survivors if name not in given}
         shown = {name: ground.combine(made, evidence.term(proof)) for name, proof in proofs.items()}
         try:

@@ -10,7 +10,6 @@ totals is in ``site.totals``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -27,7 +26,6 @@ from tightframe.securesum.masks import Accumulator, Layout, pair_key, self_key
 from tightframe.securesum.messages import (
     GROUPS,
     NO_TOTAL,
-    SEED_BYTES,
     Agreement,
     AgreementRequest,
     FieldSpec,
@@ -38,11 +36,10 @@ from tightframe.securesum.messages import (
     RevealRequest,
     TermRequest,
     Told,
-    Total,
     agreement_signed,
-    challenge,
+    receipts_digest,
 )
-from tightframe.securesum.primitives import HASH_BYTES, Random, ed25519_sign
+from tightframe.securesum.primitives import HASH_BYTES, ed25519_sign
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.setup import (
     Step,
@@ -53,7 +50,6 @@ from tightframe.securesum.site.setup import (
     setup_digest,
 )
 from tightframe.securesum.site.state import (
-    TOTAL,
     Abandoned,
     Advertised,
     Confirmed,
@@ -103,10 +99,13 @@ def mask(
     follows: bool,
     term: Mapping[Group, bytes],
     history: journal.History,
+    kept: Kept,
     profile: journal.Profile | None = None,
-    random: Random = os.urandom,
 ) -> Step[Established, Masked]:
-    """Mask a term with the one-time secrets of a slot, and drop these secrets.
+    """Mask a term with the one-time secrets of a slot, and drop these secrets; combine the term before.
+
+    The receipt has the combinations of this site's own term of the total told. A site combines its term only
+    of the total that it was told last, and only if it revealed its shares for that total.
 
     The masked term and the keys of its masks are kept until shares of the slot are revealed; then the term
     with its masks between survivors, until a request rests on a later total: see ``site.totals``.
@@ -126,14 +125,14 @@ def mask(
         follows: whether this site computed that state by itself.
         term: the encoded integers of each group, little-endian in schema order.
         history: everything in this site's journal.
+        kept: what earlier steps kept.
         profile: the term's release profile; None if noise makes a single profile unnecessary.
-        random: source of random bytes.
 
     Raises:
         ParametersError: TF-601, if slot or schema are not those of the epoch's parameters.
         MessageError: TF-604, if a term does not have the schema's size.
         ReplayError: TF-608, if the slot or the sum was used before, or another setup came before.
-        StateError: TF-609, if the setup is missing.
+        StateError: TF-609, if the setup is missing, or the term of the total told is lost.
         StaticCohortError: TF-612, if the static group was masked for another cohort meanwhile.
         ReleaseProfileError: TF-617, if terms were formed under another profile meanwhile.
         TotalError: TF-622, if the request rests on another total than it may; see ``check_told``.
@@ -148,7 +147,7 @@ def mask(
             f"but got {len(basis)} bytes and {sorted(term)}."
         )
     history.check_slot(params.job, params.epoch, slot, request.sum_id)
-    told = _told(check_told(state, request, history))
+    total = check_told(state, request, history)
     layouts = {group: group_layout(fields, group) for group in GROUPS}
     commitments = _commitments(state.epoch, layouts["static"], profile, history)
     established = _established(state, request)
@@ -159,6 +158,8 @@ def mask(
         raise ReplayError(
             f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
         )
+    told, expected, combinations = combined(established, total, kept)
+    del total  # as large as the term that is masked now
     own = established.epoch.name
     secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
     keys = {group: _pair_keys(established, slot, group, secrets[group]) for group in GROUPS}
@@ -179,7 +180,7 @@ def mask(
         sum_id=request.sum_id,
         basis=basis,
         total=NO_TOTAL if told is None else told.digest(),
-        seed=random(SEED_BYTES),
+        combinations=combinations,
         follows=follows,
         update=masked_hash(masked["update"], links),
         static=masked_hash(masked["static"], links),
@@ -193,47 +194,43 @@ def mask(
         *established.slots[slot + 1 :],
     )
     used = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
-    after = replace(established, sums=(*established.sums, request.sum_id), slots=slots, told=told)
-    kept: dict[str, bytes | None] = {
+    sums = (*established.sums, request.sum_id)
+    after = replace(established, sums=sums, slots=slots, told=told, expected=expected)
+    left: dict[str, bytes | None] = {
         term_name(earlier): None
         for earlier, held in enumerate(established.slots[:slot])
         if not isinstance(held, Fresh | Abandoned) and not _still_needed(held, earlier, told)
     }
-    kept |= {term_name(slot): KeptTerm(masked, own_keys, keys).to_bytes(), TOTAL: request.total or None}
+    left[term_name(slot)] = KeptTerm(masked, own_keys, keys).to_bytes()
     reply = Masked(masked["update"], masked["static"], receipt, links)
-    return Step(after, reply, (*commitments, used), kept)
+    return Step(after, reply, (*commitments, used), left)
 
 
 def agree(
-    state: Established, request: AgreementRequest, *, history: journal.History, kept: Kept
+    state: Established, request: AgreementRequest, *, history: journal.History
 ) -> Step[Established, Agreement]:
-    """Sign the survivor set of a slot and the challenge; combine this site's own term of the total told.
-
-    A site signs one set and one challenge for each slot. It combines its term only of the total that it was
-    told last, and only if it revealed its shares for that total, so that the server knows the total anyway.
+    """Sign a survivor set that is smaller than the roster, with its receipts, once for ever.
 
     Raises:
         SignatureError: TF-603, if a receipt was not signed by its site in this session.
-        StateError: TF-609, if this slot holds no masked term of this site, or what was kept is lost.
-        InconsistencyError: TF-610, if a receipt is of another sum, basis or total than this site's, or the
-            challenge is another one than that signed before.
-        SurvivorsError: TF-611, if the set is too small, lacks this site, or is not the one signed before.
+        StateError: TF-609, if this slot holds no masked term of this site.
+        InconsistencyError: TF-610, if a receipt is of another sum, basis or total than this site's, or not
+            one of those signed before.
+        SurvivorsError: TF-611, if the set is too small, lacks this site, is the whole roster, or is not the
+            one signed before.
         FollowersError: TF-624, if too few sites computed the state by themselves.
     """
     require_state(state, Established)
     epoch, params, slot = state.epoch, state.epoch.params, request.slot
-    held, survivors = _survivors(state, slot, request.receipts, history)
-    made = challenge(state.session, request.receipts)
-    if isinstance(held, AgreedSlot) and held.challenge != made:
-        raise _another_challenge(slot)
-    own: Mapping[Group, bytes] = {}
-    expected: Mapping[Group, bytes] = {}
-    if state.told is not None:
-        expected, own = combined(state, state.told, made, kept)
-    signed = agreement_signed(state.session, slot, held.receipt.sum_id, survivors, made, own)
-    reply = Agreement(epoch.name, slot, own, ed25519_sign(state.signing, signed))
+    held, survivors, receipts = _survivors(state, slot, request.receipts, history)
+    if survivors == params.roster:
+        raise SurvivorsError(
+            f"the survivors of slot {slot} to sign", expected="fewer than the roster", found="all of it"
+        )
+    signed = agreement_signed(state.session, slot, held.receipt.sum_id, survivors, receipts)
+    reply = Agreement(epoch.name, slot, ed25519_sign(state.signing, signed))
     entry = journal.Agreed(params.job, params.epoch, slot, survivors)
-    agreed = AgreedSlot(held.schema, held.receipt, held.shares, survivors, made, expected)
+    agreed = AgreedSlot(held.schema, held.receipt, held.shares, survivors, receipts)
     return Step(state.with_slot(slot, agreed), reply, (entry,))
 
 
@@ -242,33 +239,32 @@ def reveal(
 ) -> Step[Established, Reveal]:
     """Reveal this site's shares of a slot: of b for the survivors, of a for the dropped sites.
 
-    At least t sites must have signed exactly the set and the challenge that this site signed. Opening one
-    slot over two different sets would need t - c honest sites for each, which 2t > n + c rules out. And the
-    combinations of all terms of the total told must add up to those of the total: what was computed from a
-    false total is never opened.
+    If a site of the roster is missing, at least t sites must have signed exactly the set and the receipts
+    that this site signed. If none is, there is nothing to sign: no share of any a is revealed, and whoever
+    reveals for the whole roster signs no other set and reveals for none. Opening one slot over two different
+    sets would need t - c honest sites for each, which 2t > n + c rules out. And the combinations of all terms
+    of the total told must add up to those of the total: what was computed from a false total is never opened.
 
     Raises:
         SignatureError: TF-603, if a receipt or an agreement was not signed by its site.
         StateError: TF-609, if this slot holds no masked term of this site, or no longer.
-        InconsistencyError: TF-610, if a receipt is of another sum, basis or total than this site's, or the
-            challenge is not the one that this site signed.
-        SurvivorsError: TF-611, if the set is too small, lacks this site, was not signed by it, was signed
-            by fewer than t, or differs from the one signed before.
+        InconsistencyError: TF-610, if a receipt is of another sum, basis or total than this site's, or not
+            one of those that this site signed.
+        SurvivorsError: TF-611, if the set is too small, lacks this site, or differs from the one signed
+            before; if it is smaller than the roster and was not signed by this site, or by fewer than t.
         VerificationError: TF-623, if the total told is false, or is not shown to be the sum of its terms.
         FollowersError: TF-624, if too few sites computed the state by themselves.
     """
     require_state(state, Established)
     epoch, params, slot = state.epoch, state.epoch.params, request.slot
-    held, survivors = _survivors(state, slot, request.receipts, history)
-    if isinstance(held, MaskedSlot):
+    held, survivors, receipts = _survivors(state, slot, request.receipts, history)
+    if survivors != params.roster and isinstance(held, MaskedSlot):
         raise SurvivorsError(
             f"the survivors of slot {slot}", expected="signed by this site", found=str(list(survivors))
         )
-    if held.challenge != challenge(state.session, request.receipts):
-        raise _another_challenge(slot)
-    _check_agreements(state, held, request.agreements)
+    _check_agreements(state, held, survivors, receipts, request.agreements)
     if state.told is not None:
-        check_total(ground_of(state, state.told), request, held.challenge, held.expected)
+        check_total(ground_of(state, state.told), request, state.expected)
     groups = _groups(state, held, survivors, history)
     for group in groups:
         history.check_kinds(params.job, params.epoch, slot, survivors, group)
@@ -291,8 +287,8 @@ def reveal(
         entries.insert(0, journal.TotalVerified(params.job, params.epoch, *verified))
     if "static" in groups:
         entries.append(journal.StaticOpened(epoch.dataset, survivors, params.lineage))
-    revealed = Revealed(held.schema, held.receipt.sum_id, survivors, groups)
-    left = {term_name(slot): rest.to_bytes(), TOTAL: None}
+    revealed = Revealed(held.schema, held.receipt.sum_id, survivors, receipts, groups)
+    left = {term_name(slot): rest.to_bytes()}
     return Step(state.with_slot(slot, revealed), reply, tuple(entries), left)
 
 
@@ -388,11 +384,6 @@ def _masked(layout: Layout, term: bytes, own: str, own_key: bytes, keys: Mapping
     return vector.to_bytes()
 
 
-def _told(total: Total | None) -> Told | None:
-    """Return a total without its integers, which the caller then no longer holds while it masks."""
-    return None if total is None else total.told()
-
-
 def _still_needed(held: SlotState, slot: int, told: Told | None) -> bool:
     """Return True for the slot of the total told, if this site gave its shares for it."""
     return told is not None and told.slot == slot and isinstance(held, Revealed)
@@ -405,8 +396,11 @@ def _erased(slot: SlotState) -> SlotState:
 
 def _survivors(
     state: Established, slot: int, receipts: Sequence[Receipt], history: journal.History
-) -> tuple[MaskedSlot | AgreedSlot, tuple[str, ...]]:
-    """Return the slot's state and the survivor set, once every receipt is checked to be of this sum."""
+) -> tuple[MaskedSlot | AgreedSlot, tuple[str, ...], bytes]:
+    """Return the slot's state, the survivor set and the digest of the receipts, once these are checked.
+
+    Every receipt must be of this sum, and those of a survivor set that this site signed the ones it signed.
+    """
     epoch, params = state.epoch, state.epoch.params
     if slot >= params.slots:
         raise StateError("the slot", expected=f"below {params.slots}", found=str(slot))
@@ -437,7 +431,14 @@ def _survivors(
     for receipt in receipts:
         _check_receipt(state, held.receipt, receipt)
     check_followers(receipts, params)
-    return held, survivors
+    found = receipts_digest(state.session, receipts)
+    if isinstance(held, AgreedSlot) and held.receipts != found:
+        raise InconsistencyError(
+            f"the receipts of slot {slot}",
+            expected="those with which this site signed the survivor set",
+            found="others",
+        )
+    return held, survivors, found
 
 
 def _check_receipt(state: Established, own: Receipt, receipt: Receipt) -> None:
@@ -459,51 +460,51 @@ def _check_receipt(state: Established, own: Receipt, receipt: Receipt) -> None:
         )
 
 
-def _check_agreements(state: Established, held: AgreedSlot, agreements: Sequence[Agreement]) -> None:
-    """Check that at least t survivors signed the survivors and the challenge that this site signed."""
-    slot, threshold = held.receipt.slot, state.epoch.params.threshold
+def _check_agreements(
+    state: Established,
+    held: MaskedSlot | AgreedSlot,
+    survivors: tuple[str, ...],
+    receipts: bytes,
+    agreements: Sequence[Agreement],
+) -> None:
+    """Check that at least t survivors signed the survivor set and the receipts, unless it is the roster."""
+    slot, params = held.receipt.slot, state.epoch.params
+    if survivors == params.roster:
+        if agreements:
+            raise SurvivorsError(
+                f"the signatures under the survivor set of slot {slot}, the whole roster",
+                expected="none",
+                found=str(len(agreements)),
+            )
+        return
     signers = [item.name for item in agreements]
-    in_order = [name for name in held.survivors if name in signers]
+    in_order = [name for name in survivors if name in signers]
     if signers != in_order:
         raise SurvivorsError(
             f"the signers of the survivor set of slot {slot}",
             expected="survivors, sorted, each once",
             found=str(signers),
         )
-    if len(signers) < threshold:
+    if len(signers) < params.threshold:
         raise SurvivorsError(
             f"the number of signatures under the survivor set of slot {slot}",
-            expected=f"at least {threshold}",
+            expected=f"at least {params.threshold}",
             found=str(len(signers)),
         )
     for item in agreements:
-        signed = agreement_signed(
-            state.session,
-            item.slot,
-            held.receipt.sum_id,
-            held.survivors,
-            held.challenge,
-            item.combinations,
+        signed = agreement_signed(state.session, item.slot, held.receipt.sum_id, survivors, receipts)
+        verify(
+            state.peers[item.name].session_key, item.signature, signed, owner=item.name, what="a survivor set"
         )
-        what = "the survivor set and the challenge"
-        verify(state.peers[item.name].session_key, item.signature, signed, owner=item.name, what=what)
         if item.slot != slot:
             raise InconsistencyError(
                 f"the slot in the agreement of {item.name}", expected=str(slot), found=str(item.slot)
             )
 
 
-def _another_challenge(slot: int) -> InconsistencyError:
-    return InconsistencyError(
-        f"the seeds in the receipts of slot {slot}",
-        expected="those under which this site signed the survivor set",
-        found="others",
-    )
-
-
 def _groups(
     state: Established,
-    held: AgreedSlot,
+    held: MaskedSlot | AgreedSlot,
     survivors: tuple[str, ...],
     history: journal.History,
 ) -> tuple[Group, ...]:

@@ -73,7 +73,6 @@ from tightframe.securesum.shamir import split_many
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import (
     SLOT_SHARES,
-    TOTAL,
     Advertised,
     Confirmed,
     Epoch,
@@ -284,7 +283,7 @@ def establish(state: Confirmed, raw: bytes) -> Established:
         for slot, secrets in enumerate(state.secrets)
     )
     return Established(
-        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots, None
+        epoch, state.session, state.advertisements, state.signing, setup_digest(raw), (), slots, None, {}
     )
 
 
@@ -312,7 +311,7 @@ def _left_behind(previous: Established | None, history: journal.History) -> dict
             expected="verified before the next epoch",
             found="one that was not",
         )
-    return {name: None for name in (TOTAL, *(term_name(slot) for slot in range(params.slots)))}
+    return {term_name(slot): None for slot in range(params.slots)}
 
 
 def require_state(state: object, *kinds: type[object]) -> None:

@@ -38,13 +38,9 @@ from tightframe.securesum.messages import (
 from tightframe.securesum.primitives import KEY_BYTES, Secret
 from tightframe.securesum.rules import minimum_survivors
 
-VERSION = 2
+VERSION = 3
 SLOT_SHARES = len(GROUPS) * len(KINDS) * SHARE_BYTES
 """Bytes of one dealer's shares of one slot."""
-
-
-TOTAL = "total"
-"""Name under which a total told is kept until the site has combined it."""
 
 
 def term_name(slot: int) -> str:
@@ -120,30 +116,32 @@ class Masked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A slot for which this site signed a survivor set and a challenge.
+    """A slot for which this site signed a survivor set that is smaller than the roster.
 
     Attributes:
         schema, receipt, shares: as in ``Masked``.
         survivors: the set.
-        challenge: of the combinations.
-        expected: group -> combinations of the total told; empty if none was.
+        receipts: ``receipts_digest`` of the set.
     """
 
     schema: str
     receipt: Receipt
     shares: Secret
     survivors: tuple[str, ...]
-    challenge: bytes
-    expected: Mapping[Group, bytes]
+    receipts: bytes
 
 
 @dataclass(frozen=True)
 class Revealed:
-    """A slot whose shares of these groups were revealed for these survivors and are erased."""
+    """A slot whose shares of these groups were revealed for these survivors and are erased.
+
+    ``receipts`` is the ``receipts_digest`` of the survivors.
+    """
 
     schema: str
     sum_id: SumId
     survivors: tuple[str, ...]
+    receipts: bytes
     groups: tuple[Group, ...]
 
 
@@ -331,6 +329,7 @@ class Established(_Stored, _Peers):
         sums: the sums for which it masked a term.
         slots: the state of each slot.
         told: the total that the last request for a term rested on; None if none did.
+        expected: group -> combinations of that total.
     """
 
     _kind = "established"
@@ -342,6 +341,7 @@ class Established(_Stored, _Peers):
     sums: tuple[SumId, ...]
     slots: tuple[SlotState, ...]
     told: Told | None
+    expected: Mapping[Group, bytes]
 
     @property
     def last_revealed(self) -> int:
@@ -368,11 +368,12 @@ class Established(_Stored, _Peers):
             [item.as_value() for item in self.sums],
             [_slot_stored(item) for item in self.slots],
             None if self.told is None else _told_stored(self.told),
+            dict(self.expected),
         ]
 
     @classmethod
     def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, advertisements, signing, setup, sums, slots, told = parts
+        epoch, session, advertisements, signing, setup, sums, slots, told, expected = parts
         return cls(
             Epoch._restored(epoch),
             session,
@@ -382,6 +383,7 @@ class Established(_Stored, _Peers):
             tuple(SumId(*item) for item in sums),
             tuple(_slot_restored(item) for item in slots),
             None if told is None else _told_restored(told),
+            dict(expected),
         )
 
 
@@ -405,11 +407,10 @@ def _slot_stored(slot: SlotState) -> list[Any]:
             return ["fresh", secrets.expose(), shares.expose(), pair_secrets.expose()]
         case Masked(schema, receipt, shares):
             return ["masked", schema, receipt.as_value(), shares.expose()]
-        case Agreed(schema, receipt, shares, survivors, challenge, expected):
-            own = [schema, receipt.as_value(), shares.expose()]
-            return ["agreed", *own, list(survivors), challenge, dict(expected)]
-        case Revealed(schema, sum_id, survivors, groups):
-            return ["revealed", schema, sum_id.as_value(), list(survivors), list(groups)]
+        case Agreed(schema, receipt, shares, survivors, receipts):
+            return ["agreed", schema, receipt.as_value(), shares.expose(), list(survivors), receipts]
+        case Revealed(schema, sum_id, survivors, receipts, groups):
+            return ["revealed", schema, sum_id.as_value(), list(survivors), receipts, list(groups)]
         case Abandoned():
             return ["abandoned"]
         case _:
@@ -422,11 +423,10 @@ def _slot_restored(value: list[Any]) -> SlotState:
             return Fresh(_secret(secrets), _secret(shares), _secret(pair_secrets))
         case ["masked", schema, receipt, shares]:
             return Masked(schema, _receipt_restored(receipt), _secret(shares))
-        case ["agreed", schema, receipt, shares, survivors, challenge, expected]:
-            own = _receipt_restored(receipt), _secret(shares)
-            return Agreed(schema, *own, tuple(survivors), challenge, expected)
-        case ["revealed", schema, sum_id, survivors, groups]:
-            return Revealed(schema, SumId(*sum_id), tuple(survivors), tuple(groups))
+        case ["agreed", schema, receipt, shares, survivors, receipts]:
+            return Agreed(schema, _receipt_restored(receipt), _secret(shares), tuple(survivors), receipts)
+        case ["revealed", schema, sum_id, survivors, receipts, groups]:
+            return Revealed(schema, SumId(*sum_id), tuple(survivors), receipts, tuple(groups))
         case ["abandoned"]:
             return Abandoned()
         case _:
@@ -435,12 +435,12 @@ def _slot_restored(value: list[Any]) -> SlotState:
 
 def _told_stored(told: Told) -> list[Any]:
     survivors = list(told.survivors)
-    return [told.slot, told.sum_id.as_value(), told.schema, survivors, dict(told.hashes)]
+    return [told.slot, told.sum_id.as_value(), told.schema, survivors, dict(told.hashes), told.receipts]
 
 
 def _told_restored(value: list[Any]) -> Told:
-    slot, sum_id, schema, survivors, hashes = value
-    return Told(slot, SumId(*sum_id), schema, tuple(survivors), hashes)
+    slot, sum_id, schema, survivors, hashes, receipts = value
+    return Told(slot, SumId(*sum_id), schema, tuple(survivors), hashes, receipts)
 
 
 def _receipt_restored(value: dict[str, Any]) -> Receipt:

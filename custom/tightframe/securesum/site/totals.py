@@ -1,8 +1,8 @@
 """What a site checks of the totals that it is told, and what it tells of its own term in them.
 
-A total is told with the request for the next term. The site answers ``agree`` with combinations of its own
-term of that total, and reveals shares of the next sum only if everybody's add up to those of the total. Until
-then nothing that was computed from the total is opened.
+A total is told with the request for the next term. The site sends combinations of its own term of that
+total in the receipt of the next, and reveals shares of the next sum only if everybody's add up to those of
+the total. Until then nothing that was computed from the total is opened.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from tightframe.securesum.messages import (
     Told,
     Total,
     by_group,
+    challenge,
 )
 from tightframe.securesum.primitives import KEY_BYTES
 from tightframe.securesum.proofs import Ground
 from tightframe.securesum.rules import MAX_SITES
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.state import TOTAL, Confirmed, Established, Fresh, Revealed, term_name
+from tightframe.securesum.site.state import Confirmed, Established, Fresh, Revealed, term_name
 
 Kept: TypeAlias = Callable[[str], bytes | None]
 """Returns what earlier steps kept under a name; None if there is nothing."""
@@ -210,27 +211,37 @@ def _check_own(what: str, total: Total, state: Confirmed | Established, history:
                 f"of sum {held.sum_id} and {list(held.groups)}, for which this site gave its shares",
                 f"{total.sum_id}, {sorted(total.groups)}",
             )
+        if total.receipts != held.receipts:
+            raise _refused(f"the receipts of {what}", "those for which this site gave its shares", "others")
     elif state.epoch.name in total.survivors and total.sum_id not in masked:
         raise _refused(f"the survivors of {what}", "without this site, which has no term in it", "with it")
 
 
 def combined(
-    state: Established, told: Told, challenge: bytes, kept: Kept
-) -> tuple[dict[Group, bytes], dict[Group, bytes]]:
-    """Return the combinations of the total told, and those of this site's own term of it.
+    state: Established, total: Total | None, kept: Kept
+) -> tuple[Told | None, dict[Group, bytes], dict[Group, bytes]]:
+    """Return a total without its integers, its combinations, and those of this site's own term of it.
 
-    The second are empty if the site gave no shares for that total.
+    The last are empty if the site gave no shares for that total. A site that did knows the receipts of its
+    terms; another takes their digest as told, and compares it by the receipts of the next sum.
+
+    Args:
+        state: of the site.
+        total: checked by ``check_told``; None if none was told.
+        kept: what earlier steps kept.
 
     Raises:
-        StateError: TF-609, if the total or the term is lost.
+        StateError: TF-609, if the term is lost.
     """
-    ground = ground_of(state, told)
-    total = Total.from_bytes(require(kept(TOTAL), told.slot)).groups
+    if total is None:
+        return None, {}, {}
+    told = total.told()
+    ground, made = ground_of(state, told), challenge(state.session, told)
     if not isinstance(state.slots[told.slot], Revealed):
-        return ground.combine(challenge, total), {}
+        return told, ground.combine(made, total.groups), {}
     own = KeptTerm.from_bytes(require(kept(term_name(told.slot)), told.slot)).integers
-    expected, made = ground.combine_all(challenge, (total, own))
-    return expected, made
+    expected, mine = ground.combine_all(made, (total.groups, own))
+    return told, expected, mine
 
 
 def require(kept: bytes | None, slot: int) -> bytes:
@@ -259,22 +270,19 @@ def check_followers(receipts: Sequence[Receipt], params: Params) -> None:
         )
 
 
-def check_total(
-    ground: Ground, request: RevealRequest, challenge: bytes, expected: Mapping[Group, bytes]
-) -> None:
+def check_total(ground: Ground, request: RevealRequest, expected: Mapping[Group, bytes]) -> None:
     """Check that the total told is the sum of its terms.
 
     Args:
         ground: of the total.
-        request: its agreements' signatures are checked already.
-        challenge: of the combinations.
+        request: its receipts' signatures are checked already.
         expected: group -> combinations of the total that this site was told.
 
     Raises:
         VerificationError: TF-623.
         SignatureError: TF-603, if a receipt in a proof was not signed by its site.
     """
-    parts = {item.name: item.combinations for item in request.agreements if item.combinations}
+    parts = {item.name: item.combinations for item in request.receipts if item.combinations}
     outside = sorted({*parts, *request.missing} - set(ground.told.survivors))
     if outside:
         raise VerificationError(
@@ -292,8 +300,9 @@ def check_total(
             )
     if request.missing:
         ground.check_dropped(request.dropped)
+    made = challenge(ground.session, ground.told)
     for name, proof in request.missing.items():
-        parts[name] = ground.combine(challenge, ground.show(name, proof, request.dropped))
+        parts[name] = ground.combine(made, ground.show(name, proof, request.dropped))
     ground.check_sum(expected, parts)
 
 

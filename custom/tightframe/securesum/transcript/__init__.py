@@ -3,15 +3,15 @@
 No line can be altered, removed or moved without changing all that follow. The chain itself is not
 signed: whoever holds a file can rewrite it. A rewrite cannot forge the sites' signatures, and these
 are what ``verify`` relies on: advertisements signed by provisioned keys, a signature of readiness of
-every site over the whole session, and for each sum the receipts and the agreements. A receipt names
-the total that its sum rests on by its hash, and the agreements have the combinations by which the
-silos checked that total. All that is *not* signed rests on the writer's word: whose view it is, times,
+every site over the whole session, and for each sum the receipts, and the agreements after a drop-out. A
+receipt names the total that its sum rests on by its hash, and has the combinations by which the silos
+checked that total. All that is *not* signed rests on the writer's word: whose view it is, times,
 the name of a schema, which groups were opened, who was blamed, why a sum failed or a run ended, the
 total of a sum on which no later one rests, which receipts are listed for a sum that failed before it
 had a survivor set, and that no sum was left out. ``docs/transcript.md`` explains the consequences.
 
 ``start``, ``session``, ``opened``, ``failed`` and ``end`` make the lines (``transcript.lines``). A
-transcript of format 1, from before totals were verified, is read by the rules of its time.
+transcript of format 1, from before totals were verified, or 2 is read by the rules of its time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from tightframe.securesum.messages import (
     NO_TOTAL,
     Advertisement,
     Advertisements,
+    Agreement,
     AnyAdvertisement,
     Group,
     Params,
@@ -48,10 +49,11 @@ from tightframe.securesum.messages import (
     agreement_signed,
     challenge,
     ready_signed,
+    receipts_digest,
     session_id,
 )
 from tightframe.securesum.proofs import Ground
-from tightframe.securesum.transcript import format_1
+from tightframe.securesum.transcript import format_1, format_2
 from tightframe.securesum.transcript.lines import (
     FIRST,
     FORMAT,
@@ -152,7 +154,7 @@ class TotalReport:
     Attributes:
         epoch: of its sum.
         told: the total, as the receipts of the sum that rests on it name it.
-        agreed: the silos that signed the challenge of the check.
+        agreed: the silos that signed a receipt of the sum that rests on it; in format 2, the challenge.
         combined: the silos of the total whose own signed combinations are in the check.
         proved: the silos of the total whose term the server showed to the others instead.
         recomputed: whether the combinations were added up here and compared with those of the integers.
@@ -172,7 +174,7 @@ class Report:
 
     Attributes:
         view, job, version, started: of the run, according to its writer.
-        form: the format of the transcript; totals are verified in format 2 only.
+        form: the format of the transcript; totals are verified from format 2 on.
         epochs, sums: in order.
         totals: the totals that were checked, in order.
         unchecked: the opened sums of any content on whose total no later opened sum rests, in order.
@@ -298,8 +300,8 @@ class _Session:
     last: Told | None = None
 
 
-_Place: TypeAlias = tuple[SumId, str, tuple[str, ...], tuple[Group, ...]]
-"""Sum, schema, survivors and opened groups of a line."""
+_Place: TypeAlias = tuple[SumId, str, tuple[str, ...], bytes, tuple[Group, ...]]
+"""Sum, schema, survivors, digest of their receipts (empty before format 3) and opened groups of a line."""
 
 
 @dataclass
@@ -426,7 +428,7 @@ class _Reading:
             _demand(holds, what, required, stated)
 
     def take_sum(self, body: Mapping[str, Any], current: _Session) -> None:
-        if self.form == FORMAT:
+        if self.form > 1:
             keys = set(SumRecord.__dataclass_fields__)
             record = SumRecord(**{key: part for key, part in body.items() if key in keys})
         else:
@@ -436,23 +438,26 @@ class _Reading:
         self.check_place(record, current)
         signers = _check_receipts(record, current, self.form)
         _check_survivors(record, signers, opened=bool(groups))
-        if self.form == FORMAT:
+        if self.form > 1:
             self.check_rests_on(record, current)
-            _check_agreed(record, current, opened=bool(groups))
+            (_check_agreed if self.form == FORMAT else _check_agreed_2)(record, current, opened=bool(groups))
             if groups:
                 _check_followers(record, current)
                 self.check_totals(record, current)
         else:
             _check_agreed_1(record, current, body["agreements"], opened=bool(groups))
+        receipts = receipts_digest(current.identifier, record.receipts) if self.form == FORMAT else b""
         if groups:
             self.check_opened(record, current, groups)
             total = body.get("total", groups)
             _demand(set(total) == set(groups), "sum.total", f"of {list(groups)}", str(sorted(total)))
             if self.view == SERVER:
-                current.last = Told(record.slot, record.sum_id, record.schema, record.survivors, total)
+                place = record.slot, record.sum_id, record.schema, record.survivors
+                current.last = Told(*place, total, receipts)
         blamed = body.get("blamed", {})
         _demand(set(blamed) <= set(roster), "sum.blamed", f"sites of {list(roster)}", str(sorted(blamed)))
-        current.slots[record.slot] = (record.sum_id, record.schema, record.survivors, groups)
+        own = record.sum_id, record.schema, record.survivors, receipts, groups
+        current.slots[record.slot] = own
         self.identifiers.add(record.sum_id)
         # A site that was not shown the receipts does not know which other sites took part: none is missing.
         present = signers if self.view == SERVER else record.survivors or roster
@@ -468,7 +473,7 @@ class _Reading:
         """Check the total that a sum rests on against the lines before; its digest stands in each receipt."""
         told, params = record.rests_on, current.params
         if self.view == SERVER:
-            stated, last = _named(told), _named(current.last)
+            stated, last = _named(told, self.form), _named(current.last, self.form)
             _demand(told == current.last, "sum.rests_on", f"the last opened total, {last}", stated)
         proved = list(record.proved)
         if told is None:
@@ -485,13 +490,13 @@ class _Reading:
                 str(list(told.survivors)),
             ),
             (
-                place is None or place[:3] == (told.sum_id, told.schema, told.survivors),
+                place is None or place[:4] == (told.sum_id, told.schema, told.survivors, told.receipts),
                 "sum",
                 f"that of the line of slot {told.slot}",
                 "another",
             ),
             (
-                place is None or set(told.groups) <= set(place[3]),
+                place is None or set(told.groups) <= set(place[4]),
                 "groups",
                 f"opened in slot {told.slot}",
                 str(list(told.groups)),
@@ -507,7 +512,8 @@ class _Reading:
         if told is None:
             return
         ground = Ground(current.identifier, current.params, current.peers, told)
-        parts = {item.name: item.combinations for item in record.agreements if item.combinations}
+        signers: Sequence[Any] = record.receipts if self.form == FORMAT else record.agreements
+        parts = {item.name: item.combinations for item in signers if item.combinations}
         survivors = list(told.survivors)
         sites = {*parts, *record.proved}
         _demand(sites == set(survivors), "the parts of the check", f"of {survivors}", str(sorted(sites)))
@@ -518,13 +524,12 @@ class _Reading:
         if integers is not None:
             hashes = {group: hashlib.sha256(data).digest() for group, data in integers.items()}
             _demand(hashes == told.hashes, "the total that was given", "the one with these hashes", "another")
-            expected = ground.combine(challenge(current.identifier, record.receipts), integers)
-            ground.check_sum(expected, parts)
+            ground.check_sum(ground.combine(_challenge(record, told, current, self.form), integers), parts)
         self.checked.append(
             TotalReport(
                 current.params.epoch,
                 told,
-                tuple(item.name for item in record.agreements),
+                tuple(item.name for item in signers),
                 tuple(name for name in survivors if name in parts and name not in record.proved),
                 tuple(record.proved),
                 integers is not None,
@@ -573,15 +578,29 @@ class _Reading:
             self.static_cohort = cohort
 
 
-def _named(told: Told | None) -> str:
-    return "none" if told is None else f"that of sum {told.sum_id} with the digest {told.digest().hex()}"
+def _named(told: Told | None, form: int) -> str:
+    if told is None:
+        return "none"
+    return f"that of sum {told.sum_id} with the digest {_total_digest(told, form).hex()}"
+
+
+def _total_digest(told: Told, form: int) -> bytes:
+    return told.digest() if form == FORMAT else format_2.total_digest(told)
+
+
+def _challenge(record: SumRecord, told: Told, current: _Session, form: int) -> bytes:
+    """Return the challenge that the combinations in a sum's line were made with."""
+    receipts: Any = record.receipts
+    if form == FORMAT:
+        return challenge(current.identifier, told)
+    return format_2.challenge(current.identifier, receipts)
 
 
 def _advertised(
     params: Params, raws: tuple[bytes, ...], form: int
 ) -> tuple[Sequence[AnyAdvertisement], Mapping[str, Advertisement], bytes]:
-    """Read an epoch's advertisements; return them, those of version 2 by site, and the session's id."""
-    if form == FORMAT:
+    """Read an epoch's advertisements; return them, those from version 2 on by site, and the session's id."""
+    if form > 1:
         items = read_advertisements(params, Advertisements(raws))
         return items, {item.name: item for item in items}, session_id(params, items)
     old = [format_1.Advertisement1.from_bytes(raw, slots=params.slots) for raw in raws]
@@ -592,10 +611,10 @@ def _check_receipts(record: SumRecord, current: _Session, form: int) -> tuple[st
     """Check that every receipt is its site's, for this sum, basis and total; return the signers."""
     signers = tuple(item.name for item in record.receipts)
     _demand(list(signers) == sorted(set(signers)), "sum.receipts", "sorted, one a site", str(list(signers)))
-    told = NO_TOTAL if record.rests_on is None else record.rests_on.digest()
+    told = NO_TOTAL if record.rests_on is None else _total_digest(record.rests_on, form)
     for item in record.receipts:
         name, what = item.name, f"the receipt of {item.name}"
-        total = item.total if form == FORMAT else told
+        total = item.total if form > 1 else told
         for holds, part, required, stated in (
             (name in current.keys, "the site", f"one of {list(current.keys)}", repr(name)),
             (item.slot == record.slot, "the slot", str(record.slot), str(item.slot)),
@@ -627,25 +646,43 @@ def _check_followers(record: SumRecord, current: _Session) -> None:
 
 
 def _check_agreed(record: SumRecord, current: _Session, *, opened: bool) -> None:
-    """Check that the agreements are survivors', on this set and this challenge, and enough of them."""
-    params, survivors = current.params, record.survivors
-    names = [item.name for item in record.agreements]
-    allowed = [name for name in survivors if name in names]
-    _demand(names == allowed, "sum.agreements", f"of sites of {list(survivors)}, sorted", str(names))
+    """Check that the agreements are survivors', on their receipts, and enough; none if no site is missing."""
+    survivors = record.survivors
+    everyone = survivors == current.params.roster
+    _check_signers(record, () if everyone else survivors)
+    receipts = receipts_digest(current.identifier, record.receipts)
     for item in record.agreements:
-        signed = agreement_signed(
-            current.identifier,
-            item.slot,
-            record.sum_id,
-            survivors,
-            challenge(current.identifier, record.receipts),
-            item.combinations,
+        signed = agreement_signed(current.identifier, item.slot, record.sum_id, survivors, receipts)
+        _check_agreement(record, current, item, signed)
+    if not everyone:
+        _demand_threshold(len(record.agreements), current.params.threshold, opened=opened)
+
+
+def _check_agreed_2(record: SumRecord, current: _Session, *, opened: bool) -> None:
+    """Check that the agreements are survivors', on this set and this challenge, and enough of them."""
+    receipts: Any = record.receipts
+    agreements: Any = record.agreements
+    _check_signers(record, record.survivors)
+    for item in agreements:
+        signed = format_2.agreement_signed(
+            current.identifier, item.slot, record.sum_id, receipts, item.combinations
         )
-        what = "a survivor set and a challenge"
-        check_signature(current.keys[item.name], item.signature, signed, owner=item.name, what=what)
-        of_slot = item.slot == record.slot
-        _demand(of_slot, f"the slot in the agreement of {item.name}", str(record.slot), str(item.slot))
-    _demand_threshold(len(names), params.threshold, opened=opened)
+        _check_agreement(record, current, item, signed)
+    _demand_threshold(len(agreements), current.params.threshold, opened=opened)
+
+
+def _check_signers(record: SumRecord, allowed: Sequence[str]) -> None:
+    """Check that the agreements are of some of these sites, in their order, each once."""
+    names = [item.name for item in record.agreements]
+    in_order = [name for name in allowed if name in names]
+    _demand(names == in_order, "sum.agreements", f"of sites of {list(allowed)}, sorted", str(names))
+
+
+def _check_agreement(record: SumRecord, current: _Session, item: Agreement, signed: bytes) -> None:
+    """Check an agreement's signature over ``signed``, and its slot."""
+    check_signature(current.keys[item.name], item.signature, signed, owner=item.name, what="a survivor set")
+    of_slot = item.slot == record.slot
+    _demand(of_slot, f"the slot in the agreement of {item.name}", str(record.slot), str(item.slot))
 
 
 def _check_agreed_1(

@@ -35,8 +35,9 @@ from tightframe.securesum.messages import (
 from tightframe.securesum.primitives import HASH_BYTES, SIGNATURE_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
 from tightframe.securesum.transcript.format_1 import Receipt1
+from tightframe.securesum.transcript.format_2 import Agreement2, Receipt2
 
-FORMAT = 2
+FORMAT = 3
 FIRST = "0" * 64
 """The value of ``previous`` in the first line."""
 SERVER = "server"
@@ -74,7 +75,7 @@ class SumRecord:
         receipts: those of the survivors; if the sum failed before there was a survivor set, all that
             arrived.
         survivors: the survivor set; empty if the sum failed before there was one.
-        agreements: of the survivors that signed, sorted by name.
+        agreements: of the survivors that signed, sorted by name; none if the survivors are the whole roster.
         proved: sites of ``rests_on`` for which the server showed the term itself to the survivors.
     """
 
@@ -195,7 +196,7 @@ def read_body(value: Mapping[str, Any], *, server: bool, form: int = FORMAT) -> 
         return _read(BODIES[kind], body, kind)
     opened = "failure" not in body
     keys = {
-        **(SUM if form == FORMAT else SUM_1),
+        **SUMS[form],
         **({"groups": _GROUPS} if opened else {"failure": reading.record({"code": _code})}),
     }
     if server:
@@ -238,7 +239,7 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
                 "sum_id": item.sum_id.as_value(),
                 "basis": item.basis.hex(),
                 "total": item.total.hex(),
-                "seed": item.seed.hex(),
+                "combinations": _combinations(item.combinations),
                 "follows": item.follows,
                 "update": item.update.hex(),
                 "static": item.static.hex(),
@@ -248,12 +249,7 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
         ],
         "survivors": sorted(record.survivors),
         "agreements": [
-            {
-                "name": item.name,
-                "slot": item.slot,
-                "combinations": {group: _base64_text(data) for group, data in item.combinations.items()},
-                "signature": _base64_text(item.signature),
-            }
+            {"name": item.name, "slot": item.slot, "signature": _base64_text(item.signature)}
             for item in sorted(record.agreements, key=lambda item: item.name)
         ],
         "proved": sorted(record.proved),
@@ -267,7 +263,12 @@ def _told_values(told: Told) -> dict[str, Any]:
         "schema": told.schema,
         "survivors": list(told.survivors),
         "hashes": {group: data.hex() for group, data in told.hashes.items()},
+        "receipts": told.receipts.hex(),
     }
+
+
+def _combinations(combined: Mapping[Group, bytes]) -> dict[str, str]:
+    return {group: _base64_text(data) for group, data in combined.items()}
 
 
 def _base64_text(data: bytes) -> str:
@@ -329,44 +330,43 @@ def _reason(value: object, where: str) -> str | None:
 _SIGNATURE = _base64(SIGNATURE_BYTES, SIGNATURE_BYTES)
 _GROUPS = reading.sequence(reading.one_of(*GROUPS), 1, len(GROUPS))
 _ADVERTISEMENT = _base64(1, MAX_ADVERTISEMENT)
-_RECEIPT = reading.built(
-    Receipt,
-    {
-        "name": reading.text(64),
-        "slot": reading.integer(0, MAX_SLOTS - 1),
-        "sum_id": read_sum_id,
-        "basis": _hex,
-        "total": _hex,
-        "seed": _hex,
-        "follows": reading.flag,
-        "update": _hex,
-        "static": _hex,
-        "signature": _SIGNATURE,
-    },
-)
-_AGREEMENT = reading.built(
-    Agreement,
-    {
-        "name": reading.text(64),
-        "slot": reading.integer(0, MAX_SLOTS - 1),
-        "combinations": by_group(_base64(0, MAX_COMBINATIONS)),
-        "signature": _SIGNATURE,
-    },
-)
-_TOLD = reading.built(
-    Told,
-    {
-        "slot": reading.integer(0, MAX_SLOTS - 1),
-        "sum_id": read_sum_id,
-        "schema": reading.text(256),
-        "survivors": reading.sequence(reading.text(64), 1, MAX_SITES),
-        "hashes": by_group(_hex),
-    },
-)
+_COMBINATIONS = by_group(_base64(0, MAX_COMBINATIONS))
+_AGREEMENT_KEYS: reading.Keys = {
+    "name": reading.text(64),
+    "slot": reading.integer(0, MAX_SLOTS - 1),
+    "signature": _SIGNATURE,
+}
+_AGREEMENT = reading.built(Agreement, _AGREEMENT_KEYS)
+_AGREEMENT_2 = reading.built(Agreement2, {**_AGREEMENT_KEYS, "combinations": _COMBINATIONS})
+_RECEIPT_KEYS: reading.Keys = {
+    **_AGREEMENT_KEYS,
+    "sum_id": read_sum_id,
+    "basis": _hex,
+    "total": _hex,
+    "follows": reading.flag,
+    "update": _hex,
+    "static": _hex,
+}
+_RECEIPT = reading.built(Receipt, {**_RECEIPT_KEYS, "combinations": _COMBINATIONS})
+_RECEIPT_2 = reading.built(Receipt2, {**_RECEIPT_KEYS, "seed": _hex})
+_TOLD_KEYS: reading.Keys = {
+    "slot": reading.integer(0, MAX_SLOTS - 1),
+    "sum_id": read_sum_id,
+    "schema": reading.text(256),
+    "survivors": reading.sequence(reading.text(64), 1, MAX_SITES),
+    "hashes": by_group(_hex),
+}
+_TOLD = reading.built(Told, {**_TOLD_KEYS, "receipts": _hex})
 
 
 def _maybe_told(value: object, where: str) -> Told | None:
     return None if value is None else cast(Told, _TOLD(value, where))
+
+
+def _maybe_told_2(value: object, where: str) -> Told | None:
+    if value is None:
+        return None
+    return Told(**reading.record(_TOLD_KEYS)(value, where), receipts=b"")
 
 
 _RECEIPT_1 = reading.built(
@@ -417,3 +417,11 @@ SUM_1: reading.Keys = {
     "agreements": reading.mapping(_SIGNATURE, 0, MAX_SITES),
 }
 """The keys of a sum in a transcript of format 1 (``format_1``)."""
+SUM_2: reading.Keys = {
+    **SUM,
+    "rests_on": _maybe_told_2,
+    "receipts": reading.sequence(_RECEIPT_2, 0, MAX_SITES),
+    "agreements": reading.sequence(_AGREEMENT_2, 0, MAX_SITES),
+}
+"""The keys of a sum in a transcript of format 2 (``format_2``)."""
+SUMS: Mapping[int, reading.Keys] = {1: SUM_1, 2: SUM_2, FORMAT: SUM}
