@@ -39,9 +39,9 @@ Neighbours = Literal["record", "patient"]
 """Between which data sets an observer must not be able to tell: one record more, or one patient."""
 Mechanism = Literal["training", "class_sums", "gradient_sum", "evaluation", "constant", "charges"]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
-sums, a noisy sum of clipped gradients, noisy totals of an evaluation, the same whatever the records are, or a function of what the silo's
-ledger says was charged, which follows from the job, from what was repeated, and from a number of records
-that is taken as known."""
+sums, a noisy sum of clipped gradients, noisy totals of an evaluation, the same whatever the records are, or a
+function of what the silo's ledger says was charged, which follows from the job, from what was repeated, and
+from a number of records that is taken as known."""
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Decoded sums, by field name, each of its field's shape, in float64."""
 
@@ -451,9 +451,9 @@ class Method:
         private: with which options it can be run with differential privacy: says why not, None if it can.
             A method without it cannot.
         needs_encoder: why a job cannot freeze the encoder with it; empty if it can.
-        gradient_rate: where a round is one sum of records' gradients, the probability with which a record takes
-            part in it; under privacy that sum is bounded by record, so that silos can share its noise. None
-            where silos train.
+        gradient_rate: where a round is one sum of records' gradients, the probability with which a record
+            takes part in it; under privacy that sum is bounded by record, so that silos can share its noise.
+            None where silos train.
         private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
         start: phases before round 1 that set the linear head of any method's model (``start`` in a job), from

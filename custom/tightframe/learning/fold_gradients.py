@@ -20,8 +20,8 @@ from tightframe.learning.stages import at_least_float32
 from tightframe.phases import SiloView
 
 Penalty = Callable[[torch.Tensor, torch.Tensor, nn.Module], torch.Tensor]
-"""(features (B, d) float64, labels (B,), model) -> a scalar whose gradient is a mini-batch's share of that of a
-penalty."""
+"""(features (B, d) float64, labels (B,), model) -> a scalar whose gradient is a mini-batch's share of that of
+a penalty."""
 
 
 class RunningMean(Protocol):

@@ -100,7 +100,7 @@ class PrivacyPlan:
         )
 
     def training_shares(self, honest: int) -> int:
-        """Return among how many silos the noise of training is shared: t - c, or 1 where it is a silo's own."""
+        """Return of how many shares the noise of training is made: t - c, or 1 where it is a silo's own."""
         return honest if self.privacy.noise == "shared" else 1
 
     def training_in_words(self) -> str:
@@ -122,8 +122,9 @@ class PrivacyPlan:
         evaluation = local if self.evaluation is None else self.evaluation.describe()
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
-            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; {self.training_in_words()}, "
-            f"gradients clipped to {self.privacy.clip_norm:g}{others}; {evaluation}"
+            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; "
+            f"{self.training_in_words()}, gradients clipped to {self.privacy.clip_norm:g}{others}; "
+            f"{evaluation}"
         )
 
 

@@ -7,11 +7,11 @@ constant, from which the server learns the number of records::
 
     (trunc(2^f min(1, C / |g|) g / C), lambda_int),      D^2 = 2^2f + lambda_int^2
 
-so that a record changes the sum of these integers by D at most, exactly. The silos' discrete Gaussian shares
-make one noise of standard deviation ``z D`` (``releases.noise``), and what is opened in a round is one step of
-DP-SGD on the records of all silos together: Kairouz, Liu and Steinke, The Distributed Discrete Gaussian
-Mechanism for Federated Learning with Secure Aggregation, ICML 2021. A silo's own sampling at rate q amplifies
-for each of its records, whatever the other silos draw. Nothing here needs torch.
+so that a record changes the sum of these integers by D at most, exactly. The silos' discrete Gaussian
+shares make one noise of standard deviation ``z D`` (``releases.noise``), and what is opened in a round is one
+step of DP-SGD on the records of all silos together: Kairouz, Liu and Steinke, The Distributed Discrete
+Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML 2021. A silo's own sampling at rate q
+amplifies for each of its records, whatever the other silos draw. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ def check_sum(config: GradientSumConfig, num_records: int, num_silos: int, bound
     limit = min(math.floor(bound * config.grid), EXACT_FLOAT // whole("num_silos", num_silos, 1, MAX_SILOS))
     if largest >= limit:
         raise ContributionError(
-            f"Expected the noisy sum of gradients of {num_silos} silos of up to {num_records} records to stay "
-            f"below 2**{math.log2(limit):.1f} steps of the grid each, but noise of "
-            f"{config.noise_multiplier:g} sensitivities could pass it; allow more of epsilon, or fewer rounds.",
+            f"Expected the noisy sum of gradients of {num_silos} silos of up to {num_records} records to "
+            f"stay below 2**{math.log2(limit):.1f} steps of the grid each, but noise of "
+            f"{config.noise_multiplier:g} sensitivities could pass it; allow more of epsilon, or fewer "
+            "rounds.",
             code="TF-404",
         )

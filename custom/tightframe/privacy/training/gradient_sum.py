@@ -1,9 +1,9 @@
 """The sum of a silo's clipped gradients in integers, before its noise: ``clipped_gradient_sum``.
 
-The order at a silo is fixed: draw who takes part, clip each record's gradient over all trained parameters to
-norm C (with patients hidden: each patient's mean gradient), put it on the grid of
-``privacy.releases.gradient_sums``, towards zero, and add in integers. Whatever a record holds, its part of the
-sum is within the sensitivity, which is checked in integers.
+The order at a silo is fixed: draw who takes part, clip each record's gradient over all trained parameters
+to norm C (with patients hidden: each patient's mean gradient), put it on the grid of
+``privacy.releases.gradient_sums``, towards zero, and add in integers. Whatever a record holds, its part of
+the sum is within the sensitivity, which is checked in integers.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def clipped_gradient_sum(
         batch_size: records that are loaded at a time.
         charge: called once, before anything is drawn; what it raises stops the round.
         patients: whose each record is, (n,), to hide patients; None hides records.
-        engine, workers, progress, random_bytes: as of ``dp_sgd.private_fit``.
+        engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
+        workers: processes that load records.
+        progress: gets a line about the choice of the engine.
+        random_bytes: the generator of sampling and dropout; another than the operating system's is for tests.
 
     Returns:
         (P + 1,) int64, on the CPU: the gradient in units of ``C / config.grid``, the number of records or

@@ -1,9 +1,9 @@
 """The server's reading of noisy sums of gradients: the silos' mean gradient.
 
 A method's ``update`` gets the mean gradient times the number of silos, as without privacy. What divides the
-sum is the number of records (or patients) that take part, from all noisy numbers opened so far: never an exact
-one, and never below the standard deviation of its own noise. All of it follows from opened totals and costs
-no privacy budget.
+sum is the number of records (or patients) that take part, from all noisy numbers opened so far: never an
+exact one, and never below the standard deviation of its own noise. All of it follows from opened totals and
+costs no privacy budget.
 """
 
 from __future__ import annotations
