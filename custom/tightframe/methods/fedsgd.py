@@ -44,7 +44,7 @@ class FedSGDConfig(StrictModel):
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = Field(default=1.0, gt=0, le=1000)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
+    momentum: float = Field(default=0.5, ge=0, lt=1)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
