@@ -89,7 +89,9 @@ def test_drawn_records_are_in_a_smaller_danger_as_charged(monkeypatch: pytest.Mo
     assert audit(config, honest=1, shares=1).epsilon > epsilon
 
 
-@pytest.mark.parametrize(("silos", "lost", "honest"), [(4, 0, 2), (4, 1, 2), (6, 0, 4), (6, 2, 4), (10, 3, 6)])
+@pytest.mark.parametrize(
+    ("silos", "lost", "honest"), [(4, 0, 2), (4, 1, 2), (6, 0, 4), (6, 2, 4), (10, 3, 6)]
+)
 def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
     silos: int, lost: int, honest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
