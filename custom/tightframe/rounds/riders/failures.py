@@ -146,7 +146,7 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
         elif item.mechanism == "gradient_sum":
             config, shares = plan.gradients, plan.training_shares(honest)
         if config is not None:
-            noise[item.name] = torch.from_numpy(config.as_numbers(config.share(item.shape, shares)))
+            noise[item.name] = torch.as_tensor(config.as_numbers(config.share(item.shape, shares)))
     return replace(made, tensors={**made.tensors, **noise})
 
 
