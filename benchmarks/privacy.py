@@ -35,7 +35,7 @@ from privacy_utility import EPSILONS, FIRST_GRID_SEED, METHODS
 from rich.console import Console
 
 from tightframe.errors import TightframeError
-from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training import portions
 from tightframe.rounds.setup import set_threads
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -226,7 +226,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print("expected --data digits with --inference", file=sys.stderr)
         return 2
     if arguments.engine is not None:
-        dp_sgd.CHOSEN_ON_CPU = None if arguments.engine == "fastest" else arguments.engine
+        portions.CHOSEN_ON_CPU = None if arguments.engine == "fastest" else arguments.engine
     out = arguments.out or RESULTS
     out.mkdir(parents=True, exist_ok=True)
     set_threads(1)

@@ -37,11 +37,11 @@ Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
 Neighbours = Literal["record", "patient"]
 """Between which data sets an observer must not be able to tell: one record more, or one patient."""
-Mechanism = Literal["training", "class_sums", "evaluation", "constant", "charges"]
+Mechanism = Literal["training", "class_sums", "gradient_sum", "evaluation", "constant", "charges"]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
-sums, noisy totals of an evaluation, the same whatever the records are, or a function of what the silo's
-ledger says was charged, which follows from the job, from what was repeated, and from a number of records
-that is taken as known."""
+sums, a noisy sum of clipped gradients, noisy totals of an evaluation, the same whatever the records are, or a
+function of what the silo's ledger says was charged, which follows from the job, from what was repeated, and
+from a number of records that is taken as known."""
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Decoded sums, by field name, each of its field's shape, in float64."""
 
@@ -287,14 +287,30 @@ class SiloView(Protocol):
             ``Phase.update`` is given them as sums and numbers of records.
         """
 
+    def private_gradient_sum(
+        self, model: torch.nn.Module, terms: Sequence[Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the noisy sum of the training records' clipped gradients, with differential privacy.
+
+        Args:
+            model: as it was broadcast.
+            terms: of the loss, ``learning.stages.Term``, each a mean over records.
+
+        Returns:
+            Tensors (P,), over the parameters that train, one after another, and (), the noisy number of
+            records or patients, for the fields whose mechanism is ``gradient_sum``; only ``Phase.update`` is
+            given them as gradients.
+        """
+
     def load(self, tensors: Tensors) -> torch.nn.Module:
         """Load a model with these parameters and buffers on this silo's device."""
 
     def batches(
-        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
+        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0, share: float = 1.0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device.
 
+        With ``share`` below 1 they hold that part of the fold, as the order has it, and one record at least.
         Once a model was loaded whose encoder is frozen, inputs may be its features, computed before; the
         model's ``features`` takes them as they are.
         """
@@ -437,6 +453,9 @@ class Method:
         private: with which options it can be run with differential privacy: says why not, None if it can.
             A method without it cannot.
         needs_encoder: why a job cannot freeze the encoder with it; empty if it can.
+        gradient_rate: where a round is one sum of records' gradients, the probability with which a record
+            takes part in it; under privacy that sum is bounded by record, so that silos can share its noise.
+            None where silos train.
         private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
         start: phases before round 1 that set the linear head of any method's model (``start`` in a job), from
@@ -463,6 +482,7 @@ class Method:
     head: Callable[[Any, int, int], torch.nn.Module | None] | None = None
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     private: Callable[[Any], str | None] | None = None
+    gradient_rate: Callable[[Any], float] | None = None
     private_prior: Callable[[Any], bool] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None

@@ -16,7 +16,7 @@ from tightframe import federation
 from tightframe.data.image_sets import open_silos
 from tightframe.privacy.accounting import epsilons
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training import portions
 from tightframe.results.evaluation import FoldMetrics
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -26,7 +26,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     # As found again afterwards, whatever --engine says.
-    monkeypatch.setattr(dp_sgd, "CHOSEN_ON_CPU", dp_sgd.CHOSEN_ON_CPU)
+    monkeypatch.setattr(portions, "CHOSEN_ON_CPU", portions.CHOSEN_ON_CPU)
     import privacy
 
     return privacy

@@ -28,6 +28,7 @@ RUNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fedprox", {"mu": 0.1}, {"momentum": 0.9}),
     ("fedrep", {"head_epochs": 2}, {"momentum": 0.9}),
     ("fedrs", {"alpha": 0.25}, {"momentum": 0.9}),
+    ("fedsgd", {"optimizer": "adam", "learning_rate": 0.01}, {"epochs": 1}),
     ("moon", {"mu": 5.0}, {"momentum": 0.9}),
 ]
 """Method, its options, what training has beside the defaults."""

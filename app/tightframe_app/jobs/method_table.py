@@ -36,6 +36,7 @@ class Sums:
         each_round: fields of a silo's terms in a round, other than the model's update and the mean losses.
         once: the same for sums formed once, before the first round or after the last one.
         private: reason why there is no form with record-level differential privacy; None if there is one.
+        shares_noise: whether silos can make the noise of training together (``privacy.noise: shared``).
         rounded: whether silos on different processors agree on the next model within rounding only.
     """
 
@@ -47,6 +48,7 @@ class Sums:
     each_round: tuple[str, ...]
     once: tuple[str, ...]
     private: str | None
+    shares_noise: bool
     rounded: bool
 
 
@@ -98,6 +100,7 @@ def describe(name: str, like: str = LIKE) -> Sums:
         each_round=_described(setup.training_phases(largest)),
         once=tuple(text for text in _described(outside) if text != NO_UPDATE),
         private=private,
+        shares_noise=private is None and method.gradient_rate is not None,
         rounded=method.rounded,
     )
 
@@ -163,7 +166,7 @@ def _table(sums: Sequence[Sums], like: str) -> Table:
             "\n".join(item.once) or "nothing",
             str(item.sums),
             f"{item.upload:,}",
-            "yes" if item.private is None else "no",
+            ("yes, noise own or shared" if item.shares_noise else "yes") if item.private is None else "no",
         )
     return table
 
@@ -185,6 +188,14 @@ def _lines(item: Sums, like: str) -> list[str]:
             if item.rounded
             else "the same to the bit"
         ),
-        "  record-level differential privacy: " + ("yes" if item.private is None else f"no: {item.private}"),
+        f"  record-level differential privacy: {_private(item)}",
         f"export a job:  {made}",
     ]
+
+
+def _private(item: Sums) -> str:
+    if item.private is not None:
+        return f"no: {item.private}"
+    if item.shares_noise:
+        return "yes; the noise is each silo's own, or made by all silos together (privacy.noise: shared)"
+    return "yes; the noise of training is each silo's own"

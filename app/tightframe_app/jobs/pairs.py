@@ -25,6 +25,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "scaffold": {"momentum": 0.0},
     "feddc": {"momentum": 0.0},
     "fedilc": {"epochs": 1},
+    "fedsgd": {"epochs": 1},
 }
 """Method -> values of ``training`` that it requires."""
 

@@ -39,6 +39,19 @@ def _nothing_to_build(values: Any) -> Any:
     return values
 
 
+class Lasting(StrictModel):
+    """Values whose files and hashes stay when options are added."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_options(self, plain: Callable[[Lasting], dict[str, Any]]) -> dict[str, Any]:
+        """Leave out options of later versions at their defaults."""
+        values = plain(self)
+        later = {name: item for name, item in type(self).model_fields.items() if LATER in item.metadata}
+        return {
+            name: value for name, value in values.items() if name not in later or value != later[name].default
+        }
+
+
 PlainValue = str | int | float | bool | None
 Options = Annotated[dict[str, PlainValue | list[PlainValue]], BeforeValidator(_nothing_to_build)]
 
@@ -96,12 +109,15 @@ class Evaluation(StrictModel):
     score_bins: int = Field(default=32, ge=2, le=1024)
 
 
-class Privacy(StrictModel):
+class Privacy(Lasting):
     """Differential privacy of the records, for each silo and over the whole job.
 
     Attributes:
         epsilon, delta: the budget of all releases of a silo in this job; a silo's own policy may allow less,
             and its ledger adds up all jobs.
+        noise: ``own``: each silo adds all of the noise of its training; ``shared``: the silos' shares make it
+            together inside the secure sum, for methods whose round is one sum of records' gradients
+            (``fedsgd``). With plain sums all of it is a silo's own in any case.
         neighbours: the unit that is protected: one ``record``, or one ``patient`` with all records at a silo,
             if the data set knows the patient of each record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
@@ -122,6 +138,7 @@ class Privacy(StrictModel):
 
     epsilon: float = Field(default=8.0, gt=0, le=100)
     delta: float = Field(default=1e-5, gt=0, le=1e-3)
+    noise: Annotated[Literal["own", "shared"], LATER] = "own"
     neighbours: Neighbours = "record"
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
     noise_multiplier: float | None = Field(default=None, ge=0.01, le=1e6)
@@ -162,7 +179,7 @@ class Resume(StrictModel):
     checkpoint_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class JobConfig(StrictModel):
+class JobConfig(Lasting):
     """One federated training job.
 
     Attributes:
@@ -246,15 +263,6 @@ class JobConfig(StrictModel):
     start: Annotated[str | None, LATER] = None
     initial_model_sha256: Annotated[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None, LATER] = None
     resume: Resume | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
-        values = plain(self)
-        later = {name: item for name, item in type(self).model_fields.items() if LATER in item.metadata}
-        return {
-            name: value for name, value in values.items() if name not in later or value != later[name].default
-        }
 
     def model_at(self, site: str) -> SiteModel:
         """Return the model that a silo trains: its own, or the job's."""

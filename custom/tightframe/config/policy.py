@@ -95,6 +95,8 @@ class Policy(StrictModel):
             so that a server cannot exhaust the budget by failing rounds; None sets no limit.
         neighbours: the neighbouring relation in which this site counts its budget, ``record`` or
             ``patient``; None accepts either. The epsilon of one does not bound the other's.
+        private_noise: ``own`` refuses jobs whose noise of training is made by all silos together, so that
+            this site's protection rests on no other silo; ``shared`` accepts both.
         epsilon_shown: what the lead learns of the epsilon that a job has cost this site's records so far:
             ``range`` counts the site in a histogram over silos, ``exact`` also reports its own number,
             ``nothing`` leaves it out of both.
@@ -143,6 +145,7 @@ class Policy(StrictModel):
     max_releases: int | None
     charged_retries: int | None
     neighbours: Neighbours | None
+    private_noise: Literal["own", "shared"]
     epsilon_shown: EpsilonShown
     clear_metrics: tuple[ClearMetric, ...]
     max_score_bins: int | None
@@ -393,6 +396,16 @@ class Policy(StrictModel):
                     "other's",
                 )
             )
+        if self.private_noise == "own" and privacy.noise == "shared" and job.summation == "secure":
+            refusals.append(
+                Refusal(
+                    "private_noise",
+                    "noise shared by all silos",
+                    "all noise this silo's own",
+                    "this site's protection must not rest on noise of other silos; with privacy.noise 'own' "
+                    "each silo adds all of it",
+                )
+            )
         return refusals
 
     def _size_refusals(self, job: JobConfig) -> list[Refusal]:
@@ -461,6 +474,7 @@ class PolicyBlock(StrictModel):
     max_releases: int | None = Field(default=None, ge=1)
     charged_retries: int | None = Field(default=None, ge=0)
     neighbours: Neighbours | None = None
+    private_noise: Literal["own", "shared"] | None = None
     epsilon_shown: EpsilonShown | None = None
     clear_metrics: list[ClearMetric] | None = None
     max_score_bins: int | None = Field(default=None, ge=2)
@@ -495,7 +509,8 @@ class PolicyBlock(StrictModel):
 def takes_norm(job: JobConfig, options: Any) -> bool:
     """Check whether a job's method sends updates that ``update_norm`` can bound.
 
-    Methods without a global model send none, and logarithms of sums split by sign have no norm.
+    Methods without a global model send none, logarithms of sums split by sign have no norm, and a noisy sum
+    of gradients is bounded by record and must keep its noise.
 
     Args:
         job: that names the method.
@@ -503,7 +518,10 @@ def takes_norm(job: JobConfig, options: Any) -> bool:
     """
     from tightframe import methods  # imports torch
 
-    return methods.get(job.method).own_model is None and not getattr(options, "splits_by_sign", False)
+    method = methods.get(job.method)
+    if method.own_model is not None or getattr(options, "splits_by_sign", False):
+        return False
+    return method.gradient_rate is None or job.privacy is None
 
 
 def in_words(value: Any) -> str:

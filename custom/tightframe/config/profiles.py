@@ -35,6 +35,7 @@ _STANDARD: Mapping[str, Any] = {
     "max_releases": 10,
     "charged_retries": 3,
     "neighbours": None,
+    "private_noise": "shared",
     "epsilon_shown": "range",
     "clear_metrics": (),
     "max_score_bins": 32,

@@ -9,6 +9,7 @@ dictionary, ``first/<name>``, ``second/<name>`` or ``momentum/<name>``, which fi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -177,6 +178,71 @@ def fedopt_step(
         new_parameters[name] = weight + learning_rate * first / (second.sqrt() + tau)
         new_moments[FIRST + name], new_moments[SECOND + name] = first, second
     return new_parameters, new_moments
+
+
+STEP = "adam/step"
+"""In ``ServerState.extra``: the number of Adam's steps so far."""
+
+
+@dataclass(frozen=True)
+class GradientDescent:
+    """A server that steps down the silos' mean gradient; its moments are ``<optimizer>/<kind>/<name>``.
+
+    Attributes:
+        optimizer: ``sgd_step`` or ``adam_step``.
+        learning_rate, weight_decay: of either.
+        momentum: of SGD.
+        betas, eps: of Adam.
+    """
+
+    optimizer: Literal["sgd", "adam"]
+    learning_rate: float
+    momentum: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def initial(self) -> dict[str, torch.Tensor]:
+        """Return what the server keeps before its first step."""
+        return {STEP: torch.tensor(0)} if self.optimizer == "adam" else {}
+
+    def step(self, model: Tensors, gradients: Tensors, extra: Tensors) -> Stepped:
+        """Make one step.
+
+        Args:
+            model: the global model, by name.
+            gradients: of the parameters that train, by the same names.
+            extra: what the server keeps.
+
+        Returns:
+            New parameters, and what of ``extra`` is new.
+        """
+        before = {name: model[name] for name in gradients}
+        prefix = f"{self.optimizer}/"
+        moments, kept = kept_moments(extra, prefix), {}
+        if self.optimizer == "adam":
+            number = int(extra[STEP]) + 1
+            stepped, moments = adam_step(
+                before,
+                gradients,
+                moments,
+                step=number,
+                learning_rate=self.learning_rate,
+                betas=self.betas,
+                eps=self.eps,
+                weight_decay=self.weight_decay,
+            )
+            kept[STEP] = torch.tensor(number)
+        else:
+            stepped, moments = sgd_step(
+                before,
+                gradients,
+                moments,
+                learning_rate=self.learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+            )
+        return stepped, {**kept, **{prefix + name: item for name, item in moments.items()}}
 
 
 def kept_moments(extra: Tensors, prefix: str) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ from tightframe.rounds.riders import (
     failures,
     noisy_class_sums,
     noisy_evaluation,
+    noisy_gradients,
     update_norms,
 )
 
@@ -216,6 +217,7 @@ class RunPlan:
         if setup.privacy is not None:
             private = setup.privacy
             phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
+            phases = [noisy_gradients.attach(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
         phases = [self._told(self._normed(self._ruled(phase))) for phase in phases]

@@ -7,15 +7,16 @@ number of records. Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tightframe.config.job import JobConfig, Privacy
 from tightframe.phases import Field, Fold, Phase, PrivacySetting, Schema
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.releases import evaluation_totals
+from tightframe.privacy.releases import evaluation_totals, gradient_sums
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
 from tightframe.results.words import plural
 from tightframe.securesum.rules import honest_sites, threshold
@@ -34,6 +35,7 @@ class PrivacyPlan:
         spare: number of releases of class sums that may be repeated.
         class_noise: noise multiplier of each release of class sums or counts; None if there are none.
         evaluation: the noisy evaluations; None where the evaluation stays at the silos.
+        gradients: of the noisy sum of gradients in each round; None where silos train.
     """
 
     privacy: Privacy
@@ -42,6 +44,7 @@ class PrivacyPlan:
     spare: int
     class_noise: float | None
     evaluation: EvaluationPlan | None = None
+    gradients: GradientSumConfig | None = None
 
     @property
     def class_sums(self) -> ClassSumsConfig:
@@ -96,6 +99,20 @@ class PrivacyPlan:
             spent=self.release_events,
         )
 
+    def training_shares(self, honest: int) -> int:
+        """Return of how many shares the noise of training is made: t - c, or 1 where it is a silo's own."""
+        return honest if self.privacy.noise == "shared" else 1
+
+    def training_in_words(self) -> str:
+        """Describe how the training is protected, in a part of a line."""
+        if self.gradients is None:
+            return "DP-SGD"
+        rate = self.gradients.sampling_rate
+        drawn = "all records" if rate >= 1 else f"records drawn at rate {rate:g}"
+        unit = drawn.replace("record", self.privacy.neighbours)
+        shared = "noise shared by all silos" if self.privacy.noise == "shared" else "each silo's own noise"
+        return f"one sum of gradients a round of {unit}, z {self.gradients.noise_multiplier:g}, {shared}"
+
     def describe(self) -> str:
         """Describe the plan in one line."""
         extra = [f"class sums in {plural(len(self.releases), 'round')}"] if self.releases else []
@@ -105,8 +122,9 @@ class PrivacyPlan:
         evaluation = local if self.evaluation is None else self.evaluation.describe()
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
-            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; DP-SGD, "
-            f"gradients clipped to {self.privacy.clip_norm:g}{others}; {evaluation}"
+            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; "
+            f"{self.training_in_words()}, gradients clipped to {self.privacy.clip_norm:g}{others}; "
+            f"{evaluation}"
         )
 
 
@@ -119,7 +137,12 @@ def public_setting(job: JobConfig) -> PrivacySetting | None:
 
 
 def make_plan(
-    job: JobConfig, phases: Iterable[tuple[int, Sequence[Phase]]], *, prior: bool, num_classes: int
+    job: JobConfig,
+    phases: Iterable[tuple[int, Sequence[Phase]]],
+    *,
+    prior: bool,
+    num_classes: int,
+    gradient_rate: float | None = None,
 ) -> PrivacyPlan:
     """Make the plan of a job whose ``privacy`` is set.
 
@@ -128,12 +151,13 @@ def make_plan(
         phases: number and phases of each training round.
         prior: whether the method's loss uses the silo's class counts.
         num_classes: C.
+        gradient_rate: of a method whose round is one sum of gradients, see ``phases.Method``.
 
     Raises:
         BudgetError: TF-701 if no noise is enough.
-        ContributionError: TF-404 if a class sum or an evaluation could wrap around.
+        ContributionError: TF-404 if a class sum, an evaluation or a sum of gradients could wrap around.
     """
-    privacy = job.privacy
+    privacy, phases = job.privacy, tuple(phases)
     if privacy is None:
         raise ValueError("Expected a job with `privacy`, but it has none.")
     releases = tuple(
@@ -153,12 +177,34 @@ def make_plan(
     plan = PrivacyPlan(privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes))
     if releases:
         release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
+    if gradient_rate is not None:
+        plan = replace(plan, gradients=_plan_gradients(job, plan, phases, gradient_rate))
     return plan
+
+
+def _plan_gradients(
+    job: JobConfig, plan: PrivacyPlan, phases: Sequence[tuple[int, Sequence[Phase]]], rate: float
+) -> GradientSumConfig:
+    """Return the settings of a job's noisy sums of gradients: one noise for all rounds and all silos.
+
+    Public numbers alone decide it: epsilon, rounds and the sampling rate.
+    """
+    fields = [item for phase in phases[0][1] for item in phase.schema.fields if is_gradient_sum(item)]
+    noise = plan.training_noise(rate, job.rounds + plan.privacy.spare_rounds)
+    size = sum(item.size for item in fields) - 1  # one is the number of records
+    config = GradientSumConfig(noise, size, rate)
+    gradient_sums.check_sum(config, MAX_RECORDS, len(job.sites), min(item.bound for item in fields))
+    return config
 
 
 def is_class_sum(item: Field) -> bool:
     """Check whether a field carries noisy class sums."""
     return item.mechanism == "class_sums"
+
+
+def is_gradient_sum(item: Field) -> bool:
+    """Check whether a field carries a noisy sum of clipped gradients, or the number of records in it."""
+    return item.mechanism == "gradient_sum"
 
 
 def honest_silos(job: JobConfig, enrolled: int) -> int:

@@ -288,6 +288,13 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
     else:
         reason = method.private(config)
         reasons = [] if reason is None else [f"{method.name}: {reason}"]
+    rate = None if method.gradient_rate is None else method.gradient_rate(config)
+    if rate is None and job.privacy is not None and job.privacy.noise == "shared":
+        able = ", ".join(item.name for item in methods.METHODS if item.gradient_rate is not None)
+        reasons.append(
+            f"noise 'shared' needs a method whose round is one sum of records' gradients ({able}); with "
+            f"{method.name} each silo trains by itself, and its noise is its own: leave privacy.noise out"
+        )
     if getattr(config, "geometric", False):
         reasons.append("geometric means have no bound for one record: logarithms are unbounded at zero")
     if job.dataset_options.get("oversample_minority"):
@@ -303,7 +310,10 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
     if reasons:
         raise JobError([f"privacy: {reason}" for reason in reasons])
     numbers = range(1, job.rounds + 1)
-    rounds = [(number, setup.training_phases(number)) for number in numbers]
+    try:
+        rounds = [(number, setup.training_phases(number)) for number in numbers]
+    except ValueError as error:
+        raise JobError([f"the method cannot be planned with these options: {error}"]) from None
     unprotected = [
         item.name
         for _, phases in rounds
@@ -318,7 +328,9 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         raise JobError([f"privacy: nothing protects the field {name} of {method.name}" for name in names])
     prior = method.private_prior is not None and method.private_prior(config)
     try:
-        plan = privacy_plan.make_plan(job, rounds, prior=prior, num_classes=setup.dataset.num_classes)
+        plan = privacy_plan.make_plan(
+            job, rounds, prior=prior, num_classes=setup.dataset.num_classes, gradient_rate=rate
+        )
         return replace(setup, privacy=plan)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None

@@ -38,6 +38,9 @@ def test_what_is_told_of_some_methods() -> None:
     )
     assert fedilc.sums == 2 and fedilc.each_round[0] == method_table.NO_UPDATE and fedilc.private
     assert fedavg.each_round == fedavg.once == () and fedavg.private is None
+    assert not fedavg.shares_noise and not fedilc.shares_noise
+    fedsgd = method_table.describe("fedsgd")
+    assert fedsgd.shares_noise and fedsgd.each_round[0] == method_table.NO_UPDATE and fedsgd.rounded
     assert ccvr.rounded and fedilc.rounded and not fedmr.rounded
     assert ccvr.each_round == () and "moments/sums (8 x 128), by class" in ccvr.once
 
@@ -49,6 +52,8 @@ def test_the_table_has_every_method() -> None:
         assert method.name in result.output
     single = CliRunner().invoke(app, ["methods", "fednh"])
     assert "Dai" in single.output and "--set method=fednh" in single.output
+    shared = CliRunner().invoke(app, ["methods", "fedsgd"], env={"COLUMNS": "200"})
+    assert "made by all silos together (privacy.noise: shared)" in shared.output
     assert "each with two exchanges" in single.output and "the same to the bit" in single.output
 
 

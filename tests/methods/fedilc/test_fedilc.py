@@ -29,9 +29,9 @@ from torch import nn
 
 from tightframe import federation
 from tightframe.errors import RunError
+from tightframe.learning.fold_gradients import same_batches
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
-from tightframe.methods.fedilc.gradients import same_batches
 from tightframe.models import Classifier
 from tightframe.models.heads import SingleLogit
 

@@ -22,7 +22,7 @@ from tightframe.methods.fedmr import intra_class_loss
 from tightframe.methods.scaffold import gradient_correction
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import poisson_batch
-from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training import dp_sgd, portions
 from tightframe.privacy.training.clipping import clipped_sum
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.per_sample import ENGINES, EngineName, PrivacyError
@@ -358,7 +358,7 @@ def test_the_probe_runs_unless_switched_off() -> None:
 def test_whether_a_model_is_refused_tells_nothing_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """A crafted model would otherwise ask the first records a question, for free, as often as it likes."""
     probed: list[Any] = []
-    monkeypatch.setattr(dp_sgd, "check_per_record", lambda *given, **_: probed.append(given[2]))
+    monkeypatch.setattr(portions, "check_per_record", lambda *given, **_: probed.append(given[2]))
     for seed in (1, 2):
         private_fit(build(), given(items(seed=seed)), [stage(steps=1)], settings=settings(), device="cpu")
     assert all(torch.equal(one, other) for one, other in zip(*probed, strict=True))
@@ -414,8 +414,8 @@ def test_a_measured_engine_is_kept(silent: None, monkeypatch: pytest.MonkeyPatch
         asked.append(len(inputs))
         return "vmap"
 
-    monkeypatch.setattr(dp_sgd, "choose_engine", measured)
-    monkeypatch.setattr(dp_sgd, "CHOSEN_ON_CPU", None)
+    monkeypatch.setattr(portions, "choose_engine", measured)
+    monkeypatch.setattr(portions, "CHOSEN_ON_CPU", None)
     fit(build(), stage(), stage(), settings=settings(rate=0.9))
     assert len(asked) == 1 and asked[0] > 0
 

@@ -15,7 +15,7 @@ from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import RunError
 from tightframe.privacy import accounting
-from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training import portions
 from tightframe.rounds.setup import prepare
 
 JOB: dict[str, Any] = {
@@ -55,7 +55,7 @@ def records() -> dict[str, ArrayData]:
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "_prv", lambda *_: None)
-    monkeypatch.setattr(dp_sgd, "check_per_record", lambda *_, **__: None)
+    monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

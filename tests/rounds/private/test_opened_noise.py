@@ -20,7 +20,7 @@ from tightframe.errors import RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.releases import class_sums, evaluation_totals
 from tightframe.privacy.releases.plan import ClassSumsConfig
-from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training import portions
 from tightframe.rounds.riders.noisy_class_sums import STATE
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
@@ -56,7 +56,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(class_sums, "class_sums", nothing)
     monkeypatch.setattr(accounting, "_prv", lambda *_: None)
-    monkeypatch.setattr(dp_sgd, "check_per_record", lambda *_, **__: None)
+    monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
 
 
 def _carried(folder: Path) -> tuple[float, int]:

@@ -33,7 +33,7 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
 from tightframe.privacy.releases.plan import ClassSumsConfig
-from tightframe.privacy.training import dp_sgd
+from tightframe.privacy.training import portions
 from tightframe.rounds import site_ledger
 from tightframe.rounds.context import DECLARATION, SiloContext
 from tightframe.rounds.riders import noisy_class_sums
@@ -77,7 +77,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     Each takes a second a silo, the probe in every round. ``tests/privacy`` tests them.
     """
     monkeypatch.setattr(accounting, "_prv", lambda *_: None)
-    monkeypatch.setattr(dp_sgd, "check_per_record", lambda *_, **__: None)
+    monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
 
 
 PRV_ERROR = 0.01

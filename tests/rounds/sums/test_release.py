@@ -85,8 +85,8 @@ OTHER_RULES = {
     *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics", "min_answer_grid"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
-    *("delta_cap", "max_releases", "charged_retries", "neighbours", "epsilon_shown", "tell_refusals"),
-    *("egress_guard", "log_streaming"),
+    *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),
+    *("tell_refusals", "egress_guard", "log_streaming"),
 }
 OWN_ENTRY = {"offer_prototypes"}
 OTHER_ENTRY = {

@@ -10,11 +10,11 @@ import torch
 from tests.support.methods.silo import FakeSilo
 from torch import nn
 
+from tightframe.learning.fold_gradients import same_batches
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
 from tightframe.methods.fedilc.fishr import gradient_variance
 from tightframe.methods.fedilc.geometric_mean import substitute_geometric_mean, weighted_geometric_mean
-from tightframe.methods.fedilc.gradients import same_batches
 from tightframe.models.heads import SingleLogit
 from tightframe.phases import ServerState, Setting
 

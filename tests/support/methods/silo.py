@@ -40,19 +40,25 @@ class FakeSilo:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError("Expected a job without differential privacy: this silo draws no noise.")
 
+    def private_gradient_sum(
+        self, model: torch.nn.Module, terms: Sequence[Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        raise NotImplementedError("Expected a job without differential privacy: this silo draws no noise.")
+
     def load(self, tensors: Tensors) -> torch.nn.Module:
         model = self.setting.build_model()
         model.load_state_dict(dict(tensors))
         return model
 
     def batches(
-        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
+        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0, share: float = 1.0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         self.asked.append({"fold": fold, "augment": augment, "shuffle": shuffle, "epoch": epoch})
         stream = self.generator(f"order {epoch}")
         order = torch.arange(len(self.labels))
         if shuffle:
             order = torch.randperm(len(self.labels), generator=stream)
+        order = order[: max(1, round(share * len(order)))]
         for chosen in loop.merge_single_tail(order, self.setting.local.batch_size):
             inputs = self.inputs[chosen]
             if augment:

@@ -8,7 +8,7 @@ gradient over all records of silo k, gB_kj that over its mini-batch j, WGM the w
 (``tightframe.methods.fedilc.geometric_mean``) and L_F the penalty on the silos' gradient variances
 (``tightframe.methods.fedilc.fishr``), the direction of the step is::
 
-    fedsgd                  mean_k gA_k                   (FedSGD)
+    fedsgd                  mean_k gA_k                   (FedSGD; ``learning.shared_gradients``)
     geometric               WGM_k gA_k                    (Geometric)
     fishr_arith_fullbatch   mean_k gA_k + grad L_F        (the row that the paper calls FedCurv)
     inter_geo               WGM_k gA_k + grad L_F         (Fishr+Inter-Geo)
@@ -30,6 +30,7 @@ two rounds over different cohorts nearly tell a silo's own; noise is what stops 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -40,9 +41,21 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import RunError
 from tightframe.learning import model_update
+from tightframe.learning.fold_gradients import FoldGradients, by_name, fold_gradients
 from tightframe.learning.model_update import trained_parameters
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.server_optimizers import adam_step, kept_moments
+from tightframe.learning.server_optimizers import GradientDescent
+from tightframe.learning.shared_gradients import (
+    BOUND,
+    GRADIENT,
+    SCALE,
+    check_one_step,
+    descend,
+    gradient_fields,
+    gradient_phase,
+    gradient_terms,
+    mean_gradients,
+)
 from tightframe.learning.stages import FitReport, Stage, cross_entropy
 from tightframe.methods.fedilc import geometric_mean, gradients
 from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty
@@ -128,6 +141,14 @@ class FedILCConfig(StrictModel):
         return self.splits_by_sign or self.variant == "intra_geo"
 
     @property
+    def server(self) -> GradientDescent:
+        """The server's Adam."""
+        betas = (self.beta1, self.beta2)
+        return GradientDescent(
+            "adam", self.learning_rate, betas=betas, eps=self.eps, weight_decay=self.weight_decay
+        )
+
+    @property
     def rule(self) -> geometric_mean.Rule:
         """The geometric mean, wherever it is taken."""
         kind: Any = "substitute" if self.variant == "geo_substitute" else "weighted"
@@ -144,22 +165,15 @@ class FedILCConfig(StrictModel):
         return self.weight_in(round) > 0 or (self.stale and self.weight_in(round + 1) > 0)
 
 
-GRADIENT, PENALTY = "gradient/", "fishr/gradient/"
+PENALTY = "fishr/gradient/"
 VARIANCE = "fishr/variance"  # (C, d + 1): the last layer's weight, and its bias in the last column
 MEAN, SILOS = "fishr/mean", "fishr/silos"
 TERMS = ("cross_entropy", "fishr")
-ADAM, STEP = "adam/", "adam/step"
-
-# A gradient's coordinates span many orders of magnitude, and Adam divides each by its own size. In the
-# 64-bit ring with its 24 fraction bits, this factor gives a resolution of 2^-36 = 1.5e-11 and a range of
-# 2^19 = 524,288, which 250 silos cannot make wrap. Being a power of two, it changes no digit.
-SCALE = 2.0**12
-BOUND = 2.0**19
 
 
 def init_server(setting: Setting, seed: int) -> ServerState:
     """Return the model that ``seed`` gives, before Adam's first step."""
-    return ServerState(model_update.initial_model(setting, seed), {STEP: torch.tensor(0)})
+    return ServerState(model_update.initial_model(setting, seed), setting.config.server.initial())
 
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
@@ -170,6 +184,8 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     """
     _check(setting)
     config: FedILCConfig = setting.config
+    if config.variant == "fedsgd":
+        return (gradient_phase(setting, config.server, weighted=False),)
     template = model_update.shared_template(setting)
     fishr = config.uses_variances(round)
     variances: tuple[phases.Field, ...] = ()
@@ -198,11 +214,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
 
 def _check(setting: Setting) -> None:
     """Refuse what would be ignored in silence."""
-    problems = []
-    if setting.local.epochs != 1:
-        problems.append(f"training.epochs to be 1, for a round is one step, but got {setting.local.epochs}")
-    if setting.local.amp:
-        problems.append("training.amp to be false, because logarithms of gradients need their digits")
+    problems = check_one_step(setting, digits="logarithms of gradients need their digits")
     if setting.update_norm is not None and setting.config.splits_by_sign:
         problems.append(f"no update_norm with {setting.config.variant}, because logarithms have no norm")
     if problems:
@@ -212,13 +224,10 @@ def _check(setting: Setting) -> None:
 def _gradient_fields(setting: Setting, template: nn.Module, fishr: bool) -> tuple[phases.Field, ...]:
     """Return fields of each gradient, or of its signs and logarithms and its part of grad L_F."""
     config: FedILCConfig = setting.config
+    if not config.splits_by_sign:
+        return gradient_fields(setting, template)
     plain: dict[str, Any] = {"ring": 64, "bound": BOUND * SCALE}
     shapes = {name: tuple(item.shape) for name, item in trained_parameters(template).items()}
-    if not config.splits_by_sign:
-        norm = None if setting.update_norm is None else setting.update_norm * SCALE
-        return tuple(
-            phases.Field(GRADIENT + name, shape, norm=norm, **plain) for name, shape in shapes.items()
-        )
     fields = []
     for term in config.rule.names:
         ring, bound = geometric_mean.RANGES[term]
@@ -256,7 +265,7 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
 
     Raises:
         RunError: TF-505 if this round's vbar is needed and the server has sent none.
-        TrainingError, ContributionError: see ``gradients.fold_gradients``.
+        TrainingError, ContributionError: see ``learning.fold_gradients``.
     """
     config: FedILCConfig = silo.setting.config
     received = model_update.received_model(broadcast)
@@ -271,12 +280,12 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
         elif not config.stale:  # a stale one is missing in round 1
             raise RunError("Expected the mean variance of phase `fishr`, but got none.", code="TF-505")
     model = silo.load(received)
-    fold = gradients.fold_gradients(
+    fold = fold_gradients(
         silo,
         model,
         mini_batches=config.variant in MINI_BATCHES,
-        geometric=geometric_mean.RunningMean(config.rule) if config.variant == "intra_geo" else None,
-        penalty=penalty,
+        running=geometric_mean.RunningMean(config.rule) if config.variant == "intra_geo" else None,
+        penalty=None if penalty is None else partial(_share, penalty),
     )
     factor = 0.0 if penalty is None else _penalty_factor(config, round, model, int(broadcast[SILOS]))
     tensors |= _gradient_terms(config, model, fold, fishr=fishr, factor=factor)
@@ -292,19 +301,25 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
 def _gradient_terms(
     config: FedILCConfig,
     model: nn.Module,
-    fold: gradients.FoldGradients,
+    fold: FoldGradients,
     *,
     fishr: bool,
     factor: float,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of ``_gradient_fields``."""
-    split = partial(gradients.by_name, {n: p.shape for n, p in trained_parameters(model).items()})
     if not config.splits_by_sign:
-        return split(GRADIENT, SCALE * (fold.gradient + factor * fold.penalty))
+        return gradient_terms(model, fold.gradient + factor * fold.penalty)
+    split = partial(by_name, {n: p.shape for n, p in trained_parameters(model).items()})
     tensors = split(PENALTY, SCALE * fold.penalty) if fishr else {}
     for term, vector in config.rule.terms(fold.gradient).items():
         tensors |= split(f"{GRADIENT}{term}/", _scale(term) * vector)
     return tensors
+
+
+def _share(
+    penalty: SiloPenalty, features: torch.Tensor, labels: torch.Tensor, model: nn.Module
+) -> torch.Tensor:
+    return penalty.share(features, labels, *last_layer(model))
 
 
 def _scale(term: str) -> float:
@@ -344,38 +359,31 @@ def update_gradient(
     """Make one step of Adam, average buffers, and drop a vbar that is not to be used again."""
     config: FedILCConfig = setting.config
     template = model_update.shared_template(setting)
-    directions = {
-        name: _direction(config, totals, name, cohort.size) for name in trained_parameters(template)
-    }
+    directions = _directions(config, totals, trained_parameters(template), cohort.size)
     if config.splits_by_sign and config.uses_variances(round) and SILOS in state.extra:
         factor = _penalty_factor(config, round, template, int(state.extra[SILOS]))
         for name in directions:
             bend = torch.as_tensor(totals[PENALTY + name]) / (SCALE * cohort.size)
             directions[name] = directions[name] + factor * bend
-    step = int(state.extra[STEP]) + 1
-    stepped, moments = adam_step(
-        {name: state.model[name] for name in directions},
-        directions,
-        kept_moments(state.extra, ADAM),
-        step=step,
-        learning_rate=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
+    state = descend(config.server, state, directions, totals, cohort)
+    state = state.evolve(
+        extra={name: item for name, item in state.extra.items() if name not in (MEAN, SILOS)}
     )
-    model = model_update.apply_mean(state.model, totals, cohort) | stepped
-    extra = {name: item for name, item in state.extra.items() if name not in (MEAN, SILOS)}
-    extra |= {ADAM + name: item for name, item in moments.items()} | {STEP: torch.tensor(step)}
-    state = state.evolve(model=model, extra=extra)
     return update_variance(state, totals, cohort) if VARIANCE in totals else state
 
 
-def _direction(config: FedILCConfig, totals: Totals, name: str, silos: int) -> torch.Tensor:
-    """Return the direction of the step for one parameter, without a penalty that is a sum of its own."""
+def _directions(
+    config: FedILCConfig, totals: Totals, names: Iterable[str], silos: int
+) -> dict[str, torch.Tensor]:
+    """Return the direction of the step by parameter, without a penalty that is a sum of its own."""
     if not config.splits_by_sign:
-        return torch.as_tensor(totals[GRADIENT + name]) / (SCALE * silos)
-    sums = {term: totals[f"{GRADIENT}{term}/{name}"] / _scale(term) for term in config.rule.names}
-    return config.rule.mean({term: torch.as_tensor(item) for term, item in sums.items()}, silos)
+        return mean_gradients(totals, silos)
+    directions = {}
+    for name in names:
+        sums = {term: totals[f"{GRADIENT}{term}/{name}"] / _scale(term) for term in config.rule.names}
+        terms = {term: torch.as_tensor(item) for term, item in sums.items()}
+        directions[name] = config.rule.mean(terms, silos)
+    return directions
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:

@@ -13,7 +13,7 @@ for each record: patients count alike, records do not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,35 @@ def rows(group: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([item.detach().reshape(len(item), -1) for item in group], 1).double()
 
 
+class PatientMeans:
+    """Makes patients' mean gradients from gradients of records in any portions.
+
+    Args:
+        sizes: records of each patient, in the order in which the records come.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = iter(sizes)
+        self._sum: torch.Tensor | None = None
+        self._size = self._left = 0
+
+    def add(self, gradients: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the mean (1, P) of each patient whose records end in these, (b, P) float64."""
+        start = 0
+        while start < len(gradients):
+            if self._sum is None:
+                self._size = self._left = next(self._sizes)
+                self._sum = torch.zeros_like(gradients[0])
+            part = gradients[start : start + self._left]
+            self._sum += part.sum(0)
+            start += len(part)
+            self._left -= len(part)
+            if not self._left:
+                # A mean that is not finite counts as zero: the patient's records stand or fall together.
+                yield (self._sum / self._size)[None]
+                self._sum = None
+
+
 class PatientSum:
     """Adds the patients' clipped mean gradients to a total, from gradients of records in any portions.
 
@@ -73,24 +102,12 @@ class PatientSum:
 
     def __init__(self, total: torch.Tensor, sizes: Sequence[int], clip_norm: float) -> None:
         self._total, self._clip_norm = total, clip_norm
-        self._sizes = iter(sizes)
-        self._sum = torch.zeros_like(total)
-        self._size = self._left = 0
+        self._means = PatientMeans(sizes)
 
     def add(self, gradients: torch.Tensor) -> None:
         """Add the next records' gradients, (b, P) float64; a patient counts once all of theirs are there."""
-        start = 0
-        while start < len(gradients):
-            if not self._left:
-                self._size = self._left = next(self._sizes)
-                self._sum.zero_()
-            part = gradients[start : start + self._left]
-            self._sum += part.sum(0)
-            start += len(part)
-            self._left -= len(part)
-            if not self._left:
-                # A mean that is not finite counts as zero: the patient's records stand or fall together.
-                self._total += clipped_sum([(self._sum / self._size)[None]], self._clip_norm)
+        for mean in self._means.add(gradients):
+            self._total += clipped_sum([mean], self._clip_norm)
 
 
 @dataclass(frozen=True)

@@ -23,39 +23,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tightframe.errors import TrainingError
-from tightframe.learning.loop import PROGRESS_SECONDS, is_out_of_memory
-from tightframe.learning.stages import Batch, FitReport, Stage
+from tightframe.learning.loop import PROGRESS_SECONDS
+from tightframe.learning.stages import FitReport, Stage
 from tightframe.privacy.discrete_gaussian import system_bytes
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
 from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum, rows
-from tightframe.privacy.training.per_sample import (
-    Engine,
-    EngineName,
-    RecordLoss,
-    choose_engine,
-    gradients,
-    running,
-)
-from tightframe.privacy.training.probe import check_per_record, made_up
-
-Records = Callable[[int], Dataset[Any]]
-"""The training records as a step sees them: a map-style data set of (input, int label)."""
-
-CHOSEN_ON_CPU: EngineName | None = "loop"  # fastest for EfficientNet-b0 by a factor of 13 over hooks
+from tightframe.privacy.training.per_sample import Engine, EngineName, RecordLoss, gradients
+from tightframe.privacy.training.portions import Portions, Records, loaded, probe_with_made_up
 
 
 @dataclass(frozen=True)
@@ -171,10 +157,7 @@ def private_fit(
         raise ValueError("Expected at least one record to train on, but got none.")
     members = None if patients is None else Members.of(patients, count)
     if probe:
-        first = default_collate([records(0)[0]])
-        with torch.no_grad():
-            classes = _classes(model.eval(), torch.zeros_like(first[0]).to(device))
-        check_per_record(model, stages, made_up(first, classes), device=device)
+        probe_with_made_up(model, records(0), stages, device)
     events = settings.events(stages)
     if charge is not None:
         charge(events)
@@ -189,11 +172,6 @@ def private_fit(
         raise AssertionError("the steps taken are not those that were charged")
     _check_finite(model)
     return FitReport(loop.steps, round(loop.steps * settings.expected_batch)), events
-
-
-def _classes(model: Any, inputs: torch.Tensor) -> int:
-    """Return the width of the model's logits."""
-    return int(model.head(model.features(inputs)).shape[1])
 
 
 class _Loop:
@@ -213,14 +191,13 @@ class _Loop:
         self.model = model
         self.device = device
         self.settings = settings
-        self.chosen = engine or (None if device.type == "cuda" else CHOSEN_ON_CPU)
+        self.portions = Portions(device, engine, progress)
         self.random_bytes = random_bytes
         self.helper = helper
         self.progress = progress
         self.members = members
         self.last_progress = time.monotonic()
         self.steps = 0
-        self.most: int | None = None  # records at a time, once memory has shown a limit
 
     def run_all(self, stages: Sequence[Stage], records: Records, count: int, workers: int) -> None:
         """Run all stages; then the model is in evaluation mode, its flags as before, without gradients."""
@@ -246,13 +223,13 @@ class _Loop:
         units = count if members is None else len(members)
         chosen = [poisson_batch(units, self.settings.sampling_rate, self.random_bytes) for _ in range(steps)]
         places = chosen if members is None else [members.records(batch) for batch in chosen]
-        loaded = _loaded(records, self.steps, places, workers, self.device)
+        loaded_batches = loaded(records, self.steps, places, workers, self.device)
         with ExitStack() as stack:
             engine: Engine | None = None
-            for taken, batch in zip(chosen, loaded, strict=True):
+            for taken, batch in zip(chosen, loaded_batches, strict=True):
                 noise = self.helper.submit(standard_normal, size, self.random_bytes)
                 if batch is not None and engine is None:
-                    engine = stack.enter_context(self._engine(loss, trained, batch))
+                    engine = stack.enter_context(self.portions.running(loss, trained, batch))
                 total = torch.zeros(size, dtype=torch.float64, device=self.device)
                 if batch is not None and engine is not None:
                     sizes = None if members is None else members.sizes(taken)
@@ -263,14 +240,6 @@ class _Loop:
                 self.steps += 1
                 self._tell()
 
-    def _engine(self, loss: RecordLoss, trained: Sequence[nn.Parameter], batch: Batch) -> Any:
-        """Return the engine's context; on a GPU the fastest is chosen on the first non-empty batch."""
-        if self.chosen is None:
-            self.chosen = choose_engine(loss, trained, *batch, tell=self.progress)
-        if self.chosen == "loop":
-            self.most = 1
-        return running(self.chosen, loss, trained)
-
     def _add(
         self,
         total: torch.Tensor,
@@ -280,40 +249,14 @@ class _Loop:
         sizes: Sequence[int] | None,
     ) -> None:
         """Add the clipped gradients of a batch, as many records at a time as memory holds."""
-        patients = None if sizes is None else PatientSum(total, sizes, self.settings.clip_norm)
-        start = 0
-        while start < len(labels):
-            size = len(labels) - start if self.most is None else min(self.most, len(labels) - start)
-            part = self._clipped(engine, inputs[start : start + size], labels[start : start + size])
-            if part is None:
-                # Outside of the handler: the exception would keep the failed step's tensors alive.
-                self.most = max(1, size // 2)
-                torch.cuda.empty_cache()
-                continue
-            if patients is None:
+        clip = self.settings.clip_norm
+        if sizes is None:
+            for part in self.portions.of(engine, inputs, labels, lambda group: clipped_sum(group, clip)):
                 total.add_(part)
-            else:
-                patients.add(part)
-            start += size
-
-    def _clipped(self, engine: Engine, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
-        """Clip gradients of some records: their sum or, to clip patients, each gradient as a row.
-
-        None if they did not fit into memory together.
-        """
-        try:
-            group = engine(inputs, labels)
-            return clipped_sum(group, self.settings.clip_norm) if self.members is None else rows(group)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            if len(labels) == 1:
-                raise TrainingError(
-                    f"Expected the gradient of one record to fit into the memory of {self.device}, but it "
-                    "did not. Choose a smaller model or input.",
-                    code="TF-302",
-                ) from None
-        return None
+            return
+        patients = PatientSum(total, sizes, clip)
+        for part in self.portions.of(engine, inputs, labels, rows):
+            patients.add(part)
 
     def _set_gradients(
         self, trained: Sequence[nn.Parameter], total: torch.Tensor, noise: Future[torch.Tensor]
@@ -342,42 +285,6 @@ class _Loop:
         if self.progress is not None and time.monotonic() - self.last_progress >= PROGRESS_SECONDS:
             self.progress(f"private step {self.steps}")
             self.last_progress = time.monotonic()
-
-
-class _Views(Dataset[Any]):
-    """Records addressed by (step, place), so that one loader serves all steps of a stage."""
-
-    def __init__(self, records: Records) -> None:
-        self.records = records
-        self.step = -1
-        self.current: Any = None
-
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        step, place = key
-        if step != self.step:
-            self.current, self.step = self.records(step), step
-        return self.current[place]
-
-
-def _loaded(
-    records: Records, first: int, chosen: Sequence[list[int]], workers: int, device: torch.device
-) -> Iterator[Batch | None]:
-    """Yield the batch of each step, None where nobody takes part."""
-    keys = [[(first + step, place) for place in places] for step, places in enumerate(chosen)]
-    loader: DataLoader[Any] = DataLoader(
-        _Views(records),
-        batch_sampler=[item for item in keys if item],
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
-    )
-    batches = iter(loader)
-    for places in chosen:
-        if not places:
-            yield None
-            continue
-        inputs, labels = next(batches)
-        yield inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
 def _check_finite(model: nn.Module) -> None:

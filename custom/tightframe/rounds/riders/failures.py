@@ -172,12 +172,15 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
     noise = {}
     for item in schema.fields:
         config: NoisyRelease | None = None
+        shares = honest
         if item.mechanism == "class_sums":
             config = plan.class_sums
         elif item.mechanism == "evaluation" and plan.evaluation is not None:
             config = plan.evaluation.config
+        elif item.mechanism == "gradient_sum":
+            config, shares = plan.gradients, plan.training_shares(honest)
         if config is not None:
-            noise[item.name] = torch.from_numpy(config.as_numbers(config.share(item.shape, honest)))
+            noise[item.name] = torch.as_tensor(config.as_numbers(config.share(item.shape, shares)))
     return replace(made, tensors={**made.tensors, **noise})
 
 

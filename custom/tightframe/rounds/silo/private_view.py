@@ -20,12 +20,13 @@ from torch.utils.data import Dataset
 from tightframe.data.base import own_labels
 from tightframe.data.patients import record_patients
 from tightframe.errors import RunError
-from tightframe.learning.stages import Batch, FitReport, Stage
+from tightframe.learning.stages import Batch, FitReport, Stage, Term
 from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
 from tightframe.privacy.releases import class_counts, class_sums
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
+from tightframe.privacy.training.gradient_sum import clipped_gradient_sum
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import CLASS_COUNTS
@@ -163,10 +164,15 @@ class PrivateSilo(LocalSilo):
         if (patients := self._patients) is not None:
             count = len(np.unique(patients))
             self.context.log.info("%s: the training records belong to %d patients", self.name, count)
+        return (*self._plan.release_events, *(self._planned_round(),) * self._planned_rounds)
+
+    def _planned_round(self) -> Event:
+        """Return what the training of one round is charged as."""
+        if self._plan.gradients is not None:
+            return self._plan.gradients.event()
         settings = self.training_settings()
         steps = self.setup.job.training.epochs * settings.epoch_steps
-        each = SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
-        return (*self._plan.release_events, *(each,) * self._planned_rounds)
+        return SubsampledGaussian(settings.noise_multiplier, settings.sampling_rate, steps)
 
     @property
     def _planned_rounds(self) -> int:
@@ -215,6 +221,49 @@ class PrivateSilo(LocalSilo):
         alone = config.lone_event(self.honest)
         self._budget.charge(f"round {self.round} class sums", config.events(1), alone=alone)
         return self._with_noise(total)
+
+    def private_gradient_sum(
+        self, model: torch.nn.Module, terms: Sequence[Term]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of the training records' clipped gradients and their number, with this silo's noise.
+
+        Args:
+            model: as it was broadcast.
+            terms: of the loss.
+
+        Returns:
+            (P,) and (), float64, in units of the clipping norm.
+
+        Raises:
+            ValueError: if the job's plan has no such sum.
+            PrivacyError: TF-711 if the gradient of a record depends on other records.
+            BudgetError: TF-701; nothing is drawn then.
+            DataError: TF-210 if the job protects patients and the data set has no patient ids.
+        """
+        config = self._plan.gradients
+        if config is None:
+            raise ValueError("Expected a method whose round is one sum of gradients, but the plan has none.")
+        shares = self._plan.training_shares(self.honest)
+        alone = None if shares == 1 else config.event(shares)
+        units = clipped_gradient_sum(
+            model,
+            self._views(0),
+            terms,
+            config=config,
+            clip_norm=self._plan.privacy.clip_norm,
+            device=self.device,
+            batch_size=self.setup.job.training.batch_size,
+            charge=lambda: self._budget.charge(
+                f"round {self.round} training", (config.event(),), alone=alone
+            ),
+            patients=self._patients,
+            workers=self.context.site.loader_workers,
+            progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
+        )
+        numbers = torch.from_numpy(
+            config.as_numbers(units.numpy() + config.share(tuple(units.shape), shares))
+        )
+        return numbers[:-1], numbers[-1]
 
     def epsilon_terms(self) -> Tensors:
         """Return this silo's terms of the epsilon sums, as far as its policy shows its epsilon.

@@ -16,7 +16,7 @@ from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
-from tightframe.learning.stages import FitReport, Stage
+from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
 from tightframe.results.dropouts import Lost
@@ -215,7 +215,7 @@ class LocalSilo:
         return torch.Generator().manual_seed(self.stream(purpose))
 
     def batches(
-        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0
+        self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0, share: float = 1.0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches (inputs, labels) on the silo's device, fixed by (seed, silo, round, epoch).
 
@@ -227,12 +227,15 @@ class LocalSilo:
             shuffle: for training: in a random order, or each batch drawn anew from all records where the
                 site's policy asks for it. False keeps the records in order.
             epoch: of the training.
+            share: the part of the fold that is taken, in that order, and one record at least.
         """
         count = len(self.context.data.labels(fold))
         if shuffle:
             indices = self._order(count, torch.Generator().manual_seed(self.stream("order", epoch)))
         else:
             indices = list(range(count))
+        if share < 1:
+            indices = indices[: max(1, round(share * len(indices)))]
         activity = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
         seed = self.stream("augment", epoch) if augment else None
         yield from self._batches_in(indices, fold, seed, activity)
@@ -320,6 +323,19 @@ class LocalSilo:
         """
         raise RunError(
             "Expected a job with `privacy`, but noisy class sums were requested without it.", code="TF-505"
+        )
+
+    def private_gradient_sum(
+        self, model: torch.nn.Module, terms: Sequence[Term]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients.
+
+        Raises:
+            RunError: TF-505, always.
+        """
+        raise RunError(
+            "Expected a job with `privacy`, but a noisy sum of gradients was requested without it.",
+            code="TF-505",
         )
 
 

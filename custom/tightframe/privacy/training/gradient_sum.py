@@ -1,0 +1,136 @@
+"""The sum of a silo's clipped gradients in integers, before its noise: ``clipped_gradient_sum``.
+
+The order at a silo is fixed: draw who takes part, clip each record's gradient over all trained parameters
+to norm C (with patients hidden: each patient's mean gradient), put it on the grid of
+``privacy.releases.gradient_sums``, towards zero, and add in integers. Whatever a record holds, its part of
+the sum is within the sensitivity, which is checked in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import Dataset
+
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.stages import Batch, Stage, Term
+from tightframe.privacy.discrete_gaussian import system_bytes
+from tightframe.privacy.os_randomness import RandomBytes, poisson_batch
+from tightframe.privacy.releases.class_sums import clip_features, on_grid
+from tightframe.privacy.releases.gradient_sums import GradientSumConfig
+from tightframe.privacy.training.clipping import Members, PatientMeans, rows
+from tightframe.privacy.training.per_sample import EngineName, RecordLoss
+from tightframe.privacy.training.portions import Portions, loaded, probe_with_made_up
+
+
+def clipped_gradient_sum(
+    model: nn.Module,
+    records: Dataset[Any],
+    terms: Sequence[Term],
+    *,
+    config: GradientSumConfig,
+    clip_norm: float,
+    device: torch.device | str,
+    batch_size: int,
+    charge: Callable[[], None],
+    patients: NDArray[np.int64] | None = None,
+    engine: EngineName | None = None,
+    workers: int = 0,
+    progress: Callable[[str], None] | None = None,
+    random_bytes: RandomBytes = system_bytes,
+) -> torch.Tensor:
+    """Return the sum over the records drawn of ``(clipped gradient, 1)``, without noise.
+
+    Args:
+        model: made private by ``normalisation.make_private``; afterwards in evaluation mode.
+        records: the training records, (input, int label), each once.
+        terms: of the loss; all weighted ones per-record, see ``probe``.
+        config: see there.
+        clip_norm: C.
+        device: where the model lies.
+        batch_size: records that are loaded at a time.
+        charge: called once, before anything is drawn; what it raises stops the round.
+        patients: whose each record is, (n,), to hide patients; None hides records.
+        engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
+        workers: processes that load records.
+        progress: gets a line about the choice of the engine.
+        random_bytes: the generator of sampling and dropout; another than the operating system's is for tests.
+
+    Returns:
+        (P + 1,) int64, on the CPU: the gradient in units of ``C / config.grid``, the number of records or
+        patients in units of ``1 / config.count_units``. Adding or removing one changes it by a vector whose
+        squared norm is at most ``config.squared_sensitivity``.
+
+    Raises:
+        PrivacyError: TF-711 if records meet in a term or in the model.
+        SensitivityError: TF-721; nothing can lead to it but an error of this program.
+        TrainingError: TF-302 if not even one record's gradient fits into memory.
+        RandomnessError: TF-720 if the operating system gives no random numbers.
+    """
+    device = torch.device(device)
+    count = len(records)  # type: ignore[arg-type]
+    if count < 1:
+        raise ValueError("Expected at least one record, but got none.")
+    members = None if patients is None else Members.of(patients, count)
+    # The optimiser is the server's; a stage is what the probe looks at.
+    stages = [Stage(terms, OptimizerSettings("sgd", 1.0), steps=1)]
+    probe_with_made_up(model, records, stages, device)
+    charge()
+    trained = [item for item in model.parameters() if item.requires_grad]
+    total = torch.zeros(sum(item.numel() for item in trained) + 1, dtype=torch.int64)
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+        # Dropout masks, too: with known masks, one record more would shift those of the records after it.
+        torch.manual_seed(int.from_bytes(random_bytes(8), "big") >> 1)
+        taken = poisson_batch(count if members is None else len(members), config.sampling_rate, random_bytes)
+        places = taken if members is None else members.records(taken)
+        chunks = [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
+        batches = (batch for batch in loaded(lambda _: records, 0, chunks, workers, device) if batch)
+        portions = Portions(device, engine, progress)
+        model.train()
+        try:
+            running = _Running(stack, portions, RecordLoss(model, terms), trained, batches)
+            if members is None:
+                for part in running.each(lambda group: _units(rows(group), clip_norm, config)):
+                    total[:-1] += part.cpu()
+            else:
+                means = PatientMeans(members.sizes(taken))
+                for portion in running.each(rows):
+                    for mean in means.add(portion):
+                        total[:-1] += _units(mean, clip_norm, config).cpu()
+        finally:
+            model.eval()
+        total[-1] = len(taken) * config.count_units
+    return total
+
+
+@dataclass(frozen=True)
+class _Running:
+    """Batches, and what their gradients are computed with."""
+
+    stack: ExitStack
+    portions: Portions
+    loss: RecordLoss
+    trained: Sequence[nn.Parameter]
+    batches: Iterator[Batch]
+
+    def each(self, reduce: Callable[[list[torch.Tensor]], torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yield what ``reduce`` makes of the gradients of some records at a time."""
+        engine = None
+        for inputs, labels in self.batches:
+            if engine is None:
+                running = self.portions.running(self.loss, self.trained, (inputs, labels))
+                engine = self.stack.enter_context(running)
+            yield from self.portions.of(engine, inputs, labels, reduce)
+
+
+def _units(gradients: torch.Tensor, clip_norm: float, config: GradientSumConfig) -> torch.Tensor:
+    """Clip gradients (b, P) float64, put them on the grid, and add them: (P,) int64."""
+    return on_grid(clip_features(gradients / clip_norm, 1.0), config.fractional_bits, 1.0).sum(0)

@@ -1,0 +1,146 @@
+"""Records for private training: loaded as drawn, and their gradients in portions that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from tightframe.errors import TrainingError
+from tightframe.learning.loop import is_out_of_memory
+from tightframe.learning.stages import Batch, Stage
+from tightframe.privacy.training.per_sample import Engine, EngineName, RecordLoss, choose_engine, running
+from tightframe.privacy.training.probe import check_per_record, made_up
+
+Records = Callable[[int], Dataset[Any]]
+"""The training records as a step sees them: a map-style data set of (input, int label)."""
+
+CHOSEN_ON_CPU: EngineName | None = "loop"  # fastest for EfficientNet-b0 by a factor of 13 over hooks
+
+
+class Portions:
+    """Gradients of a batch's records, as many records at a time as memory holds.
+
+    Args:
+        device: where the model lies.
+        engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
+        tell: gets a line about the choice.
+    """
+
+    def __init__(
+        self, device: torch.device, engine: EngineName | None, tell: Callable[[str], None] | None
+    ) -> None:
+        self._device, self._tell = device, tell
+        self._chosen = engine or (None if device.type == "cuda" else CHOSEN_ON_CPU)
+        self._most: int | None = None  # records at a time, once memory has shown a limit
+
+    def running(self, loss: RecordLoss, trained: Sequence[nn.Parameter], batch: Batch) -> Any:
+        """Return the engine's context; on a GPU the fastest is chosen on the first non-empty batch."""
+        if self._chosen is None:
+            self._chosen = choose_engine(loss, trained, *batch, tell=self._tell)
+        if self._chosen == "loop":
+            self._most = 1
+        return running(self._chosen, loss, trained)
+
+    def of(
+        self,
+        engine: Engine,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        reduce: Callable[[list[torch.Tensor]], torch.Tensor],
+    ) -> Iterator[torch.Tensor]:
+        """Yield what ``reduce`` makes of the records' gradients, portion by portion.
+
+        Raises:
+            TrainingError: TF-302 if not even one record's gradient fits into memory.
+        """
+        start = 0
+        while start < len(labels):
+            size = len(labels) - start if self._most is None else min(self._most, len(labels) - start)
+            part = self._reduced(engine, inputs[start : start + size], labels[start : start + size], reduce)
+            if part is None:
+                # Outside of the handler: the exception would keep the failed step's tensors alive.
+                self._most = max(1, size // 2)
+                torch.cuda.empty_cache()
+                continue
+            yield part
+            start += size
+
+    def _reduced(
+        self,
+        engine: Engine,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        reduce: Callable[[list[torch.Tensor]], torch.Tensor],
+    ) -> torch.Tensor | None:
+        """Return what is made of some records' gradients; None if they did not fit into memory together."""
+        try:
+            return reduce(engine(inputs, labels))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if len(labels) == 1:
+                raise TrainingError(
+                    f"Expected the gradient of one record to fit into the memory of {self._device}, but it "
+                    "did not. Choose a smaller model or input.",
+                    code="TF-302",
+                ) from None
+        return None
+
+
+def probe_with_made_up(
+    model: nn.Module, records: Dataset[Any], stages: Sequence[Stage], device: torch.device
+) -> None:
+    """Refuse stages in which records meet, measured on made-up records of the same shape.
+
+    Raises:
+        PrivacyError: TF-711, see ``probe``.
+    """
+    first = default_collate([records[0]])
+    with torch.no_grad():
+        classes = _classes(model.eval(), torch.zeros_like(first[0]).to(device))
+    check_per_record(model, stages, made_up(first, classes), device=device)
+
+
+def _classes(model: Any, inputs: torch.Tensor) -> int:
+    """Return the width of the model's logits."""
+    return int(model.head(model.features(inputs)).shape[1])
+
+
+class _Views(Dataset[Any]):
+    """Records addressed by (step, place), so that one loader serves all steps of a stage."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.step = -1
+        self.current: Any = None
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        step, place = key
+        if step != self.step:
+            self.current, self.step = self.records(step), step
+        return self.current[place]
+
+
+def loaded(
+    records: Records, first: int, chosen: Sequence[list[int]], workers: int, device: torch.device
+) -> Iterator[Batch | None]:
+    """Yield the batch of each step, None where nobody takes part."""
+    keys = [[(first + step, place) for place in places] for step, places in enumerate(chosen)]
+    loader: DataLoader[Any] = DataLoader(
+        _Views(records),
+        batch_sampler=[item for item in keys if item],
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
+    )
+    batches = iter(loader)
+    for places in chosen:
+        if not places:
+            yield None
+            continue
+        inputs, labels = next(batches)
+        yield inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
