@@ -114,6 +114,8 @@ class SiloSession:
         if again and stored.is_file():
             return Declaration.from_bytes(stored.read_bytes(), context.name)
         state.begin(context)
+        if context.job.withdraw is not None and context.job.resume is None:
+            context.withdrawn.begin()
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
@@ -152,13 +154,26 @@ class SiloSession:
             )
         return Declaration(
             # Repeated records count once: with them the number is twice the larger class, a class count.
-            weight=public_weight(len(own_labels(data)), context.job.weights),
+            weight=self._weight(len(own_labels(data))),
             synthetic=data.synthetic,
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),
             any_static_cohort=policy.static_cohort == "any",
             untold=context.small_folds(),
         )
+
+    def _weight(self, records: int) -> float:
+        """Return the public weight for a number of records; in a withdrawal that of the run before.
+
+        An exact weight would tell how many records this silo withdraws.
+        """
+        context = self.context
+        if context.job.withdraw is None or context.previous_state is None:
+            return public_weight(records, context.job.weights)
+        stored = context.previous_state / DECLARATION
+        if not stored.is_file():
+            raise state.damaged(stored, FileNotFoundError())
+        return Declaration.from_bytes(stored.read_bytes(), context.name).weight
 
     def _contribute(self, message: Message) -> Message:
         try:
