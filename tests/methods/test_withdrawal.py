@@ -196,10 +196,9 @@ def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
     assert "12 training records of at least 3 hospitals left" in ended.result.outcome.screen()
     cards = [json.loads((item.folder / "server" / "model.json").read_text()) for item in (ended, whole)]
     assert cards[0]["public_weights"] == cards[1]["public_weights"], "weights would tell who withdraws"
-    assert (
-        cards[0]["withdrawn"]["records"] == 12
-        and "withdrawn" in (ended.folder / "server" / "report.html").read_text()
-    )
+    assert cards[0]["withdrawn"]["records"] == 12 and cards[1]["withdrawn"] is None
+    pages = [(item.folder / "server" / "report.html").read_text() for item in (ended, whole)]
+    assert ">Withdrawal<" in pages[0] and ">Withdrawal<" not in pages[1]
 
 
 @pytest.mark.parametrize(
