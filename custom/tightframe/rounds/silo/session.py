@@ -10,12 +10,14 @@ import errno
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.config.site import check_record_options, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
-from tightframe.errors import JobError, RunError, TightframeError, outside_code
+from tightframe.data.withdrawn import find, read_file
+from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import requests, state
@@ -134,6 +136,7 @@ class SiloSession:
         data.check(lambda text: log.info("%s: %s", name, text))
         spec, options = dataset_of(context.job)
         check_form(data, spec, options)
+        self._tell_still_there()
         labels = data.labels("train")
         counts = class_counts(labels, spec.num_classes)
         policy = context.policy
@@ -161,6 +164,26 @@ class SiloSession:
             any_static_cohort=policy.static_cohort == "any",
             untold=context.small_folds(),
         )
+
+    def _tell_still_there(self) -> None:
+        """Warn in this silo's own log of records that its file withdraws, and that this job uses."""
+        context = self.context
+        path = context.site.withdrawn.get(context.job.dataset)
+        if path is None or context.job.withdraw is not None:
+            return
+        try:
+            named = read_file(Path(path))
+            there = len(find(context.data, named, named.records))
+        except DataError as error:
+            context.log.warning("%s: %s", context.name, error)
+            return
+        if there:
+            context.log.warning(
+                "%s: %d records that `withdrawn` names are still among this site's records: this job uses "
+                "them; remove them once no run is left to withdraw them from",
+                context.name,
+                there,
+            )
 
     def _weight(self, records: int) -> float:
         """Return the public weight for a number of records; in a withdrawal that of the run before.
