@@ -160,19 +160,25 @@ def first(made: Ended, tmp_path: Path) -> Ended:
 
 
 @pytest.mark.parametrize(
-    ("method", "summation"),
-    [("fed3r", "secure"), ("fed3r", "plain"), ("fedcgs", "secure"), ("fedncm", "plain")],
+    ("method", "summation", "model"),
+    [
+        ("fed3r", "secure", {}),
+        ("fed3r", "plain", {"model": "random_features", "model_options": {"width": 32}}),
+        ("fedcgs", "secure", {"model": "mlp", "model_options": {"widths": [24]}, "encoder": "random"}),
+        ("fedncm", "plain", {}),
+    ],
 )
 def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
-    method: str, summation: str, tmp_path: Path
+    method: str, summation: str, model: dict[str, Any], tmp_path: Path
 ) -> None:
     """Model, total and all else of the state; records of validation and test folds are withdrawn, too."""
     data = records()
-    whole = run(data, tmp_path / "whole", method=method, summation=summation)
+    job: dict[str, Any] = {"method": method, "summation": summation, **model}
+    whole = run(data, tmp_path / "whole", **job)
     names = two_classes(data)
     names["a"] += ["record,validation-0", "record,test-1"]
     found = whole.withdraw(names, tmp_path / "withdrawn", least=10)
-    expected = run(without(data, names), tmp_path / "again", method=method, summation=summation)
+    expected = run(without(data, names), tmp_path / "again", **job)
     assert equal(found.result.state.model, expected.result.state.model)
     assert state_sha256(found.result.state) == state_sha256(expected.result.state)
     assert not equal(found.result.state.model, whole.result.state.model)
