@@ -104,7 +104,8 @@ class DataError(TightframeError):
 
     TF-203 no such folder, TF-204 no or malformed split file or table, TF-205 missing files,
     TF-206 unreadable files, TF-207 unknown class, TF-208 empty centre or fold, TF-209 another vocabulary,
-    TF-210 patients unknown, TF-212 another shape than the model takes, TF-213 labels that are no classes.
+    TF-210 patients unknown, TF-212 another shape than the model takes, TF-213 labels that are no classes,
+    TF-214 withdrawn records that the site does not have.
     """
 
     code = "TF-203"
@@ -139,6 +140,7 @@ class RunError(TightframeError):
     TF-104 the workspace replaced by another simulation, TF-105 interrupted.
     TF-518 the server's state of the run is another than the silo's own.
     TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
+    TF-523 a withdrawal that may not be opened, TF-524 one that a silo may not take part in.
     """
 
 
@@ -162,6 +164,7 @@ REASONS: Mapping[str, str] = {
     "TF-210": "patients of the records not known",
     "TF-212": "records of another shape than the model takes",
     "TF-213": "labels that do not fit the classes or the records",
+    "TF-214": "withdrawn records that it does not have",
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",
@@ -180,6 +183,8 @@ REASONS: Mapping[str, str] = {
     "TF-518": "the server's state of the run is another than its own",
     "TF-521": "not the run that the job goes on with",
     "TF-522": "its own state of the rounds before is lost",
+    "TF-523": "a withdrawal that may not be opened",
+    "TF-524": "other records were withdrawn before",
     "TF-601": "the server's parameters are not accepted",
     "TF-602": "an identity is not proved",
     "TF-603": "a signature is wrong",

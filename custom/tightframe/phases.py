@@ -259,6 +259,21 @@ class Setting:
     privacy: PrivacySetting | None = None
 
 
+@dataclass(frozen=True)
+class Withdrawal:
+    """What a job that takes records out of an ended run says of it.
+
+    Attributes:
+        start: SHA-256 (hex) of the state with the total.
+        least: the least number of records, over all silos.
+        by_class: whether the class rules hold, so that no class may lose the records of one or two silos.
+    """
+
+    start: str
+    least: int
+    by_class: bool
+
+
 class SiloView(Protocol):
     """A silo as a method's ``contribute`` sees it."""
 
@@ -323,6 +338,11 @@ class SiloView(Protocol):
         Those of a frozen encoder are computed once in a run. With ``exact`` they are computed in float64, so
         that a record's do not show which records were in its batch.
         """
+
+    def encoded_before(
+        self, model: torch.nn.Module
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
         """Run the stages of local training and return ``learning.stages.FitReport``."""
@@ -460,6 +480,8 @@ class Method:
         before, after: phases outside the training rounds.
         start: phases before round 1 that set the linear head of any method's model (``start`` in a job), from
             a setting with this method's options; None where it is no start.
+        withdraw: phases in place of ``before`` in a job that takes records out of an ended run; None where
+            the model is no function of sums over records.
         rounds: the number of rounds that it has; None for as many as a job wants.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
             state), where there is no global model: broadcasts have none, the last models are evaluated each
@@ -487,6 +509,7 @@ class Method:
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
     start: Callable[[Setting], tuple[Phase, ...]] | None = None
+    withdraw: Callable[[Setting, Withdrawal], tuple[Phase, ...]] | None = None
     rounds: int | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None

@@ -19,6 +19,7 @@ from tightframe.rounds.setup import prepare
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "threat-model.md"
 NOISY = {"weights": "uniform", "privacy": {"evaluation": "noisy"}}
+WITHDRAW = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
 HEART = {"dataset": "fed_heart_disease", "dataset_options": {}, "model": "mlp"}
 
 
@@ -43,6 +44,7 @@ def jobs() -> Iterator[dict[str, Any]]:
         for options in choices(method):
             for more in ({"personalise": True}, {}, {"weights": "uniform", "privacy": {}}, NOISY):
                 yield {**_values(method.name), "method_options": options, **more}
+    yield {**_values("fed3r"), "withdraw": WITHDRAW}
     yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}

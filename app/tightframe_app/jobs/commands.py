@@ -83,6 +83,13 @@ _Resume = Annotated[
     Path | None,
     typer.Option(help="Continue the stopped run whose server results are in this folder."),
 ]
+_WithdrawFrom = Annotated[
+    Path | None,
+    typer.Option(
+        help="Take records out of the ended run of fed3r, fedcgs or fedncm whose server results are in "
+        "this folder."
+    ),
+]
 
 
 @app.command()
@@ -102,12 +109,14 @@ def export(
     change: _Set = None,
     committed: _Committed = False,
     resume: _Resume = None,
+    withdraw_from: _WithdrawFrom = None,
 ) -> None:
     """Write a job folder: configuration only, no code.
 
     If --set names another method, dataset or model, the recipe's options of the old one are dropped, and
     the command lists them. With --resume the job is the stopped one, unchanged, and NAME is its name or
-    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. A job gets an
+    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. So it is with
+    --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. A job gets an
     update_norm, as production sites require, unless --set names one or null.
     """
     from tightframe_app.jobs import folders as job_folders
@@ -116,11 +125,15 @@ def export(
     if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
         raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
     numbers = {"rounds": rounds, "min_sites": min_sites, "seed": seed}
-    if resume is not None:
+    if resume is not None or withdraw_from is not None:
         others: dict[str, Any] = {f"--{key.replace('_', '-')}": value for key, value in numbers.items()}
         others = {"--sites": sites} | others | {"--set": change, "--committed": committed or None}
         others |= {"--preset": None if preset == "rehearsal" else preset}
-        _resume(name, resume, output, others, gpus=gpus or 0, gpu_memory=gpu_memory, force=force)
+        again: dict[str, Any] = {"gpus": gpus or 0, "gpu_memory": gpu_memory, "force": force}
+        if resume is not None:
+            _resume(name, resume, output, others | {"--withdraw-from": withdraw_from}, **again)
+        elif withdraw_from is not None:
+            _withdraw(name, withdraw_from, output, others, **again)
         return
     recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
     if preset not in recipe.presets:
@@ -198,6 +211,41 @@ def _resume(
         )
     folder = output or Path("exported", f"{name}-resumed")
     replaced, lines = resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory, force=force)
+    if replaced:
+        err.print(replaced)
+    for line in lines:
+        out.print(line)
+
+
+def _withdraw(
+    name: str | None,
+    ended: Path,
+    output: Path | None,
+    others: dict[str, Any],
+    *,
+    gpus: int,
+    gpu_memory: int,
+    force: bool,
+) -> None:
+    """Export the job that withdraws records from an ended run."""
+    from tightframe_app.jobs import resuming
+
+    hint = "--withdraw-from"
+    if name is None:
+        raise typer.BadParameter("expected the ended job's NAME with it, got none", param_hint=hint)
+    changes = _changes(others.pop("--set") or [])
+    least = changes.pop("withdraw.min_withdrawn", None)
+    given = [option for option, value in others.items() if value is not None]
+    if given or changes:
+        wrong = ", ".join([*given, *(f"--set {key}" for key in changes)])
+        raise typer.BadParameter(
+            f"the job is the ended one, unchanged but for withdraw.min_withdrawn: omit {wrong}",
+            param_hint=hint,
+        )
+    folder = output or Path("exported", f"{name}-withdrawn")
+    replaced, lines = resuming.export_withdrawal(
+        name, ended, folder, least=least, gpus=gpus, gpu_memory=gpu_memory, force=force
+    )
     if replaced:
         err.print(replaced)
     for line in lines:

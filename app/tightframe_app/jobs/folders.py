@@ -30,7 +30,7 @@ SERVER_FILE = "config/config_fed_server.json"
 APPS = ("app_server", "app")
 """Folders of the apps; the last one is the silos'."""
 CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
-"""Path of a resumed job's checkpoint: in the server's own app, because no silo may see it."""
+"""Path of the checkpoint of a job that continues a run: in the server's own app, unseen by silos."""
 
 
 def prepared(values: dict[str, Any]) -> JobConfig:
@@ -51,10 +51,10 @@ def job_files(
         gpus: GPUs that the engine must find free at every silo before the job starts there.
         gpu_memory: GiB of memory on each of them.
     """
-    if (job.resume is None) != (checkpoint is None):
-        raise ValueError("Expected a checkpoint for a job that resumes a run, and for no other.")
+    if (job.continues is None) != (checkpoint is None):
+        raise ValueError("Expected a checkpoint for a job that continues a run, and for no other.")
     arguments = job.model_dump(mode="json")
-    apps = ("app",) if job.resume is None else ("app_server", "app")
+    apps = ("app",) if job.continues is None else ("app_server", "app")
     resources = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory}
     meta = {
         "name": job.job_name,
@@ -62,7 +62,7 @@ def job_files(
         "min_clients": job.min_sites,
         "deploy_map": (
             {"app": ["server", *job.sites]}
-            if job.resume is None
+            if job.continues is None
             else {apps[0]: ["server"], "app": list(job.sites)}
         ),
     }
@@ -241,12 +241,12 @@ def _arguments(server: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
 
 
 def _checkpoint(job: JobConfig, folder: Path) -> bytes | None:
-    """Return the checkpoint in a resumed job's folder; None if the job is not a resumed one.
+    """Return the checkpoint in the folder of a job that continues a run; None if the job is a new one.
 
     Raises:
         JobError: if it is missing, not the one that the job names, or of another job.
     """
-    if job.resume is None:
+    if job.continues is None:
         return None
     from tightframe.rounds.server import resume
 

@@ -1,4 +1,4 @@
-"""Export of the job that continues a stopped run, from its server's results."""
+"""Export of the job that continues a run, from its server's results: to resume it, or withdraw records."""
 
 from __future__ import annotations
 
@@ -70,6 +70,60 @@ def export(
         f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
         f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
         f"run it here:  tightframe simulate {quoted} --previous-run {previous}{also}",
+        f"or at the consortium's server:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+    ]
+
+
+def export_withdrawal(
+    name: str,
+    ended: Path,
+    folder: Path,
+    *,
+    least: int | None = None,
+    gpus: int = 0,
+    gpu_memory: int = 8,
+    force: bool = False,
+) -> tuple[str, list[str]]:
+    """Write the folder of a job that withdraws records from an ended run.
+
+    Args:
+        name: as in ``export``.
+        ended: the server's results of the ended run.
+        folder: to write.
+        least: ``withdraw.min_withdrawn``; None for the default.
+        gpus: as in ``export``.
+        gpu_memory: likewise.
+        force: likewise.
+
+    Returns:
+        As ``export``.
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint.
+        RunError: TF-507, TF-521; see ``rounds.server.resume.withdrawal_job``.
+        JobError: if the run is another job's, has not ended, or none from which records can be withdrawn.
+        JobFolderError: TF-102; see ``folders.write_job``.
+    """
+    from tightframe.results.words import plural
+    from tightframe.rounds.server import resume
+
+    path = find(ended)
+    job = folders.prepared(resume.withdrawal_job(path, least).model_dump(mode="json"))
+    if not _is_called(name, job):
+        raise JobError([f"Expected the run in {ended} to be of {name!r}, but it is of {job.job_name!r}"])
+    assert job.withdraw is not None  # noqa: S101 - set in a job that withdraws
+    stored, _ = resume.read(path)
+    records = resume.require_total(stored.state, str(path))
+    files = folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
+    replaced = folders.write_job(files, folder, force=force)
+    workspace, _ = _simulated(path, job)
+    previous = "WORKSPACE" if workspace is None else shlex.quote(str(workspace))
+    quoted = shlex.quote(str(folder))
+    return replaced, [
+        f"{folder}: {job.job_name} without the records that each site names in its own file (`withdrawn`)",
+        f"withdraws from job {job.withdraw.previous}, whose total is of {plural(records, 'record')}; "
+        f"at least {job.withdraw.min_withdrawn} must be withdrawn, at three silos or more",
+        f"run it here:  tightframe simulate {quoted} --previous-run {previous} --site-config FILE",
         f"or at the consortium's server:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
     ]
 

@@ -138,6 +138,30 @@ def check_history(
             yield from _cohort(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
+        if job.withdraw is not None and entry.data:
+            yield _withdrawal(context, area)
+
+
+def _withdrawal(context: SiloContext, area: str) -> Finding:
+    """Check that this site can name the records that it withdraws, and has withdrawn no others."""
+    from tightframe.errors import TightframeError
+    from tightframe.rounds.context import STATE
+    from tightframe.rounds.site_ledger import journal_folder
+
+    job, outliving = context.job, context.site.state_dir
+    assert job.withdraw is not None  # noqa: S101  (the caller has checked)
+    if outliving is not None:
+        context.previous_state = Path(outliving) / job.withdraw.previous / context.name / STATE
+        context.journal_dir = journal_folder(Path(outliving), context.name)
+    try:
+        stays, before = context.withdrawn.remaining, context.withdrawn.before
+    except TightframeError as error:
+        return Finding(area, "problem", str(error))
+    left = len(before.labels("train")) - len(stays.labels("train"))
+    text = f"{job.job_name}: withdraws {left} training records from job {job.withdraw.previous}"
+    if context.previous_state is None or not context.previous_state.is_dir():
+        return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
+    return Finding(area, "ok", text)
 
 
 def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:

@@ -179,6 +179,27 @@ class Resume(StrictModel):
     checkpoint_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class Withdraw(StrictModel):
+    """The ended run of one sum out of whose total a job takes records; written by ``jobs export``.
+
+    Each site names the records in its own file (``withdrawn`` in its configuration); a job names none.
+
+    Attributes:
+        lineage: the engine's id of the first job of the chain.
+        previous: the engine's id of the ended job, whose state the silos take over.
+        checkpoint_sha256: of its checkpoint file, which is next to the server's configuration.
+        state_sha256: of the state in it, with the total; silos start from no other.
+        min_withdrawn: the least number of records that are withdrawn, over all silos; with fewer nothing is
+            opened but their number.
+    """
+
+    lineage: JobId
+    previous: JobId
+    checkpoint_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    state_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    min_withdrawn: int = Field(default=10, ge=1, le=2**20)
+
+
 class JobConfig(Lasting):
     """One federated training job.
 
@@ -226,6 +247,7 @@ class JobConfig(Lasting):
         initial_model_sha256: of the safetensors file of a pretrained start, which the server has and each
             silo checks; None starts from the seed.
         resume: the stopped job that this one resumes; None starts a new one.
+        withdraw: the ended run out of whose total this job takes records; None takes none out.
     """
 
     job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -263,6 +285,7 @@ class JobConfig(Lasting):
     start: Annotated[str | None, LATER] = None
     initial_model_sha256: Annotated[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None, LATER] = None
     resume: Resume | None = None
+    withdraw: Annotated[Withdraw | None, LATER] = None
 
     def model_at(self, site: str) -> SiteModel:
         """Return the model that a silo trains: its own, or the job's."""
@@ -293,12 +316,22 @@ class JobConfig(Lasting):
 
     @property
     def anew(self) -> JobConfig:
-        """This job without ``resume``: the same for all jobs of a chain."""
+        """This job without ``resume``: the same for a stopped job and those that resume it."""
         return self.model_copy(update={"resume": None})
+
+    @property
+    def origin(self) -> JobConfig:
+        """This job without ``resume`` and ``withdraw``: the same for all jobs of a chain."""
+        return self.model_copy(update={"resume": None, "withdraw": None})
+
+    @property
+    def continues(self) -> Resume | Withdraw | None:
+        """The job from whose checkpoint this one goes on; None for a new one."""
+        return self.resume or self.withdraw
 
     def lineage(self, job_id: str) -> str:
         """Return the id of the first job of the chain, given the engine's id of this one."""
-        return job_id if self.resume is None else self.resume.lineage
+        return job_id if self.continues is None else self.continues.lineage
 
     def sha256(self) -> str:
         """Return the SHA-256 of the canonical JSON; server and silos compare it at enrolment."""
@@ -325,6 +358,11 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:
         problems += _privacy_problems(values)
+    if values.get("withdraw") is not None and values.get("privacy") is not None:
+        problems.append(
+            "withdraw: not possible with `privacy`: the difference of two noisy totals would be one more "
+            "release, which nothing has charged. Start a new job without these records instead"
+        )
     resume, rounds = values.get("resume"), values.get("rounds")
     done = resume.get("after_round") if isinstance(resume, dict) else None
     if isinstance(done, int) and isinstance(rounds, int) and done > rounds:

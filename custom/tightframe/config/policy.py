@@ -110,6 +110,8 @@ class Policy(StrictModel):
             tells how long this site trained.
         allowed_methods: the methods that it takes part in; None for all.
         allowed_submitters: provisioned names of the users who may submit a job; None for all.
+        min_withdrawn: the least number of records that a withdrawal must take out over all silos
+            (``withdraw`` in a job), because the total tells their sum.
         signed_jobs: take part in production only in jobs with a lead's manifest (``config.job_manifest``).
         max_parameters: the most numbers in a model that is built here, checked before it is allocated.
         max_message_bytes: the largest term of a sum.
@@ -151,6 +153,7 @@ class Policy(StrictModel):
     max_score_bins: int | None
     min_test_count: int
     min_answer_grid: float
+    min_withdrawn: int
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
     signed_jobs: bool
@@ -366,6 +369,16 @@ class Policy(StrictModel):
                     "the totals of two jobs with different choices disclose one silo's class sums",
                 )
             )
+        withdraw, least = getattr(job, "withdraw", None), self.min_withdrawn
+        if withdraw is not None and withdraw.min_withdrawn < least:
+            refusals.append(
+                Refusal(
+                    "min_withdrawn",
+                    f"at least {withdraw.min_withdrawn} withdrawn records",
+                    f"at least {least}",
+                    "the total after a withdrawal tells the sum of the withdrawn records",
+                )
+            )
         if job.server_trust == "semi_honest" and not self.semi_honest_server:
             refusals.append(Refusal("semi_honest_server", "a semi_honest server", "a malicious one"))
         return refusals
@@ -480,6 +493,7 @@ class PolicyBlock(StrictModel):
     max_score_bins: int | None = Field(default=None, ge=2)
     min_test_count: int | None = Field(default=None, ge=1)
     min_answer_grid: float | None = Field(default=None, ge=0, le=3600)
+    min_withdrawn: int | None = Field(default=None, ge=1, le=2**20)
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
     signed_jobs: bool | None = None

@@ -28,7 +28,7 @@ MARKER = FILE_NAME + ".lent"
 SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
-_KEYS_WITHOUT_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes"))
+_KEYS_WITHOUT_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes", "withdrawn"))
 
 
 class SiteEntry(StrictModel):
@@ -48,6 +48,8 @@ class SiteEntry(StrictModel):
             their counts were opened; by default derived from the data set and its location.
         accepted_options: data set name -> options of a job that select which of this site's records take
             part, each with the one value that it accepts besides the default.
+        withdrawn: data set name -> file that names the records and patients that this site takes out of an
+            ended run, when a job with ``withdraw`` asks for it (``data.withdrawn``).
         policy: the site's rules; see ``config.policy``.
     """
 
@@ -60,6 +62,7 @@ class SiteEntry(StrictModel):
     engine_account: str | None = Field(default=None, pattern=r"^[a-z_][a-z0-9_-]{0,31}$")
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
     accepted_options: dict[str, dict[str, Any]] = {}
+    withdrawn: dict[str, AbsolutePath] = {}
     policy: PolicyBlock = PolicyBlock()
 
     @property

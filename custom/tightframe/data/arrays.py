@@ -95,6 +95,10 @@ class ArrayData:
         # Not cast to integers here: 1.2 and 1.7 would become one patient before they are checked.
         return None if self._patients is None else self._patients[fold]
 
+    def patient_ids(self, fold: Fold) -> list[str] | None:
+        """Return the patient of each record of a fold as text; None if patients are not known."""
+        return None if self._patients is None else [str(item) for item in self._patients[fold].tolist()]
+
     def check(self, progress: Progress | None = None) -> None:
         """Check every value and label.
 

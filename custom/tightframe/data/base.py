@@ -34,8 +34,10 @@ Item = TypeVar("Item")
 class SiloData(Protocol):
     """One silo's records in three folds: train, validation (never trained on), test.
 
-    Three methods are optional: ``distinct_labels``, see ``own_labels``; ``groups``, see
-    ``data.patients.record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one.
+    Five methods are optional: ``distinct_labels``, see ``own_labels``; ``groups``, see
+    ``data.patients.record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one;
+    ``record_ids(fold)`` and ``patient_ids(fold)``, the names by which the site knows each record and its
+    patient (``data.withdrawn``).
     """
 
     @property

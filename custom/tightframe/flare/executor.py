@@ -139,12 +139,12 @@ def _previous_state(job: JobConfig, name: str, outliving: Path | None, *, produc
 
     A simulation keeps no state between runs, so there the caller names the earlier workspace.
     """
-    if job.resume is None:
+    if job.continues is None:
         return None
     if production:
-        return None if outliving is None else outliving / job.resume.previous / name / STATE
+        return None if outliving is None else outliving / job.continues.previous / name / STATE
     earlier = os.environ.get(PREVIOUS_RUN)
-    return Path(earlier) / name / job.resume.previous / STATE if earlier else None
+    return Path(earlier) / name / job.continues.previous / STATE if earlier else None
 
 
 def _identity(

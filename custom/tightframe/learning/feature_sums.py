@@ -238,12 +238,18 @@ def contribute_sums(
     model, classes = frozen(silo, received), silo.setting.num_classes
     width = feature_width(model)
     own = FeatureSums(classes, width, products=products, radius=radius, device=silo.device)
-    admitted = received.get(ADMITTED, torch.full((classes,), silo.offers_prototypes)).bool().to(silo.device)
+    admitted = admitted_classes(silo, received).to(silo.device)
     if bool(admitted.any()):
         for features, labels in silo.encoded(model, "train", exact=True):
             kept = admitted[labels]
             own.add(features[kept], labels[kept])
     return own.tensors()
+
+
+def admitted_classes(silo: SiloView, received: Tensors) -> torch.Tensor:
+    """Return the classes that a silo contributes to, bool (C,): by the class rules, or all or none."""
+    everything = torch.full((silo.setting.num_classes,), silo.offers_prototypes)
+    return received.get(ADMITTED, everything).bool()
 
 
 def counts_field(classes: int) -> Field:

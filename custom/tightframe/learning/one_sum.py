@@ -14,17 +14,19 @@ all three come before round 1. Backbone and running statistics stay as they were
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from tightframe.errors import RunError
-from tightframe.learning import model_update, temperature
+from tightframe.learning import model_update, temperature, withdrawal
 from tightframe.learning.class_sums import holders_phase
-from tightframe.learning.closed_form import ABSENT, centred
+from tightframe.learning.closed_form import centred
 from tightframe.learning.feature_sums import (
     FrozenSums,
+    admitted_classes,
     contribute_sums,
     counts_field,
     pooled,
@@ -46,6 +48,7 @@ from tightframe.phases import (
     SiloView,
     Tensors,
     Totals,
+    Withdrawal,
 )
 from tightframe.results.words import plural
 
@@ -77,6 +80,11 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
         solution = sums_phase(setting, solve, products=products, start=False)
         return holders_phase(counts_field(setting.num_classes)), solution
 
+    def withdraw(setting: Setting, asked: Withdrawal) -> tuple[Phase, ...]:
+        width = feature_width(model_update.shared_template(setting))
+        after = partial(solved, setting, solve)
+        return withdrawal.phases(setting.num_classes, width, asked, after, products=products)
+
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
         solution = sums_phase(setting, solve, products=products, start=True)
@@ -87,6 +95,7 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
             "init_server": init_server,
             "plan": plan,
             "before": before,
+            "withdraw": withdraw,
             "start": start,
             "rounds": 1,
             "head": lambda config, width, classes: UnitBallLinear(width, classes),
@@ -107,7 +116,7 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         start: for a head that takes features as they are and goes on training; otherwise one that brings them
             into the unit ball itself.
     """
-    radius, absent = (START_RADIUS, 0.0) if start else (1.0, ABSENT)
+    radius = START_RADIUS if start else 1.0
     width = feature_width(model_update.shared_template(setting))
     schema = Schema(sum_fields(setting.num_classes, width, products=products))
 
@@ -115,7 +124,9 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         return model_update.broadcast_model(state.model)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        return Contribution(contribute_sums(silo, received, products=products, radius=radius), None)
+        sums = contribute_sums(silo, received, products=products, radius=radius)
+        kept = None if start else withdrawal.own_state(sums, admitted_classes(silo, received))
+        return Contribution(sums, kept)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         if cohort.failed:
@@ -124,16 +135,26 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
                 "not add its own, which and why is in their own logs: mend it, and start the job again.",
                 code="TF-510",
             )
+        if not start:
+            return solved(setting, solve, state, totals)
         found = pooled(totals)
         # A unit of length for features that may be far shorter than the radius.
-        length = found.length if start else 1.0
+        length = found.length
         weight, bias = solve(setting.config, found.over(length), BIAS in state.model)
-        weight, bias = centred(weight, bias, found.known, absent)
+        weight, bias = centred(weight, bias, found.known, 0.0)
         model = with_head(state.model, weight / (length * radius), bias)
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
     return Phase("sums", schema, broadcast, contribute, update)
+
+
+def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -> ServerState:
+    """Return the state with the head that a total gives, and with the total, for a withdrawal."""
+    found = pooled(totals)
+    weight, bias = centred(*solve(setting.config, found, BIAS in state.model), found.known)
+    extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
+    return state.evolve(model=with_head(state.model, weight, bias), extra=extra)
 
 
 def with_head(model: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:

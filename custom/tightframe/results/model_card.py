@@ -7,6 +7,7 @@ from typing import Any
 from tightframe.results.evaluation import Evaluation
 from tightframe.results.files import CARD, ResultFile, Values
 from tightframe.results.spent import Spent
+from tightframe.results.withdrawal import WithdrawnRecords
 
 
 class MethodCard(Values):
@@ -33,6 +34,7 @@ class Card(ResultFile):
         public_weights: silo -> weight in the sums.
         model_sha256: of ``model.safetensors``; None where each silo has a model of its own.
         initial_model: of a pretrained start.
+        withdrawn: which records left the total of an ended run, and which models continue from that.
         best_round_by_validation: the round whose model ``best_model.safetensors`` is.
         privacy_spent: what silos told last of the epsilon that the job has cost them.
         evaluation, evaluated_by: of the last model, and the silos that counted it.
@@ -50,6 +52,7 @@ class Card(ResultFile):
     public_weights: dict[str, float] = {}
     model_sha256: str | None
     initial_model: InitialModel | None = None
+    withdrawn: WithdrawnRecords | None = None
     best_round_by_validation: int | None = None
     privacy_spent: Spent | None = None
     evaluation: Evaluation | None = None

@@ -27,6 +27,7 @@ from tightframe.results.files import (
 )
 from tightframe.results.rows import Row, final_row, noise_words
 from tightframe.results.spent import Spent
+from tightframe.results.withdrawal import WithdrawnRecords
 from tightframe.results.words import metric, one_answer, plural, shown, with_interval
 
 _FILES = (MODEL, BEST, CARD, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
@@ -65,6 +66,7 @@ class Outcome(ResultFile):
         reason: why the run stopped, or could not be measured; None if all is well.
         not_enrolled: silo -> code of those not enrolled; ``not_enrolled_rules``: the rules that they told.
         resumed: what the job goes on with, if it does.
+        withdrawn: which records left the total of an ended run, if the job withdraws any.
         summation: ``secure`` or ``plain``; ``sums``: what the sums protect, in words.
         rules: which privacy rules held, and which were off.
         privacy: what the job promises; ``privacy_spent``: what silos told last of what it has cost them.
@@ -97,6 +99,7 @@ class Outcome(ResultFile):
     roster: list[str]
     synthetic: bool
     resumed: dict[str, Any] | None = None
+    withdrawn: WithdrawnRecords | None = None
     summation: str
     sums: str
     rules: list[str]
@@ -176,6 +179,8 @@ class Ended(Outcome):
                 for i, line in enumerate(self.reason.split("\n"))
             ]
         lines += [f" Note: {line}" for line in self.notes]
+        told = [] if self.withdrawn is None else self.withdrawn.lines()
+        lines += [f" Withdrawn: {line}" if i == 0 else f"   {line}" for i, line in enumerate(told)]
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.sums}")
         lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,9 +24,11 @@ from tightframe.securesum.messages import SumId
 
 if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
+    from tightframe.rounds.withdrawn import Withdrawn
 
 STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
+START = "start.safetensors"
 FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
 DECLARATION = "declaration.json"
@@ -86,14 +88,29 @@ class SiloContext:
 
     @property
     def data(self) -> SiloData:
-        """Records of the silo, opened on first use.
+        """Records of the silo, opened on first use; in a withdrawal those that stay.
 
         Raises:
             SiteConfigError, DataError: see ``config.site.open_data``.
+            DataError, RunError: see ``rounds.withdrawn.Withdrawn``.
         """
         if self.records is None:
             self.records = open_data(self.job, self.name, self.entry)
-        return self.records
+        return self.records if self.job.withdraw is None else self.withdrawn.remaining
+
+    @cached_property
+    def withdrawn(self) -> Withdrawn:
+        """What this silo withdraws, in a job with ``withdraw``."""
+        from tightframe.rounds.withdrawn import Withdrawn
+
+        if self.records is None:
+            self.records = open_data(self.job, self.name, self.entry)
+        return Withdrawn(self, self.records)
+
+    @cached_property
+    def before_withdrawal(self) -> SiloContext:
+        """The same silo with the records of the run from which it withdraws some."""
+        return replace(self, job=self.job.origin, records=self.withdrawn.before)
 
     @property
     def site(self) -> SiteEntry:

@@ -156,7 +156,7 @@ class RunPlan:
         }.get(kind, (job.rounds, job.rounds))
         make: Callable[[int], Sequence[Exchange]] | None = {
             STATISTICS: lambda _: self._outside_rounds(STATISTICS, self._setup.statistics_phases()),
-            BEFORE: lambda _: self._outside_rounds(BEFORE, self._setup.before_phases()),
+            BEFORE: lambda _: self._outside_rounds(BEFORE, self._setup.first_phases()),
             TRAIN: self._round,
             AFTER: lambda _: self._outside_rounds(AFTER, self._setup.after_phases()),
             CLOSING: lambda _: (self._closing,),

@@ -38,6 +38,7 @@ from tightframe.phases import (
     SiloView,
     Tensors,
     Totals,
+    Withdrawal,
     stream_seed,
 )
 from tightframe.privacy.accounting import BudgetError
@@ -128,6 +129,16 @@ class JobSetup:
         """Whether silos on different processors agree on an update within rounding only."""
         return self.method.rounded or (self.start is not None and self.start.rounded)
 
+    def first_phases(self) -> tuple[Phase, ...]:
+        """Return the phases before round 1 in this job: ``before_phases``, or those of a withdrawal."""
+        withdraw = self.job.withdraw
+        if withdraw is None or self.method.withdraw is None:
+            return self.before_phases()
+        asked = Withdrawal(
+            withdraw.state_sha256, withdraw.min_withdrawn, by_class=self.job.class_rules == "on"
+        )
+        return self.method.withdraw(self.setting, asked)
+
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""
         return self.method.after(self.setting) if self.method.after else ()
@@ -206,6 +217,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     setup = JobSetup(job, method, dataset, setting, site_settings=own, start=start)
     _check_encoder(setup)
     _check_start(setup)
+    _check_withdrawal(setup, dataset_options)
     if job.privacy is not None:
         setup = _with_privacy(setup)
     _check_sums(setup, ceilings)
@@ -267,6 +279,36 @@ def _check_start(setup: JobSetup) -> None:
             problem = str(error)
     if problem is not None:
         raise JobError([f"start: {problem}"])
+
+
+def _check_withdrawal(setup: JobSetup, dataset_options: Any) -> None:
+    """Refuse a withdrawal from a run whose model is no function of sums over its records alone.
+
+    Raises:
+        JobError: TF-101, naming each reason.
+    """
+    if setup.job.withdraw is None:
+        return
+    problems, method = [], setup.method
+    again = "start a new job without the records instead"
+    if method.withdraw is None:
+        able = ", ".join(item.name for item in methods.METHODS if item.withdraw is not None)
+        problems.append(
+            f"withdraw: {method.name} trains step by step, and no record can be taken out of what comes of "
+            f"that; it can with {able}; {again}"
+        )
+    if setup.statistics_phases():
+        problems.append(
+            "withdraw: not possible with `model_options.standardise`, because every record's features depend "
+            f"on the moments of all records; {again}"
+        )
+    if getattr(dataset_options, "oversample_minority", False):
+        problems.append(
+            "withdraw: not possible with `dataset_options.oversample_minority`, because how often a record "
+            f"counts depends on all records; {again}"
+        )
+    if problems:
+        raise JobError(problems)
 
 
 def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:

@@ -65,6 +65,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "personalise": (True, "counts of their own, of every silo alike"),
     "privacy": (None, "noise in place of a profile"),
     "resume": (None, "a resumed job goes on as the first one"),
+    "withdraw": (None, "terms are formed as in the first one; rules of its own say what is opened of them"),
 }
 """Options that do not: another value where there is one to try, and why."""
 
@@ -83,6 +84,7 @@ OTHER_RULES = {
     *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
     *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),
     *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics", "min_answer_grid"),
+    *("min_withdrawn",),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),
@@ -94,6 +96,7 @@ OTHER_ENTRY = {
     *("device", "loader_workers"),  # rounding, and nothing
     *("accepted_options",),  # the job's value is in the profile
     *("state_dir", "ledger_roots", "engine_account", "policy"),
+    *("withdrawn",),  # from one run no two lists are withdrawn
 }
 
 
@@ -167,3 +170,10 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
 
 def test_every_setting_has_an_explanation() -> None:
     assert set(profile({})) | set(profile({"method": "fedproto"})) <= set(REVEALED)
+
+
+def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:
+    first = {"method": "fed3r", "rounds": 1, "model_options": {"widths": [4]}}
+    withdraw = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
+    assert profile({**first, "withdraw": withdraw}) == profile(first)
+    assert profile(first)["class_sums"] == "of frozen features"

@@ -74,6 +74,13 @@ class FakeSilo:
             with torch.no_grad():
                 yield used.features(inputs.double() if exact else inputs), labels
 
+    def encoded_before(
+        self, model: torch.nn.Module
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """All records stay."""
+        for features, labels in self.encoded(model, "train", exact=True):
+            yield features, labels, torch.ones(len(labels), dtype=torch.bool)
+
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local
         return loop.fit(

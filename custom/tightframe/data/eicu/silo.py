@@ -87,6 +87,10 @@ class EicuData:
         """Return the labels of the training fold's stays without repetitions."""
         return self.matrix.label[np.unique(self.rows("train"))].astype(np.int64)
 
+    def record_ids(self, fold: Fold) -> list[str]:
+        """Return ``patienthealthsystemstayid`` of each stay of a fold, in record order."""
+        return [str(stay) for stay in self.matrix.stay[self.rows(fold)].tolist()]
+
     def groups(self, fold: Fold) -> NDArray[np.int64]:
         """Return the patient of each stay of a fold, in record order, (n,).
 

@@ -137,6 +137,7 @@ class HeartData:
         self.synthetic = synthetic
         self._features = features
         self._labels = labels
+        self._names = names
         train = np.flatnonzero(~tested)
         held_out = validation_mask(labels[train], [names[row] for row in train])
         self._rows = {
@@ -152,6 +153,14 @@ class HeartData:
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Return the labels of a fold in record order, (n,)."""
         return self._labels[self._rows[fold]]
+
+    def record_ids(self, fold: Fold) -> list[str]:
+        """Return the names of a fold's records, in record order."""
+        return [self._names[row] for row in self._rows[fold]]
+
+    def patient_ids(self, fold: Fold) -> list[str]:
+        """Return the patient of each record, who has no other."""
+        return self.record_ids(fold)
 
     def groups(self, fold: Fold) -> NDArray[np.int64]:
         """Return the patient of each record: according to UCI each record is a different patient."""

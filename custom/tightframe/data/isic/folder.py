@@ -225,6 +225,10 @@ class FolderData:
         """Return the names of a fold's images, in record order."""
         return tuple(row.image for row in self._folds[fold])
 
+    def record_ids(self, fold: Fold) -> tuple[str, ...]:
+        """Return the names by which a site withdraws records: those of the images."""
+        return self.names(fold)
+
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Return the labels of a fold in record order, (n,)."""
         return np.array([row.target for row in self._folds[fold]], dtype=np.int64)

@@ -125,6 +125,10 @@ class TwinData:
         """Return the records of a fold, in record order."""
         return self._folds[fold]
 
+    def record_ids(self, fold: Fold) -> list[str]:
+        """Return the names of a fold's records, in record order."""
+        return [key.name for key in self.keys(fold)]
+
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Return the labels of a fold in record order, (n,)."""
         return np.array([key.label for key in self._folds[fold]], dtype=np.int64)

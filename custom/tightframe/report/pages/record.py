@@ -26,6 +26,7 @@ UNSET = {
     "privacy": "none",
     "privacy.noise_multiplier": "as each silo solves it",
     "resume": "none: it began anew",
+    "withdraw": "none",
 }
 """Meaning of a value without default that a job leaves out."""
 
@@ -104,6 +105,12 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
     ]
     head = ["round", "epsilon of the silos", "promised", "delta", "how many silos", "silos that show theirs"]
     return [*parts, kept(len(body), "All rounds in numbers", table(head, body))]
+
+
+def withdrawal(found: ServerResults) -> Markup | None:
+    """Show what was taken out of an ended run, what both totals tell, and which models are not covered."""
+    withdrawn = found.outcome.withdrawn
+    return None if withdrawn is None else section("Withdrawal", listed(withdrawn.lines()))
 
 
 def traffic(found: ServerResults) -> Markup | None:

@@ -34,6 +34,7 @@ def page(found: ServerResults) -> str:
         participation.silos(found),
         participation.norms(found),
         participation.sums(found),
+        record.withdrawal(found),
         record.privacy(found),
         record.traffic(found),
         record.configuration(found),

@@ -7,6 +7,7 @@ error names the silos and their codes.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +17,14 @@ from pathlib import Path
 from tightframe import __version__
 from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
+from tightframe.learning.withdrawal import MIN_SILOS
 from tightframe.models.pretrained import read_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.results.files import MODEL, WritePage
 from tightframe.results.model_card import InitialModel
 from tightframe.results.outcome import Ended
 from tightframe.results.rows import Row
+from tightframe.results.withdrawal import WithdrawnRecords, not_covered
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
@@ -126,7 +129,7 @@ class Coordinator:
             self._finish(f"TF-500: the server failed with {type(error).__name__}")
             raise
         result = Result(state, self._finish(None))
-        if self.setup.job.local_baseline_epochs:
+        if self.setup.job.local_baseline_epochs and self.setup.job.withdraw is None:
             self._baseline(transport)
         return result
 
@@ -140,7 +143,12 @@ class Coordinator:
         job = self.setup.job
         self._announce()
         previous = resume.continued(job, self._stopped)
-        shared = self._begin(transport) if previous is None else self._resume(transport, *previous)
+        if previous is None:
+            shared = self._begin(transport)
+        elif job.resume is None:
+            shared = self._withdraw(transport, *previous)
+        else:
+            shared = self._resume(transport, *previous)
         for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
             for exchange in self.setup.plan.round(number):
@@ -231,6 +239,46 @@ class Coordinator:
                 "public weights changed since the stopped run, so records did too, at %s", ", ".join(changed)
             )
         return SharedState(stored.state)
+
+    def _withdraw(
+        self, transport: Transport, stored: checkpoint.Checkpoint, saved: resume.SavedRun
+    ) -> SharedState:
+        """Enrol the run's silos, and return its state after records were taken out of its total.
+
+        Raises:
+            RunError: TF-521 without a total, TF-523 without all silos of the run, or if too little is
+                withdrawn.
+        """
+        record, withdraw = self.record, self.setup.job.withdraw
+        records = resume.require_total(stored.state, f"the state of job {saved.job_id}")
+        record.initial_model = saved.initial_model
+        self._sums.static_cohort = saved.static_cohort
+        self._enroll(transport, saved)
+        if missing := sorted(set(saved.weights) - set(record.weights)):
+            raise RunError(
+                f"Expected all silos of run {saved.job_id}, whose records are in its total, but "
+                f"{', '.join(missing)} did not enrol: withdraw once all are there.",
+                code="TF-523",
+            )
+        shared = SharedState(stored.state)
+        for exchange in self.setup.plan.beginning():
+            shared, _ = self._exchange(transport, shared, exchange)
+        assert withdraw is not None  # noqa: S101  (this job withdraws)
+        stay = resume.require_total(shared.state, "the state after the withdrawal")
+        model = checkpoint.tensor_bytes(stored.state.model)
+        record.withdrawn = WithdrawnRecords(
+            previous=withdraw.previous,
+            lineage=withdraw.lineage,
+            records=records - stay,
+            stay=stay,
+            silos=MIN_SILOS,
+            not_covered=not_covered(
+                self.folder.parent, withdraw.lineage, [hashlib.sha256(model).hexdigest()], self.folder
+            ),
+        )
+        for line in record.withdrawn.lines():
+            self.log.info("withdrawal: %s", line)
+        return shared
 
     def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
         """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""

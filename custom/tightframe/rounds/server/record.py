@@ -21,6 +21,7 @@ from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, Personal, ending, is_measured
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.status import Status
+from tightframe.results.withdrawal import WithdrawnRecords
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.phases import personal
 from tightframe.rounds.privacy_plan import honest_silos
@@ -51,6 +52,7 @@ class RunRecord:
         self.weights: dict[str, float] = {}
         self.synthetic = False
         self.initial_model: InitialModel | None = None
+        self.withdrawn: WithdrawnRecords | None = None
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
         self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
@@ -302,6 +304,7 @@ class RunRecord:
             public_weights=dict(sorted(self.weights.items())),
             model_sha256=sha256,
             initial_model=self.initial_model,
+            withdrawn=self.withdrawn,
             best_round_by_validation=self.best[1] if self.best else None,
             privacy_spent=last_spent(self.rows),
             evaluation=last[-1].evaluation if last else None,
@@ -339,6 +342,7 @@ class RunRecord:
             roster=list(job.roster),
             synthetic=self.synthetic,
             resumed=None if job.resume is None else job.resume.model_dump(mode="json"),
+            withdrawn=self.withdrawn,
             summation=job.summation,
             sums=self.sums,
             rules=self.rules(),

@@ -18,15 +18,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from safetensors.torch import load_file
 
 from tightframe import __version__
-from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.job import JobConfig, Resume, parse_job
 from tightframe.errors import JobError, RunError
 from tightframe.files import file_sha256
+from tightframe.learning.withdrawal import records_in
 from tightframe.phases import ServerState
 from tightframe.results.files import BEST
 from tightframe.results.model_card import InitialModel
 from tightframe.results.rows import Row, write_rows
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import Checkpoint
+from tightframe.rounds.following import state_sha256
 from tightframe.rounds.riders import class_rules, epsilon
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.declaration import Declaration
@@ -198,7 +200,7 @@ def read(path: Path) -> tuple[Checkpoint, SavedRun]:
 
 
 def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, SavedRun] | None:
-    """Read the checkpoint and run that a job resumes; None if it resumes none.
+    """Read the checkpoint and run that a job resumes, or withdraws records from; None for a new job.
 
     Args:
         job: validated.
@@ -207,12 +209,12 @@ def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, SavedRun] 
     Raises:
         RunError: TF-507, or TF-521 if it is not the checkpoint that the job names or not of this job.
     """
-    resume = job.resume
+    resume = job.continues
     if resume is None:
         return None
     if path is None or not path.is_file():
         raise RunError(
-            f"Expected the checkpoint of job {resume.previous} with the job that resumes it, but got "
+            f"Expected the checkpoint of job {resume.previous} with the job that continues it, but got "
             f"none{'' if path is None else f' at {path}'}.",
             code="TF-521",
         )
@@ -226,17 +228,21 @@ def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, SavedRun] 
     stored, saved = read(path)
     if saved.holders is not None:
         stored = replace(stored, state=class_rules.with_holders(stored.state, np.array(saved.holders)))
-    pairs = {
+    done, run = stored.described["after_round"], parse_job(saved.job)
+    pairs: dict[str, tuple[Any, Any]] = {
         "lineage": (resume.lineage, saved.lineage),
         "previous": (resume.previous, saved.job_id),
-        "after_round": (resume.after_round, stored.described["after_round"]),
-        "job": (job.anew.sha256(), parse_job(saved.job).sha256()),
     }
+    if isinstance(resume, Resume):
+        pairs |= {"after_round": (resume.after_round, done), "job": (job.anew.sha256(), run.sha256())}
+    else:
+        pairs |= {"after_round": (job.rounds, done), "job": (job.origin.sha256(), run.origin.sha256())}
+        pairs["state_sha256"] = (resume.state_sha256, state_sha256(stored.state))
     for key, (expected, got) in pairs.items():
         if expected != got:
             raise RunError(
-                f"Expected a checkpoint whose {key} is the resumed job's, {expected}, but got {got}: "
-                "a resumed job is the stopped one, unchanged.",
+                f"Expected a checkpoint whose {key} is {expected}, as of the job that continues it, but got "
+                f"{got}: a job continues one that is the same but for `resume` and `withdraw`.",
                 code="TF-521",
             )
     return stored, saved
@@ -257,6 +263,50 @@ def next_job(path: Path) -> JobConfig:
         "checkpoint_sha256": file_sha256(path),
     }
     return parse_job({**saved.job, "resume": resume})
+
+
+def withdrawal_job(path: Path, least: int | None = None) -> JobConfig:
+    """Return the job that withdraws records from the run of a checkpoint.
+
+    Args:
+        path: of the checkpoint.
+        least: the least number of withdrawn records; None for the default.
+
+    Raises:
+        RunError: TF-507, TF-521; see ``read``. TF-521 too if the run keeps no total.
+        JobError: if the run has not ended.
+    """
+    stored, saved = read(path)
+    job = parse_job(saved.job)
+    require_total(stored.state, str(path))
+    if (done := stored.described["after_round"]) != job.rounds:
+        raise JobError(
+            [f"withdraw: Expected an ended run, but it stopped after round {done} of {job.rounds}"]
+        )
+    withdraw = {
+        "lineage": saved.lineage,
+        "previous": saved.job_id,
+        "checkpoint_sha256": file_sha256(path),
+        "state_sha256": state_sha256(stored.state),
+        **({} if least is None else {"min_withdrawn": least}),
+    }
+    return parse_job({**saved.job, "withdraw": withdraw})
+
+
+def require_total(state: ServerState, where: str) -> int:
+    """Return the number of records in the total that a state keeps.
+
+    Raises:
+        RunError: TF-521 if it keeps none.
+    """
+    if (records := records_in(state)) is None:
+        raise RunError(
+            f"Expected {where} to hold the total of a run of one sum (fed3r, fedcgs, fedncm), but it holds "
+            "none: the run has another method, or is of an earlier version of tightframe, which kept none. "
+            "Start a new job without the records instead.",
+            code="TF-521",
+        )
+    return records
 
 
 def changed_weights(saved: SavedRun, declared: Mapping[str, Declaration]) -> list[str]:

@@ -20,7 +20,7 @@ from tightframe.results import dropouts
 from tightframe.results.local_report import Baseline
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import save_tensors
-from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.plan import Exchange
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import few_silo_folds
@@ -31,9 +31,9 @@ from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.withdrawn import check_request
 from tightframe.securesum.messages import SumId, Total
 
-START = "start.safetensors"
 OVER_BOUND = "TF-402"
 
 
@@ -82,6 +82,7 @@ class Contributor:
             NeedsStateError, RunError: as ``FollowedState.advance``.
         """
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
+        check_request(self._context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
@@ -90,7 +91,8 @@ class Contributor:
         known = {} if total is None else {str(total.sum_id): list(total.survivors)}
         self._store.settle({**message["opened"], **known})
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
-        if self._context.job.local_baseline_epochs and self._setup.plan.starts(exchange):
+        job = self._context.job
+        if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             save_tensors(self._context.state_folder / START, state.model, mode=0o600)
         contribution, term = self._term(silo, phase, received, weights)
         if contribution.proposed_state is not None:

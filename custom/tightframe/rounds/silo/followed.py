@@ -133,7 +133,7 @@ class FollowedState:
         there in steps that each look like rounding.
         """
         weights = message.get("start")
-        if self._setup.job.resume is not None:
+        if self._setup.job.continues is not None:
             return None
         if weights is None and self._setup.job.initial_model_sha256 is not None:
             return None  # this silo missed the first exchanges

@@ -10,12 +10,14 @@ import errno
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.config.site import check_record_options, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
-from tightframe.errors import JobError, RunError, TightframeError, outside_code
+from tightframe.data.withdrawn import find, read_file
+from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import requests, state
@@ -114,6 +116,8 @@ class SiloSession:
         if again and stored.is_file():
             return Declaration.from_bytes(stored.read_bytes(), context.name)
         state.begin(context)
+        if context.job.withdraw is not None and context.job.resume is None:
+            context.withdrawn.begin()
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
@@ -132,6 +136,7 @@ class SiloSession:
         data.check(lambda text: log.info("%s: %s", name, text))
         spec, options = dataset_of(context.job)
         check_form(data, spec, options)
+        self._tell_still_there()
         labels = data.labels("train")
         counts = class_counts(labels, spec.num_classes)
         policy = context.policy
@@ -152,13 +157,46 @@ class SiloSession:
             )
         return Declaration(
             # Repeated records count once: with them the number is twice the larger class, a class count.
-            weight=public_weight(len(own_labels(data)), context.job.weights),
+            weight=self._weight(len(own_labels(data))),
             synthetic=data.synthetic,
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),
             any_static_cohort=policy.static_cohort == "any",
             untold=context.small_folds(),
         )
+
+    def _tell_still_there(self) -> None:
+        """Warn in this silo's own log of records that its file withdraws, and that this job uses."""
+        context = self.context
+        path = context.site.withdrawn.get(context.job.dataset)
+        if path is None or context.job.withdraw is not None:
+            return
+        try:
+            named = read_file(Path(path))
+            there = len(find(context.data, named, named.records))
+        except DataError as error:
+            context.log.warning("%s: %s", context.name, error)
+            return
+        if there:
+            context.log.warning(
+                "%s: %d records that `withdrawn` names are still among this site's records: this job uses "
+                "them; remove them once no run is left to withdraw them from",
+                context.name,
+                there,
+            )
+
+    def _weight(self, records: int) -> float:
+        """Return the public weight for a number of records; in a withdrawal that of the run before.
+
+        An exact weight would tell how many records this silo withdraws.
+        """
+        context = self.context
+        if context.job.withdraw is None or context.previous_state is None:
+            return public_weight(records, context.job.weights)
+        stored = context.previous_state / DECLARATION
+        if not stored.is_file():
+            raise state.damaged(stored, FileNotFoundError())
+        return Declaration.from_bytes(stored.read_bytes(), context.name).weight
 
     def _contribute(self, message: Message) -> Message:
         try:

@@ -18,7 +18,17 @@ from safetensors import SafetensorError, safe_open
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import Tensors
-from tightframe.rounds.context import COMMITTED, DECLARATION, EARLIER, FOLLOWED, PROPOSED, SALT, SiloContext
+from tightframe.rounds.context import (
+    COMMITTED,
+    DECLARATION,
+    EARLIER,
+    FOLLOWED,
+    PROPOSED,
+    SALT,
+    START,
+    SiloContext,
+)
+from tightframe.rounds.withdrawn import LIST, NAMES
 from tightframe.securesum.messages import SumId
 
 RUN = "run.json"
@@ -37,28 +47,37 @@ def begin(context: SiloContext) -> None:
     Raises:
         RunError: TF-521 if that state belongs to another job, TF-522 if it is of later rounds only.
     """
-    folder, resume = context.state_folder, context.job.resume
+    folder, job = context.state_folder, context.job
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True, mode=0o700)
-    if resume is not None:
+    if (continued := job.continues) is not None:
         previous = context.previous_state
         if previous is not None and (previous / RUN).is_file():
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
-            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED)
+            again = () if job.resume is not None else (NAMES, PROPOSED, START)
+            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED, LIST, *again)
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
-            _rewind(partial, resume.after_round)
-            context.log.info("%s: continuing with this silo's state of job %s", context.name, resume.previous)
+            _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
+            context.log.info(
+                "%s: continuing with this silo's state of job %s", context.name, continued.previous
+            )
+        elif job.resume is None:
+            raise RunError(
+                f"Expected this silo's own state of job {continued.previous}, from whose total it withdraws "
+                "records, but there is none: restore it from a backup, or start a new job without them.",
+                code="TF-522",
+            )
         else:
             write_atomically(partial / LOST, b"", mode=0o600)
             context.log.warning(
                 "%s: there is no state of job %s here; if the method keeps one and this silo took part, it "
                 "cannot contribute",
                 context.name,
-                resume.previous,
+                continued.previous,
             )
-    values = {"job_sha256": context.job.anew.sha256(), "lineage": context.job.lineage(context.job_id)}
+    values = {"job_sha256": job.origin.sha256(), "lineage": job.lineage(context.job_id)}
     write_atomically(partial / RUN, json.dumps(values).encode(), mode=0o600)
     if folder.exists():
         shutil.rmtree(folder)
@@ -121,12 +140,13 @@ def _check(context: SiloContext, previous: Path) -> None:
         raise damaged(previous / RUN, error) from None
     if not isinstance(described, dict):
         raise damaged(previous / RUN, TypeError())
-    expected = {"job_sha256": context.job.anew.sha256(), "lineage": context.job.lineage(context.job_id)}
+    expected = {"job_sha256": context.job.origin.sha256(), "lineage": context.job.lineage(context.job_id)}
     for key, value in expected.items():
         if described.get(key) != value:
             raise RunError(
-                f"Expected this silo's state in {previous} to have the {key} {value} of the resumed job, but "
-                f"got {str(described.get(key))[:64]}: a resumed job is the stopped one, unchanged.",
+                f"Expected this silo's state in {previous} to have the {key} {value} of the job that this "
+                f"one continues, but got {str(described.get(key))[:64]}: a job continues one that is the "
+                "same but for `resume` and `withdraw`.",
                 code="TF-521",
             )
 

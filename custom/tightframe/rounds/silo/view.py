@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, own_labels
+from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop
 from tightframe.learning.model_update import build_template
@@ -209,6 +210,22 @@ class LocalSilo:
             with torch.no_grad():
                 features = used.features(inputs.double() if exact else inputs)
             yield features, labels
+
+    def encoded_before(
+        self, model: torch.nn.Module
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Yield features (B, d) and labels (B,) of the training records before a withdrawal, and which stay.
+
+        Args:
+            model: of this silo, in evaluation mode.
+        """
+        before = LocalSilo(self.context.before_withdrawal, self.setup, self.device, self.round)
+        names = record_ids(before.context.data, "train")
+        stays = torch.tensor([name not in self.context.withdrawn.names for name in names], device=self.device)
+        place = 0
+        for features, labels in before.encoded(model, "train", exact=True):
+            yield features, labels, stays[place : place + len(labels)]
+            place += len(labels)
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""

@@ -1,0 +1,118 @@
+"""What a withdrawal took out of a run, what the new total tells of it, and which models it does not reach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tightframe.results.files import CARD, Values
+from tightframe.results.words import plural
+
+BESIDE = (f"*/{CARD}", f"../*/server/{CARD}")
+"""Places, from the folder above a run's results, in which other runs of the same server have their cards."""
+
+
+class NotCovered(Values):
+    """A model on record that was trained on from the run that records were withdrawn from.
+
+    Attributes:
+        job_name: of its job.
+        folder: of its results.
+        how: by what it continued.
+    """
+
+    job_name: str
+    folder: str
+    how: str
+
+
+class WithdrawnRecords(Values):
+    """The withdrawal of one run.
+
+    Attributes:
+        previous: the engine's id of the run from whose total records were taken out.
+        lineage: of the first run of its chain.
+        records: number of training records that left the total; the model is the one without them.
+        stay: number of records in the new total.
+        silos: the least number of silos among whose records the withdrawn ones are.
+        not_covered: models on record that continue from the run; others may exist.
+    """
+
+    previous: str
+    lineage: str
+    records: int
+    stay: int
+    silos: int
+    not_covered: list[NotCovered] = []
+
+    def lines(self) -> list[str]:
+        """Say it in sentences."""
+        said = [
+            f"{plural(self.records, 'training record')} of at least {self.silos} hospitals left the total of "
+            f"run {self.previous}: the model is, bit for bit, that of the {self.stay} others",
+            "whoever has both totals knows the sum of the records that left, class by class; with fewer of "
+            "them than features he can tell whether a record that he has is among them",
+        ]
+        said += [f"NOT covered: {item.job_name} in {item.folder} ({item.how})" for item in self.not_covered]
+        said.append(
+            f"{'others' if self.not_covered else 'models'} that continue from the run, or were trained on "
+            "the records elsewhere (other jobs, personal models, copies), are not covered, and may exist"
+        )
+        return said
+
+
+def not_covered(above: Path, lineage: str, models: Iterable[str], own: Path) -> list[NotCovered]:
+    """List the models on record that continue from a run: resumed jobs, pretrained starts, and theirs.
+
+    Args:
+        above: folder above the results of this run.
+        lineage: of the run.
+        models: SHA-256 of the files of its models.
+        own: folder of this run's results, which is left out.
+    """
+    cards = [
+        (path.parent.resolve(), card)
+        for pattern in BESIDE
+        for path in sorted(above.glob(pattern))
+        if path.parent.resolve() != own.resolve() and (card := _card(path)) is not None
+    ]
+    reached = set(models)
+    found: dict[Path, tuple[dict[str, Any], str]] = {}
+    while True:
+        new = {
+            place: (card, how)
+            for place, card in cards
+            if place not in found and (how := _continues(card, lineage, reached)) is not None
+        }
+        if not new:
+            break
+        found |= new
+        reached |= {str(card.get("model_sha256")) for card, _ in new.values()}
+    return [
+        NotCovered(job_name=str(_job(card).get("job_name")), folder=str(place), how=how)
+        for place, (card, how) in sorted(found.items())
+    ]
+
+
+def _continues(card: dict[str, Any], lineage: str, models: set[str]) -> str | None:
+    job = _job(card)
+    resume = job.get("resume")
+    if isinstance(resume, dict) and resume.get("lineage") == lineage and job.get("withdraw") is None:
+        return "resumes it"
+    return "starts from its model" if job.get("initial_model_sha256") in models else None
+
+
+def _job(card: dict[str, Any]) -> dict[str, Any]:
+    job = card.get("job")
+    return job if isinstance(job, dict) else {}
+
+
+def _card(path: Path) -> dict[str, Any] | None:
+    """Read the plain values of a card, of whatever version; None if it cannot be read."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None

@@ -1,0 +1,215 @@
+"""What a silo withdraws from an ended run: which records, and that no two withdrawals differ by a few.
+
+Two totals from which this silo took out sets of records that differ by one tell that record. So a site has
+one list for a data set, which grows: a withdrawal takes out just what the last one did, in whatever run, or,
+from the run out of which all of that has been taken, more. With each increment the numbers are asked anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightframe.data import withdrawn
+from tightframe.data.base import FOLDS, SiloData
+from tightframe.data.withdrawn import Remaining
+from tightframe.errors import DataError, RunError
+from tightframe.files import write_atomically
+
+if TYPE_CHECKING:
+    from tightframe.rounds.context import Message, SiloContext
+
+NAMES = "withdrawn.json"
+"""File in a silo's state: names of the records that are out of the run's total, or will be after this run."""
+LIST = "withdrawn_list.json"
+"""File that outlives runs: the names that this site has withdrawn so far, by data set."""
+OTHER = "TF-524"
+
+
+class Withdrawn:
+    """The records that one silo withdraws in one run.
+
+    Args:
+        context: of the silo, in a job with ``withdraw``.
+        data: all its records.
+
+    Raises:
+        DataError, RunError: see ``names``.
+    """
+
+    def __init__(self, context: SiloContext, data: SiloData) -> None:
+        self._context, self._data = context, data
+        previous = context.previous_state
+        resumed = context.job.resume is not None
+        self._gone = frozenset() if previous is None or resumed else _read(previous / NAMES)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of all records that are out of the total after this run.
+
+        Once the run has begun they are those of the enrolment, whatever becomes of the file.
+
+        Raises:
+            DataError: TF-214 for an unreadable file, or names that the records do not have.
+            RunError: TF-524 if the site has withdrawn other records before.
+        """
+        begun = self._context.state_folder / NAMES
+        if begun.is_file():
+            return _read(begun)
+        context, noted = self._context, self._noted
+        path = context.site.withdrawn.get(context.job.dataset)
+        named = withdrawn.read_file(None if path is None else Path(path))
+        names = self._gone | withdrawn.find(self._data, named, self._gone | (noted or frozenset()))
+        self._check(names, noted)
+        return names
+
+    @cached_property
+    def before(self) -> SiloData:
+        """The records whose sums are in the total that this run begins with."""
+        return Remaining(self._data, self._gone)
+
+    @cached_property
+    def remaining(self) -> Remaining:
+        """The records that stay, on which all else of the run is computed.
+
+        Raises:
+            DataError: TF-214 if fewer than two training records would stay.
+        """
+        stays = Remaining(self._data, self.names)
+        if len(stays.labels("train")) < 2:
+            raise DataError(
+                "Expected at least 2 training records to stay at this site, but fewer would: start a new job "
+                "without this site instead.",
+                code=withdrawn.WRONG,
+            )
+        return stays
+
+    def begin(self) -> None:
+        """Keep the names in the run's state, and say in this silo's own log how many records they are."""
+        context, stays = self._context, self.remaining
+        _write(context.state_folder / NAMES, self.names)
+        taken = {fold: len(self.before.labels(fold)) - len(stays.labels(fold)) for fold in FOLDS}
+        context.log.info(
+            "%s: withdraws %d training, %d validation and %d test records from run %s",
+            context.name,
+            *(taken[fold] for fold in ("train", "validation", "test")),
+            context.job.withdraw.previous if context.job.withdraw is not None else "",
+        )
+
+    def note(self) -> None:
+        """Add the names to the site's list, before anything computed from them leaves."""
+        if (path := self._list) is None:
+            return
+        lists, dataset = _lists(path), self._dataset
+        lists[dataset] = sorted(self.names | set(lists.get(dataset, ())))
+        write_atomically(path, json.dumps(lists).encode(), mode=0o600)
+
+    @property
+    def _dataset(self) -> str:
+        return self._context.site.records_id(self._context.job.dataset)
+
+    @property
+    def _list(self) -> Path | None:
+        """Path of the site's list; in a simulation, whose silos have no memory, in the state it goes on."""
+        context = self._context
+        folder = context.journal_dir or context.previous_state
+        return None if folder is None else folder / LIST
+
+    @property
+    def _noted(self) -> frozenset[str] | None:
+        """The names on the site's list; None if it has withdrawn nothing so far."""
+        lists = {} if self._list is None else _lists(self._list)
+        return frozenset(lists[self._dataset]) if self._dataset in lists else None
+
+    def _check(self, names: frozenset[str], noted: frozenset[str] | None) -> None:
+        """Refuse names that are neither those withdrawn last, nor these and more.
+
+        Raises:
+            RunError: TF-524.
+        """
+        if noted is None:
+            return
+        known = {name for fold in FOLDS for name in withdrawn.record_ids(self._data, fold)} | self._gone
+        last = noted & known
+        if names == last or (self._gone >= last and names >= last):
+            return
+        raise RunError(
+            f"Expected the {len(last)} records that this site has withdrawn before, from this run or "
+            f"another, but its file names {len(names - last)} others, and {len(last - names)} of those not: "
+            "the difference of two totals would tell these few. Name the same first; more can then be "
+            "withdrawn from the run that this makes.",
+            code=OTHER,
+        )
+
+
+def check_request(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
+    """Check a request of a withdrawal, and note the names before their sums leave.
+
+    Args:
+        context: of the silo.
+        exchange: kind and index of the phase.
+        message: of the task.
+
+    Raises:
+        RunError: TF-518 if the server begins with another state than the job names.
+    """
+    job = context.job
+    if job.withdraw is None or job.resume is not None or exchange[0] != "before":
+        return
+    if exchange[1] == 0 and message["state"] != job.withdraw.state_sha256:
+        raise RunError(
+            f"Expected the withdrawal to begin with the state {job.withdraw.state_sha256} that the job "
+            f"names, but the server begins with {message['state']}: nothing is taken out of another total.",
+            code="TF-518",
+        )
+    if exchange[1] == 1:
+        context.withdrawn.note()
+
+
+def _read(path: Path) -> frozenset[str]:
+    """Read names; none if there is no such file.
+
+    Raises:
+        RunError: TF-522 if it is damaged.
+    """
+    if not path.is_file():
+        return frozenset()
+    try:
+        names = json.loads(path.read_bytes())["records"]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"Expected the names of withdrawn records in {path}, but it is damaged ({type(error).__name__}): "
+            "restore it from a backup.",
+            code="TF-522",
+        ) from None
+    return frozenset(names)
+
+
+def _write(path: Path, names: Iterable[str]) -> None:
+    write_atomically(path, json.dumps({"records": sorted(names)}).encode(), mode=0o600)
+
+
+def _lists(path: Path) -> dict[str, list[str]]:
+    """Read the site's lists by data set.
+
+    Raises:
+        RunError: TF-522 if the file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        lists = json.loads(path.read_bytes())
+        if not all(isinstance(name, str) for names in lists.values() for name in names):
+            raise TypeError
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"Expected the records that this site has withdrawn in {path}, but it is damaged "
+            f"({type(error).__name__}): restore it from a backup.",
+            code="TF-522",
+        ) from None
+    return dict(lists)

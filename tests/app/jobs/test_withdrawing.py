@@ -1,0 +1,142 @@
+"""``tightframe jobs export NAME --withdraw-from DIR``, and what ``tightframe site check`` says of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tightframe import federation
+from tightframe.config.job import parse_job
+from tightframe.config.site import SiteEntry
+from tightframe.rounds.context import STATE
+from tightframe.rounds.server import resume
+from tightframe_app import cli
+from tightframe_app.jobs import folders
+from tightframe_app.site.findings import Scope
+from tightframe_app.site.job import check_history
+
+Typed = Callable[..., tuple[object, str, str]]
+JOB = {
+    "job_name": "our_study",
+    "dataset": "digits",
+    "dataset_options": {"silos": 3, "subset": 300},
+    "model": "mlp",
+    "model_options": {"widths": []},
+    "sites": ["a", "b", "c"],
+    "min_sites": 3,
+    "rounds": 1,
+}
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """``tightframe`` from the test's own folder: exit code, output, errors."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["tightframe", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return run
+
+
+def ended_run(folder: Path, method: str) -> Path:
+    federation.run_job(parse_job({**JOB, "method": method}), folder=folder)
+    return folder / "server"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The server's results of a run of one sum."""
+    return ended_run(tmp_path_factory.mktemp("ended"), "fedncm")
+
+
+def test_it_writes_the_ended_job_with_its_checkpoint(ended: Path, typed: Typed, tmp_path: Path) -> None:
+    code, out, err = typed(
+        *("jobs", "export", "our_study", "--withdraw-from", str(ended), "-o", "next"),
+        *("--set", "withdraw.min_withdrawn=25"),
+    )
+    assert (code, err) == (0, "")
+    previous = resume.read(ended / "checkpoint.safetensors")[1].job_id
+    assert previous in out and "at least 25 must be withdrawn" in out
+    assert "tightframe simulate next --previous-run" in out
+    job = parse_job(folders.read_job(tmp_path / "next"))
+    assert job.withdraw is not None and job.withdraw.min_withdrawn == 25
+    assert job.origin.sha256() == parse_job(json.loads((ended / "model.json").read_text())["job"]).sha256()
+    assert (tmp_path / "next" / "app_server" / "config" / "checkpoint.safetensors").is_file()
+    assert not (tmp_path / "next" / "app" / "config" / "checkpoint.safetensors").exists(), (
+        "no silo may see it"
+    )
+    assert typed("jobs", "check", "next")[0] == 0
+    (tmp_path / "next" / "app_server" / "config" / "checkpoint.safetensors").write_bytes(b"another")
+    code, _, err = typed("jobs", "check", "next")
+    assert code and "SHA-256" in err
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (("--rounds", "2"), "--rounds"),
+        (("--set", "seed=3"), "--set seed"),
+        (("--resume", "elsewhere"), "--withdraw-from"),
+    ],
+)
+def test_nothing_else_of_the_job_can_be_changed(
+    more: tuple[str, ...], expected: str, ended: Path, typed: Typed
+) -> None:
+    code, _, err = typed("jobs", "export", "our_study", "--withdraw-from", str(ended), *more)
+    assert code and expected in err
+
+
+def test_another_name_and_a_run_that_trains_are_refused(ended: Path, typed: Typed, tmp_path: Path) -> None:
+    code, _, err = typed("jobs", "export", "your_study", "--withdraw-from", str(ended))
+    assert code and "is of 'our_study'" in err
+    trained = ended_run(tmp_path / "trained", "fedavg")
+    code, _, err = typed("jobs", "export", "our_study", "--withdraw-from", str(trained))
+    assert code and "TF-521" in err and "holds none" in err and not (tmp_path / "exported").exists()
+
+
+def test_a_site_is_told_what_it_would_withdraw(ended: Path, tmp_path: Path) -> None:
+    """Before the job begins, with its own state of the run; wrong names are a problem then."""
+    job = resume.withdrawal_job(ended / "checkpoint.safetensors")
+    file = tmp_path / "withdrawn.csv"
+    entry = SiteEntry(
+        data={"digits": {"silo": 0}}, state_dir=str(tmp_path / "state"), withdrawn={"digits": str(file)}
+    )
+    scope = Scope(tmp_path / "local" / "tightframe.json")
+
+    def said() -> list[tuple[str, str]]:
+        return [
+            (item.state, item.text)
+            for item in check_history(job, "a", entry, None, scope)
+            if "withdraw" in item.text
+        ]
+
+    file.write_text("record,train-0\nrecord,train-7\n")
+    ((state, text),) = said()
+    assert state == "problem" and "no state here (TF-522)" in text
+    assert job.withdraw is not None
+    (tmp_path / "state" / job.withdraw.previous / "a" / STATE).mkdir(parents=True)
+    assert [(state, "withdraws 2 training records" in text) for state, text in said()] == [("ok", True)]
+    file.write_text("record,train-4711\n")
+    ((state, text),) = said()
+    assert state == "problem" and "TF-214" in text and "4711" in text
+
+
+def test_a_later_job_warns_of_records_that_are_still_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the silo's own log: the file says what leaves one run, not what a job may use."""
+    file = tmp_path / "withdrawn.csv"
+    file.write_text("record,train-0\nrecord,train-7\nrecord,long-gone\n")
+    job = parse_job({**JOB, "method": "fedncm"})
+    federation.run_job(
+        job, entries={"a": SiteEntry(data={"digits": {"silo": 0}}, withdrawn={"digits": str(file)})}
+    )
+    assert "2 records that `withdrawn` names are still among" in caplog.text

@@ -1,0 +1,89 @@
+"""A site's file of withdrawn records, and the records that stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tightframe.config.job import parse_job
+from tightframe.config.site import open_data
+from tightframe.data.arrays import ArrayData
+from tightframe.data.base import FOLDS
+from tightframe.data.withdrawn import Named, Remaining, find, read_file, record_ids
+from tightframe.errors import DataError
+
+
+def arrays(**changes: Any) -> ArrayData:
+    folds = {
+        fold: (np.arange(4.0)[:, None] + place, np.array([0, 1, 0, 1])) for place, fold in enumerate(FOLDS)
+    }
+    values: dict[str, Any] = {"source": "arrays", "num_classes": 2, **changes}
+    return ArrayData(folds, **values)
+
+
+def test_a_line_names_a_record_or_a_patient(tmp_path: Path) -> None:
+    path = tmp_path / "withdrawn.csv"
+    path.write_text("# letters of May\n\nrecord, ISIC_0012345\npatient,Doe, Jane\nrecord,2\n")
+    named = read_file(path)
+    assert named.records == {"ISIC_0012345", "2"} and named.patients == {"Doe, Jane"}
+    assert read_file(None) == Named()
+
+
+@pytest.mark.parametrize("line", ["ISIC_0012345", "record,", "records,4", "image,4"])
+def test_another_form_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "withdrawn.csv"
+    path.write_text(f"record,1\n{line}\n")
+    with pytest.raises(DataError, match="line 2") as caught:
+        read_file(path)
+    assert caught.value.code == "TF-214"
+
+
+def test_a_file_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="withdrawn") as caught:
+        read_file(tmp_path / "withdrawn.csv")
+    assert caught.value.code == "TF-214"
+
+
+def test_unknown_records_and_patients_are_refused_together() -> None:
+    patients = {fold: np.array([1, 1, 2, 3]) for fold in FOLDS}
+    data = arrays(patients=patients)
+    with pytest.raises(DataError, match=r"2 are unknown \(7, train-9\)") as caught:
+        find(data, Named(frozenset({"train-0", "train-9"}), frozenset({"1", "7"})))
+    assert caught.value.code == "TF-214"
+    assert find(data, Named(frozenset({"gone"})), gone={"gone"}) == frozenset()
+    with pytest.raises(DataError, match="does not know its patients by name"):
+        find(arrays(), Named(patients=frozenset({"1"})))
+
+
+def test_a_patient_is_all_its_records_in_every_fold() -> None:
+    data = arrays(patients={fold: np.array([1, 1, 2, 3]) for fold in FOLDS})
+    found = find(data, Named(patients=frozenset({"1"})))
+    assert found == {f"{fold}-{place}" for fold in FOLDS for place in (0, 1)}
+
+
+def test_the_records_that_stay_keep_fold_order_values_and_patient() -> None:
+    data = arrays(patients={fold: np.array([1, 1, 2, 3]) for fold in FOLDS})
+    stays = Remaining(data, {"train-0", "test-3"})
+    assert stays.labels("train").tolist() == [1, 0, 1] and stays.labels("validation").tolist() == [0, 1, 0, 1]
+    values = [float(inputs) for inputs, _ in stays.records("train")]  # type: ignore[attr-defined]
+    assert values == [1.0, 2.0, 3.0]
+    assert np.asarray(stays.groups("test")).tolist() == [1, 1, 2]
+    assert list(record_ids(stays, "train")) == ["train-1", "train-2", "train-3"]
+    assert tuple(stays.record_shape("train")) == (1,)
+    assert Remaining(arrays(), ()).groups("train") is None
+
+
+@pytest.mark.parametrize("dataset", ["fed_isic2019", "fed_heart_disease", "eicu"])
+def test_every_data_set_names_each_record_once(dataset: str) -> None:
+    values = {"job_name": "x", "method": "fedavg", "model": "mlp", "rounds": 1, "min_sites": 1}
+    options = {"fed_isic2019": {"image_size": 16}}.get(dataset, {})
+    job = parse_job(
+        {**values, "sites": ["a"], "dataset": dataset, "dataset_options": options, "summation": "plain"}
+    )
+    data = open_data(job, "a", None)
+    names = [name for fold in FOLDS for name in record_ids(data, fold)]
+    assert len(set(names)) == len(names) == sum(len(data.labels(fold)) for fold in FOLDS)
+    assert hasattr(data, "record_ids")

@@ -1,0 +1,450 @@
+"""Records taken out of an ended run of one sum: the model without them, to the bit; what is not opened."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.methods.test_one_sum import PIXELS, digits, equal
+
+from tightframe import federation
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.site import SiteEntry
+from tightframe.data.arrays import ArrayData
+from tightframe.errors import JobError, RunError
+from tightframe.learning import withdrawal
+from tightframe.learning.withdrawal import records_in
+from tightframe.phases import Fold
+from tightframe.results.files import CHECKPOINT, MODEL
+from tightframe.results.rows import Row
+from tightframe.rounds import checkpoint
+from tightframe.rounds.following import state_sha256
+from tightframe.rounds.server import resume
+from tightframe.rounds.server.coordinator import Result
+from tightframe.rounds.setup import prepare
+
+SILOS = ("a", "b", "c", "d")
+FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
+JOB: dict[str, Any] = {
+    "job_name": "one-sum",
+    "method": "fed3r",
+    **PIXELS,
+    "rounds": 1,
+    "sites": list(SILOS),
+    "min_sites": 4,
+    "summation": "secure",
+}
+pytestmark = pytest.mark.whole
+Names = Mapping[str, Sequence[str]]
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Runs that end with an error on purpose fill no screen."""
+    caplog.set_level(logging.CRITICAL, logger="tightframe.run")
+
+
+def records(rare: int | None = None) -> dict[str, ArrayData]:
+    """800 training digits at four silos, two records a patient in each fold.
+
+    Args:
+        rare: a class of which each silo has 6 training records only.
+    """
+    folds = digits()
+    made: dict[str, ArrayData] = {}
+    for place, site in enumerate(SILOS):
+        parts, patients = {}, {}
+        for fold in FOLDS:
+            images, labels = (item[place::4] for item in folds[fold])
+            if rare is not None and fold == "train":
+                few = np.flatnonzero(labels == rare)[6:]
+                images, labels = np.delete(images, few, axis=0), np.delete(labels, few)
+            parts[fold] = (images, labels)
+            patients[fold] = np.arange(len(labels)) // 2
+        made[site] = ArrayData(parts, source="digits", num_classes=10, patients=patients)
+    return made
+
+
+def of_class(data: ArrayData, label: int, count: int, skip: int = 0) -> list[str]:
+    """Lines that name training records of a class."""
+    places = np.flatnonzero(data.labels("train") == label)[skip : skip + count]
+    assert len(places) == count
+    return [f"record,train-{place}" for place in places]
+
+
+def without(data: Mapping[str, ArrayData], names: Names) -> dict[str, ArrayData]:
+    """Records as a hospital without the named ones would have them, made without the code under test."""
+    made = {}
+    for site, silo in data.items():
+        parts, patients = {}, {}
+        for fold in FOLDS:
+            of = silo.patient_ids(fold)
+            assert of is not None
+            keep = np.array(
+                [
+                    f"record,{fold}-{place}" not in names.get(site, ())
+                    and f"patient,{of[place]}" not in names.get(site, ())
+                    for place in range(len(of))
+                ]
+            )
+            images, labels = silo._folds[fold]
+            parts[fold] = (images[keep], labels[keep])
+            patients[fold] = np.asarray(of, dtype=np.int64)[keep]
+        made[site] = ArrayData(parts, source="digits", num_classes=10, patients=patients)
+    return made
+
+
+def entries(folder: Path, names: Names) -> dict[str, SiteEntry]:
+    """Configurations of the sites, with their files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {}
+    for site in SILOS:
+        if site in names:  # a site without a file withdraws nothing
+            path = folder / f"{site}.csv"
+            path.write_text("# of 2026\n" + "\n".join(names[site]) + "\n")
+            made[site] = SiteEntry(withdrawn={"digits": str(path)})
+        else:
+            made[site] = SiteEntry()
+    return made
+
+
+@dataclass
+class Ended:
+    """A run that has ended."""
+
+    folder: Path
+    data: Mapping[str, ArrayData]
+    result: Result
+
+    def job(self, least: int | None = None) -> JobConfig:
+        return resume.withdrawal_job(self.folder / "server" / CHECKPOINT, least)
+
+    def withdraw(self, names: Names, folder: Path, *, least: int | None = 1, **changes: Any) -> Ended:
+        job = self.job(least)
+        job = parse_job({**job.model_dump(mode="json"), **changes})
+        found = federation.run_job(
+            job, data=self.data, entries=entries(folder / "files", names), folder=folder, stopped=self.folder
+        )
+        return Ended(folder, self.data, found)
+
+
+def run(data: Mapping[str, ArrayData], folder: Path, **changes: Any) -> Ended:
+    job = parse_job({**JOB, **changes})
+    return Ended(folder, data, federation.run_job(job, data=data, folder=folder))
+
+
+def two_classes(data: Mapping[str, ArrayData], each: int = 2) -> dict[str, list[str]]:
+    """Records of two classes at three of four silos: 12 by default."""
+    return {
+        site: [*of_class(data[site], 3, each), *of_class(data[site], 7, each)] for site in ("a", "b", "c")
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run of all records."""
+    return run(records(), tmp_path_factory.mktemp("first"))
+
+
+@pytest.fixture
+def first(made: Ended, tmp_path: Path) -> Ended:
+    """The same with a folder of its own, in which sites note what they withdraw."""
+    return Ended(Path(shutil.copytree(made.folder, tmp_path / "first")), made.data, made.result)
+
+
+@pytest.mark.parametrize(
+    ("method", "summation", "model"),
+    [
+        ("fed3r", "secure", {}),
+        ("fed3r", "plain", {"model": "random_features", "model_options": {"width": 32}}),
+        ("fedcgs", "secure", {"model": "mlp", "model_options": {"widths": [24]}, "encoder": "random"}),
+        ("fedncm", "plain", {}),
+    ],
+)
+def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
+    method: str, summation: str, model: dict[str, Any], tmp_path: Path
+) -> None:
+    """Model, total and all else of the state; records of validation and test folds are withdrawn, too."""
+    data = records()
+    job: dict[str, Any] = {"method": method, "summation": summation, **model}
+    whole = run(data, tmp_path / "whole", **job)
+    names = two_classes(data)
+    names["a"] += ["record,validation-0", "record,test-1"]
+    found = whole.withdraw(names, tmp_path / "withdrawn", least=10)
+    expected = run(without(data, names), tmp_path / "again", **job)
+    assert equal(found.result.state.model, expected.result.state.model)
+    assert state_sha256(found.result.state) == state_sha256(expected.result.state)
+    assert not equal(found.result.state.model, whole.result.state.model)
+    final, again = found.result.outcome.final(), expected.result.outcome.final()
+    assert final is not None and again is not None and final.evaluation == again.evaluation
+    assert records_in(found.result.state) == 788
+
+
+def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
+    first: Ended, tmp_path: Path
+) -> None:
+    """Patient 1 has two records in each fold; silo d names nothing."""
+    names = {site: ["patient,1", "patient,30"] for site in ("a", "b", "c")}
+    data = first.data
+    whole = run(data, tmp_path / "whole", class_rules="off", summation="plain")
+    ended = whole.withdraw(names, tmp_path / "withdrawn", least=12)
+    expected = run(without(data, names), tmp_path / "again", class_rules="off", summation="plain")
+    assert state_sha256(ended.result.state) == state_sha256(expected.result.state)
+    told = ended.result.outcome.withdrawn
+    assert told is not None and (told.records, told.stay) == (12, 788)
+    assert "12 training records of at least 3 hospitals left" in ended.result.outcome.screen()
+    cards = [json.loads((item.folder / "server" / "model.json").read_text()) for item in (ended, whole)]
+    assert cards[0]["public_weights"] == cards[1]["public_weights"], "weights would tell who withdraws"
+    assert cards[0]["withdrawn"]["records"] == 12 and cards[1]["withdrawn"] is None
+    pages = [(item.folder / "server" / "report.html").read_text() for item in (ended, whole)]
+    assert ">Withdrawal<" in pages[0] and ">Withdrawal<" not in pages[1]
+
+
+@pytest.mark.parametrize(
+    ("rare", "counts", "left"),
+    [
+        (6, (2, 2, 2, 0), "class 8 falls below five records at three silos, and so is in no sum"),
+        (6, (2, 1, 1, 0), "silo a falls below five, so that its other four leave too"),
+        (4, (1, 1, 1, 0), "class 8 was never summed, so that nothing of it is subtracted"),
+    ],
+)
+def test_the_class_rules_hold_as_in_the_run_without_the_records(
+    rare: int, counts: Sequence[int], left: str, tmp_path: Path
+) -> None:
+    data = {
+        site: ArrayData(
+            {
+                fold: tuple(
+                    np.delete(item, few if fold == "train" else [], axis=0) for item in silo._folds[fold]
+                )  # type: ignore[misc]
+                for fold in FOLDS
+            },
+            source="digits",
+            num_classes=10,
+            patients={
+                fold: np.arange(len(silo.labels(fold)) - (len(few) if fold == "train" else 0))
+                for fold in FOLDS
+            },
+        )
+        for site, silo in records().items()
+        for few in [np.flatnonzero(silo.labels("train") == 8)[rare:]]
+    }
+    names = {
+        site: [*of_class(data[site], 8, count), *of_class(data[site], 3, 4)]
+        for site, count in zip(SILOS, counts, strict=True)
+        if count
+    }
+    whole = run(data, tmp_path / "whole")
+    ended = whole.withdraw(names, tmp_path / "withdrawn", least=12)
+    expected = run(without(data, names), tmp_path / "again")
+    assert state_sha256(ended.result.state) == state_sha256(expected.result.state), left
+    told = ended.result.outcome.withdrawn
+    gone = {(2, 2, 2, 0): 24, (2, 1, 1, 0): 8, (1, 1, 1, 0): 0}[tuple(counts)]  # type: ignore[index]
+    assert told is not None and told.records == 12 + gone
+
+
+@pytest.mark.parametrize(
+    ("names", "least", "match"),
+    [
+        ({"a": 2, "b": 2, "c": 1}, 10, "at least 10 withdrawn records at 3 silos or more.*got 5 at 3"),
+        ({"a": 12}, 10, "got enough at 1"),
+        ({"a": 8, "b": 8}, 10, "got enough at 2"),
+        ({}, 1, "got 0 at 0"),
+    ],
+)
+def test_too_few_records_or_silos_open_nothing_but_their_number(
+    names: Mapping[str, int], least: int, match: str, first: Ended, tmp_path: Path
+) -> None:
+    lines = {site: of_class(first.data[site], 3, count) for site, count in names.items()}
+    with pytest.raises(RunError, match=match) as caught:
+        first.withdraw(lines, tmp_path, least=least)
+    assert caught.value.code == "TF-523"
+    opened = json.loads((tmp_path / "server" / "outcome.json").read_text())
+    assert not opened["trained"] and not (tmp_path / "server" / MODEL).exists()
+    asked = [json.loads(line) for line in (tmp_path / "server" / "transcript.jsonl").read_text().splitlines()]
+    assert "before-1" not in json.dumps(asked), "no other sum was asked for"
+
+
+def test_the_number_that_a_refusal_tells_is_no_larger_than_the_rule_needs(
+    first: Ended, tmp_path: Path
+) -> None:
+    """Silo a withdraws 13 of class 3; the sum of what silos say is 12, not 15."""
+    seen: list[float] = []
+    plain = withdrawal.check_rule
+
+    def look(totals: Any, *rest: Any) -> None:
+        seen.append(float(totals[withdrawal.NAMED]))
+        plain(totals, *rest)
+
+    names = {"a": of_class(first.data["a"], 3, 13), "b": of_class(first.data["b"], 3, 2)}
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(RunError):
+        patched.setattr(withdrawal, "check_rule", look)
+        first.withdraw(names, tmp_path, least=10)
+    assert set(seen) == {12.0}
+
+
+def test_a_class_that_one_or_two_silos_withdraw_from_is_not_opened(first: Ended, tmp_path: Path) -> None:
+    """Its class sum would be one hospital's; here one record's features."""
+    names = two_classes(first.data)
+    names["a"] += of_class(first.data["a"], 5, 1)
+    with pytest.raises(RunError, match=r"classes \[5\] lose some at fewer") as caught:
+        first.withdraw(names, tmp_path)
+    assert caught.value.code == "TF-523"
+
+
+def test_more_can_be_withdrawn_from_the_run_that_a_withdrawal_makes(first: Ended, tmp_path: Path) -> None:
+    """And the hospital may have deleted what is out; other lists from the first run are refused."""
+    names = two_classes(first.data)
+    one = first.withdraw(names, tmp_path / "one")
+    more = {
+        site: [*lines, *of_class(first.data[site], 4, 3)] for site, lines in two_classes(first.data).items()
+    }
+    two = one.withdraw(more, tmp_path / "two")
+    expected = run(without(first.data, more), tmp_path / "again")
+    assert state_sha256(two.result.state) == state_sha256(expected.result.state)
+    job = two.job()
+    assert job.withdraw is not None
+    assert job.lineage("x") == first.job().lineage("y"), "one lineage"
+    # Two withdrawals from one run with other lists would differ by single records.
+    with pytest.raises(RunError) as caught:
+        first.withdraw(more, tmp_path / "three")
+    assert "TF-524" in str(caught.value)
+    again = first.withdraw(names, tmp_path / "four")
+    assert state_sha256(again.result.state) == state_sha256(one.result.state)
+
+
+def test_an_older_total_is_not_taken_for_the_new_one(first: Ended, tmp_path: Path) -> None:
+    """A server that withdraws anew from the first total, beside the silos' state of the withdrawal."""
+    one = first.withdraw(two_classes(first.data), tmp_path / "one")
+    forged = tmp_path / "forged"
+    shutil.copytree(one.folder, forged)
+    path = forged / "server" / CHECKPOINT
+    old, new = (checkpoint.load_state(place / "server" / CHECKPOINT) for place in (first.folder, one.folder))
+    checkpoint.save_state(
+        path.parent,
+        old.state,
+        round_number=1,
+        job_sha256=str(new.described["job_sha256"]),
+        run=new.described["run"],
+    )
+    more = {
+        site: [*lines, *of_class(first.data[site], 4, 3)] for site, lines in two_classes(first.data).items()
+    }
+    replayed = Ended(forged, first.data, one.result)
+    with pytest.raises(RunError, match="records that stay to be those of the total") as caught:
+        replayed.withdraw(more, tmp_path / "two")
+    assert caught.value.code == "TF-523"
+
+
+def test_records_that_have_changed_since_are_found_before_anything_is_told(
+    first: Ended, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hospital that deleted its records first cannot take out what it gave."""
+    caplog.set_level(logging.ERROR, logger="tightframe.silo")
+    data = {**first.data, "b": without(first.data, {"b": ["record,train-7"]})["b"]}
+    with pytest.raises(RunError, match="1 of 4 silos in round 0 could not contribute") as caught:
+        Ended(first.folder, data, first.result).withdraw(two_classes(first.data), tmp_path)
+    assert caught.value.code == "TF-513"
+    assert "its sums are other ones by now" in caplog.text
+    assert not (tmp_path / "server" / MODEL).exists()
+
+
+def test_unknown_names_are_refused_before_anything_leaves(first: Ended, tmp_path: Path) -> None:
+    names = {**two_classes(first.data), "b": ["record,train-4711", "patient,99999"]}
+    with pytest.raises(RunError) as caught:
+        first.withdraw(names, tmp_path)
+    assert "TF-214" in str(caught.value) and "4711" not in str(caught.value), "the server learns a code"
+
+
+def test_a_silo_that_is_missing_ends_the_withdrawal(first: Ended, tmp_path: Path) -> None:
+    """Also where the run itself would go on with fewer."""
+    ended = run(first.data, tmp_path / "whole", min_sites=3)
+    shutil.rmtree(ended.folder / "d" / "silo_state")
+    with pytest.raises(RunError) as caught:
+        ended.withdraw(two_classes(first.data), tmp_path / "withdrawn")
+    assert "did not enrol" in str(caught.value) or "TF-522" in str(caught.value)
+
+
+def test_a_withdrawal_that_was_stopped_is_resumed_as_any_run(first: Ended, tmp_path: Path) -> None:
+    class PulledPlugError(Exception):
+        pass
+
+    def stop(row: Row) -> None:
+        if row.kind == "closing":
+            raise PulledPlugError
+
+    names, job = two_classes(first.data), first.job(1)
+    sites = entries(tmp_path / "files", names)
+    with pytest.raises(PulledPlugError):
+        federation.run_job(
+            job,
+            data=first.data,
+            entries=sites,
+            folder=tmp_path / "stopped",
+            stopped=first.folder,
+            on_round=stop,
+        )
+    again = resume.next_job(tmp_path / "stopped" / "server" / CHECKPOINT)
+    found = federation.run_job(
+        again,
+        data=first.data,
+        entries=sites,
+        folder=tmp_path / "resumed",
+        stopped=tmp_path / "stopped",
+    )
+    expected = first.withdraw(names, tmp_path / "whole")
+    assert state_sha256(found.state) == state_sha256(expected.result.state)
+    one, two = found.outcome.final(), expected.result.outcome.final()
+    assert one is not None and two is not None and one.evaluation == two.evaluation
+
+
+def test_models_that_continue_from_the_run_are_named(first: Ended, tmp_path: Path) -> None:
+    """A head that goes on from its model, and one that goes on from that."""
+    values = {**JOB, "job_name": "tuned", "summation": "plain"}
+    begun = federation.run_job(
+        parse_job(values),
+        data=first.data,
+        folder=tmp_path / "tuned",
+        initial_model=str(first.folder / "server" / MODEL),
+    )
+    assert begun.outcome.trained
+    stranger = tmp_path / "other" / "server"
+    stranger.mkdir(parents=True)
+    (stranger / "model.json").write_text(json.dumps({"job": {"job_name": "other"}, "model_sha256": "0" * 64}))
+    found = first.withdraw(two_classes(first.data), tmp_path / "withdrawn")
+    told = found.result.outcome.withdrawn
+    assert told is not None and [item.job_name for item in told.not_covered] == ["tuned"]
+    assert "NOT covered: tuned" in found.result.outcome.screen()
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"method": "fedavg"}, "fedavg trains step by step.*fed3r, fedcgs, fedncm"),
+        (
+            {"model_options": {"widths": [], "standardise": True}},
+            "model_options.standardise`, because every record's features depend",
+        ),
+        ({"privacy": {"epsilon": 8.0}, "weights": "uniform"}, "withdraw: not possible with `privacy`"),
+    ],
+)
+def test_what_is_no_function_of_sums_over_records_is_refused(
+    changes: dict[str, Any], match: str, first: Ended
+) -> None:
+    values = {**first.job().model_dump(mode="json"), **changes}
+    with pytest.raises(JobError, match=match):
+        prepare(values)
+
+
+def test_other_jobs_have_the_hash_that_they_had(first: Ended) -> None:
+    assert "withdraw" not in parse_job(JOB).model_dump()
+    job = first.job()
+    assert job.origin.sha256() == parse_job(JOB).sha256() != job.sha256()
+    assert job.withdraw is not None and job.withdraw.min_withdrawn == 10

@@ -1,0 +1,170 @@
+"""What a site withdraws in several runs: one list, which grows; and what a server may begin with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.refusals import BelowPolicyError
+from tightframe.config.site import SiteEntry
+from tightframe.data.arrays import ArrayData
+from tightframe.data.base import FOLDS
+from tightframe.errors import DataError, RunError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.withdrawn import LIST, NAMES, check_request
+
+STATE = "a" * 64
+
+
+def job(**changes: Any) -> JobConfig:
+    return parse_job(
+        {
+            "job_name": "one-sum",
+            "method": "fed3r",
+            "dataset": "digits",
+            "model": "mlp",
+            "sites": ["a", "b", "c"],
+            "min_sites": 3,
+            "rounds": 1,
+            "withdraw": {
+                "lineage": "first",
+                "previous": "first",
+                "checkpoint_sha256": "0" * 64,
+                "state_sha256": STATE,
+            },
+            **changes,
+        }
+    )
+
+
+class Site:
+    """A hospital, whose list outlives its runs."""
+
+    def __init__(self, folder: Path, records: int = 20) -> None:
+        self.folder = folder
+        self.file = folder / "withdrawn.csv"
+        self.file.write_text("")
+        labels = np.arange(records) % 2
+        self.data = ArrayData(
+            {fold: (np.zeros((records, 1)), labels) for fold in FOLDS}, source="arrays", num_classes=2
+        )
+
+    def name(self, *places: int) -> None:
+        self.file.write_text("".join(f"record,train-{place}\n" for place in places))
+
+    def begin(self, run: str, *, out_of: str) -> SiloContext:
+        """Enrol in a run that withdraws from another one."""
+        context = SiloContext(
+            "a",
+            job(),
+            SiteEntry(withdrawn={"digits": str(self.file)}),
+            run_dir=self.folder / run,
+            previous_state=self.folder / out_of / "silo_state",
+            records=self.data,
+            journal_dir=self.folder,
+        )
+        context.state_folder.mkdir(parents=True, exist_ok=True)
+        context.withdrawn.begin()
+        return context
+
+    def withdraw(self, run: str, *, out_of: str) -> set[str]:
+        """Let a run take its records out, and return the names that are out of its total."""
+        context = self.begin(run, out_of=out_of)
+        check_request(context, ("before", 1), {"state": "b" * 64})
+        return set(json.loads((context.state_folder / NAMES).read_text())["records"])
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_two_runs_lose_the_same_records_and_no_list_differs_by_a_few(site: Site) -> None:
+    """The attack: withdraw eight from one run, nine from another of the same records, and subtract."""
+    site.name(0, 1)
+    assert site.withdraw("one", out_of="first") == {"train-0", "train-1"}
+    site.name(0, 1, 2)
+    with pytest.raises(RunError, match="names 1 others") as caught:
+        site.begin("two", out_of="other")
+    assert caught.value.code == "TF-524"
+    with pytest.raises(RunError, match="TF-524"):
+        site.begin("two", out_of="first")
+    site.name(0)
+    with pytest.raises(RunError, match="1 of those not"):
+        site.begin("two", out_of="other")
+    site.name(0, 1)
+    assert site.withdraw("two", out_of="other") == {"train-0", "train-1"}
+
+
+def test_the_list_grows_from_a_run_that_has_lost_all_of_it(site: Site) -> None:
+    site.name(0, 1)
+    site.withdraw("one", out_of="first")
+    site.name(5)  # what is out stays out, named again or not
+    assert site.withdraw("two", out_of="one") == {"train-0", "train-1", "train-5"}
+    site.name(0, 1)
+    with pytest.raises(RunError, match="TF-524"):
+        site.begin("three", out_of="first")
+    site.name(0, 1, 5)
+    assert len(site.withdraw("three", out_of="first")) == 3
+    assert set(json.loads((site.folder / LIST).read_text())) == {SiteEntry().records_id("digits")}
+
+
+def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) -> None:
+    """Names are noted with the sums, not with the number that is asked first."""
+    site.name(0)
+    context = site.begin("one", out_of="first")
+    check_request(context, ("before", 0), {"state": STATE})
+    assert not (site.folder / LIST).exists()
+    site.name(0, 1)
+    assert len(site.withdraw("two", out_of="first")) == 2
+
+
+def test_a_file_changed_meanwhile_changes_no_run(site: Site) -> None:
+    site.name(0, 1)
+    context = site.begin("one", out_of="first")
+    site.name(2)
+    again = SiloContext(
+        "a",
+        context.job,
+        context.entry,
+        run_dir=context.run_dir,
+        previous_state=context.previous_state,
+        records=site.data,
+        journal_dir=site.folder,
+    )
+    assert again.withdrawn.names == {"train-0", "train-1"}
+    assert len(again.data.labels("train")) == 18 and len(again.before_withdrawal.data.labels("train")) == 20
+
+
+def test_a_server_that_begins_with_another_state_is_refused(site: Site) -> None:
+    context = site.begin("one", out_of="first")
+    with pytest.raises(RunError, match="another total") as caught:
+        check_request(context, ("before", 0), {"state": "b" * 64})
+    assert caught.value.code == "TF-518"
+
+
+def test_a_silo_does_not_withdraw_all_of_its_records(site: Site) -> None:
+    site.name(*range(19))
+    with pytest.raises(DataError, match="start a new job without this site"):
+        site.begin("one", out_of="first")
+
+
+def test_a_site_asks_for_more_withdrawn_records_than_the_job() -> None:
+    for profile, least in (("standard", 10), ("strict", 20), ("research", 1)):
+        policy = PolicyBlock.model_validate({"profile": profile}).resolve(production=True)
+        assert policy.min_withdrawn == least
+    rule = {"profile": "standard", "min_withdrawn": 15}
+    policy = PolicyBlock.model_validate(rule).resolve(production=True)
+    few = job(update_norm=100.0)
+    with pytest.raises(BelowPolicyError, match="min_withdrawn") as caught:
+        policy.check(few)
+    assert caught.value.code == "TF-614"
+    assert few.withdraw is not None
+    more = few.model_copy(update={"withdraw": few.withdraw.model_copy(update={"min_withdrawn": 15})})
+    policy.check(more)
