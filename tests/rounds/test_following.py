@@ -80,7 +80,7 @@ def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: in
         integers[item.name] = units.astype(RING_DTYPE[item.ring])
     groups = {group: pack(phase.schema, group, integers) for group in GROUPS}
     sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, 0)
-    return Total(0, sum_id, "a schema", ("a", "b", "c"), groups)
+    return Total(0, sum_id, "a schema", ("a", "b", "c"), groups, bytes(32))
 
 
 def chain(setup: JobSetup) -> list[tuple[bytes, bytes]]:
