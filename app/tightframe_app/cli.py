@@ -80,7 +80,8 @@ def simulate(
     previous_run: Annotated[
         Path | None,
         typer.Option(
-            help="For a resumed job: workspace of the stopped simulation, which has the silos' state."
+            help="For a job that resumes or withdraws from a run: workspace of that simulation, which has "
+            "the silos' state."
         ),
     ] = None,
     keep: Annotated[
