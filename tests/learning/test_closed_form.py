@@ -124,7 +124,9 @@ def test_a_covariance_without_inverse_has_a_discriminant() -> None:
     features, labels = records()
     features = np.c_[features, np.zeros(len(features)), features[:, 0]]
     weight, bias = discriminant(*sums_of(features, labels), 0.0, "observed")
-    assert weight.isfinite().all() and bias.isfinite().all() and not weight[:, -2].any()
+    assert weight.isfinite().all() and bias.isfinite().all()
+    # Nought but for how a processor's eigenvectors of nothing mix, which is its own affair.
+    assert weight[:, -2].abs().max() < 1e-6 * weight.abs().max()
     right = (scores(features, weight, bias).argmax(1) == labels).mean()
     plain = LinearDiscriminantAnalysis().fit(features[:, :-2], labels)
     assert right >= plain.score(features[:, :-2], labels) - 0.01
