@@ -413,6 +413,19 @@ def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class OneSum:
+    """What a method whose model is a function of one sum tells people.
+
+    Attributes:
+        follows: how the head follows from the totals, in one sentence.
+        opened: what the sum opens -> how many numbers of it, in a setting.
+    """
+
+    follows: str
+    opened: Callable[[Setting], Mapping[str, int]]
+
+
+@dataclass(frozen=True)
 class Method:
     """A method is a value. One paper, one file, ending in ``METHOD = ...``.
 
@@ -440,6 +453,7 @@ class Method:
         start: phases before round 1 that set the linear head of any method's model (``start`` in a job), from
             a setting with this method's options; None where it is no start.
         rounds: the number of rounds that it has; None for as many as a job wants.
+        one_sum: what it tells of its one sum; None where a model is trained.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
             state), where there is no global model: broadcasts have none, the last models are evaluated each
             at its silo, and no model is left at the server. None where there is a global model.
@@ -466,6 +480,7 @@ class Method:
     after: Callable[[Setting], tuple[Phase, ...]] | None = None
     start: Callable[[Setting], tuple[Phase, ...]] | None = None
     rounds: int | None = None
+    one_sum: OneSum | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
     rounded: bool = False

@@ -1,9 +1,9 @@
 """All silos of a simulation side by side, where the engine's command names no number of threads.
 
 ``nvflare simulator JOB`` without ``-t`` has one silo at work at a time, and for each task a new process with
-two pauses of a second: three seconds a task, of which a secure sum of six silos has 18. No value of a job asks
-for more. The engine builds our controller in the simulator's own process before it starts the silos, so the
-controller can raise the number there, as ``-t`` would. Results are the same to the bit.
+two pauses of a second: three seconds a task, of which a secure sum of six silos has 18. No value of a job
+asks for more. The engine builds our controller in the simulator's own process before it starts the silos, so
+the controller can raise the number there, as ``-t`` would. Results are the same to the bit.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from tightframe.phases import (
     Cohort,
     Contribution,
     Method,
+    OneSum,
     Phase,
     Schema,
     ServerState,
@@ -55,13 +56,16 @@ Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
 that are not known mean nothing."""
 
 
-def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attributes: Any) -> Method:
+def one_sum_method(
+    *, solve: Solve, products: bool, needs_bias: bool, follows: str, **attributes: Any
+) -> Method:
     """Make a method, and a start, of what a closed form does with the pooled sums.
 
     Args:
         solve: the closed form.
         products: whether it needs G, and not B and n only.
         needs_bias: whether it has no form for a head without a bias.
+        follows: see ``phases.OneSum``.
         **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``.
     """
 
@@ -87,6 +91,7 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
             "before": before,
             "start": start,
             "rounds": 1,
+            "one_sum": OneSum(follows, lambda setting: opened(setting, products=products)),
             "head": lambda config, width, classes: UnitBallLinear(width, classes),
             "personalise": personalise,
             "rounded": True,
@@ -126,6 +131,18 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
     return Phase("sums", schema, broadcast, contribute, update)
+
+
+def opened(setting: Setting, *, products: bool) -> dict[str, int]:
+    """Return what the sum opens, and how many numbers each is.
+
+    Args:
+        setting: with C classes, and a model of features of width d.
+        products: whether G is summed, whose upper triangle travels.
+    """
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    made = {"G, products of features, d (d + 1) / 2": width * (width + 1) // 2} if products else {}
+    return {**made, "B, class sums of features, C x d": classes * width, "n, class counts, C": classes}
 
 
 def with_head(model: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
