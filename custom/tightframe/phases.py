@@ -451,6 +451,19 @@ def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class OneSum:
+    """What a method whose model is a function of one sum tells people.
+
+    Attributes:
+        follows: how the head follows from the totals, in one sentence.
+        opened: what the sum opens -> how many numbers of it, in a setting.
+    """
+
+    follows: str
+    opened: Callable[[Setting], Mapping[str, int]]
+
+
+@dataclass(frozen=True)
 class Method:
     """A method is a value. One paper, one file, ending in ``METHOD = ...``.
 
@@ -483,6 +496,7 @@ class Method:
         withdraw: phases in place of ``before`` in a job that takes records out of an ended run; None where
             the model is no function of sums over records.
         rounds: the number of rounds that it has; None for as many as a job wants.
+        one_sum: what it tells of its one sum; None where a model is trained.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
             state), where there is no global model: broadcasts have none, the last models are evaluated each
             at its silo, and no model is left at the server. None where there is a global model.
@@ -511,6 +525,7 @@ class Method:
     start: Callable[[Setting], tuple[Phase, ...]] | None = None
     withdraw: Callable[[Setting, Withdrawal], tuple[Phase, ...]] | None = None
     rounds: int | None = None
+    one_sum: OneSum | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
     rounded: bool = False

@@ -24,8 +24,8 @@ def test_each_silos_ledger_outlasts_its_processes_and_consoles_see_the_run(tmp_p
     server.setdefault("components", []).append({"id": "console", "path": "asking.Console", "args": {}})
     folder = tmp_path / "private"
     folders.write_job({**files, SERVER: json.dumps(server)}, folder)
-    # By the engine's own command without a flag, one worker serves all silos in turn.
-    done = simulate_job(folder, tmp_path, threads=None)
+    # By the engine's own command with one thread, one worker serves all silos in turn.
+    done = simulate_job(folder, tmp_path, threads=1, engine_command=True)
     assert done.code == 0, done.output
     assert done.outcome["privacy"]["epsilon"] == 8.0 and done.outcome["evaluation"] is None
     assert not (done.server / "tb_events").exists(), "no board is asked for"

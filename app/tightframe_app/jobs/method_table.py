@@ -5,7 +5,7 @@ Nothing here is written by hand: these are the sums that a job would declare and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +38,8 @@ class Sums:
         private: reason why there is no form with record-level differential privacy; None if there is one.
         shares_noise: whether silos can make the noise of training together (``privacy.noise: shared``).
         rounded: whether silos on different processors agree on the next model within rounding only.
+        opened: of a model that is a function of one sum: what that opens -> how many numbers; else empty.
+        follows: how the model follows from it, in one sentence; else empty.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Sums:
     private: str | None
     shares_noise: bool
     rounded: bool
+    opened: Mapping[str, int]
+    follows: str
 
 
 def methods(
@@ -102,6 +106,8 @@ def describe(name: str, like: str = LIKE) -> Sums:
         private=private,
         shares_noise=private is None and method.gradient_rate is not None,
         rounded=method.rounded,
+        opened={} if method.one_sum is None else method.one_sum.opened(setup.setting),
+        follows="" if method.one_sum is None else method.one_sum.follows,
     )
 
 
@@ -174,10 +180,13 @@ def _table(sums: Sequence[Sums], like: str) -> Table:
 def _lines(item: Sums, like: str) -> list[str]:
     each_round, once = ("; ".join(texts) or "nothing" for texts in (item.each_round, item.once))
     made = f"tightframe jobs export {like} --set method={item.name} --set job_name=NAME -o FOLDER"
+    opened = "; ".join(f"{count:,} of {what}" for what, count in item.opened.items())
+    told = [f"  one exchange opens, as one sum: {opened}", f"  the model: {item.follows}"] if opened else []
     return [
         f"{item.name}: {item.title}",
         f"paper: {item.paper}",
         f"with the data and the model of {like}, its default options:",
+        *told,
         f"  sums per round: {item.sums}, each with two exchanges with every silo (three after a drop-out)",
         f"  bytes that a silo sends for them: {item.upload:,} (without evaluation and protocol)",
         f"  per round, besides the model's update and the mean losses: {each_round}",

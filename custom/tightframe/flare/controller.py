@@ -13,7 +13,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
-from tightframe.flare import doors, workspace
+from tightframe.flare import doors, side_by_side, workspace
 from tightframe.flare.monitoring import consoles as monitor
 from tightframe.flare.transport import FlareTransport
 
@@ -61,6 +61,8 @@ class FederationController(Controller):
 
     def __init__(self, **job: Any) -> None:
         super().__init__(task_check_period=0.1)
+        # Here, and not as the run starts: the engine begins with the silos before that.
+        side_by_side.prepare()
         self._values = job
         self._setup: Any = None
         self._entry: Any = None

@@ -41,6 +41,7 @@ from tightframe.phases import (
     Cohort,
     Contribution,
     Method,
+    OneSum,
     Phase,
     Schema,
     ServerState,
@@ -60,13 +61,16 @@ Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
 that are not known mean nothing."""
 
 
-def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attributes: Any) -> Method:
+def one_sum_method(
+    *, solve: Solve, products: bool, needs_bias: bool, follows: str, **attributes: Any
+) -> Method:
     """Make a method, and a start, of what a closed form does with the pooled sums.
 
     Args:
         solve: the closed form.
         products: whether it needs G, and not B and n only.
         needs_bias: whether it has no form for a head without a bias.
+        follows: see ``phases.OneSum``.
         **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``.
     """
 
@@ -98,6 +102,7 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
             "withdraw": withdraw,
             "start": start,
             "rounds": 1,
+            "one_sum": OneSum(follows, lambda setting: opened(setting, products=products)),
             "head": lambda config, width, classes: UnitBallLinear(width, classes),
             "personalise": personalise,
             "rounded": True,
@@ -155,6 +160,18 @@ def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -
     weight, bias = centred(*solve(setting.config, found, BIAS in state.model), found.known)
     extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
     return state.evolve(model=with_head(state.model, weight, bias), extra=extra)
+
+
+def opened(setting: Setting, *, products: bool) -> dict[str, int]:
+    """Return what the sum opens, and how many numbers each is.
+
+    Args:
+        setting: with C classes, and a model of features of width d.
+        products: whether G is summed, whose upper triangle travels.
+    """
+    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    made = {"G, products of features, d (d + 1) / 2": width * (width + 1) // 2} if products else {}
+    return {**made, "B, class sums of features, C x d": classes * width, "n, class counts, C": classes}
 
 
 def with_head(model: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -74,4 +74,5 @@ METHOD = one_sum_method(
     solve=solve,
     products=True,
     needs_bias=False,
+    follows=("The head is the ridge regression of the classes on the features, W = B (G + lambda I)^-1."),
 )

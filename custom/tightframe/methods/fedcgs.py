@@ -49,4 +49,8 @@ METHOD = one_sum_method(
     solve=solve,
     products=True,
     needs_bias=True,
+    follows=(
+        "The head is the linear discriminant of Gaussian classes with means B_c / "
+        "n_c and one covariance, which G, B and n give."
+    ),
 )

@@ -38,4 +38,5 @@ METHOD = one_sum_method(
     solve=solve,
     products=False,
     needs_bias=True,
+    follows=("The head answers the class whose mean B_c / n_c is nearest to the features of a record."),
 )

@@ -49,6 +49,25 @@ class Personal(Values):
     label_share: float | None = None
 
 
+class OpenedSum(Values):
+    """The one sum of which the model is a function.
+
+    Attributes:
+        numbers: what was opened -> how many numbers of it.
+        noisy: whether they have the noise of differential privacy.
+        follows: how the head follows from them, in one sentence.
+    """
+
+    numbers: dict[str, int]
+    noisy: bool = False
+    follows: str
+
+    def __str__(self) -> str:
+        """Name what was opened, and how much of it."""
+        told = ", ".join(f"{count:,} of {what}" for what, count in self.numbers.items())
+        return f"{told}{', all with noise' if self.noisy else ''}"
+
+
 class LeftOut(Values):
     """Silos (with codes) that are not in an exchange."""
 
@@ -76,6 +95,7 @@ class Outcome(ResultFile):
         evaluation, evaluated_by: of the last model, and the silos that counted it.
         test_shared: all silos test on the same records, so that pooled counts have each of them once for
             every silo.
+        one_sum: what the one sum opened, where the model is a function of it; absent if not.
         own_models: each silo has a model of its own, and there is no global one.
         seconds: of the whole run.
         job, job_sha256: also in the model's card, which a run that failed has not.
@@ -112,6 +132,7 @@ class Outcome(ResultFile):
     evaluation: Evaluation | None = None
     evaluated_by: list[str] = []
     test_shared: bool = False
+    one_sum: OpenedSum | None = None
     own_models: bool = False
     personal: Personal | None = None
     seconds: float
@@ -119,6 +140,13 @@ class Outcome(ResultFile):
     job_sha256: str | None = None
     effective: dict[str, Any] = {}
     versions: dict[str, str] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values, of a sum only where there is one."""
+        values = super().as_json()
+        if self.one_sum is None:
+            del values["one_sum"]
+        return values
 
     @property
     def ended(self) -> str:
@@ -183,6 +211,8 @@ class Ended(Outcome):
         lines += [f" Withdrawn: {line}" if i == 0 else f"   {line}" for i, line in enumerate(told)]
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.sums}")
+        if self.one_sum is not None and self.trained:
+            lines += [f" Opened, once: {self.one_sum}", f"   {self.one_sum.follows}"]
         lines += [f" Rules: {line}" if i == 0 else f"   {line}" for i, line in enumerate(self.rules)]
         lines += self._silo_lines()
         if (spent := self.privacy_spent) is not None:

@@ -358,7 +358,7 @@ def test_recipes_differ_in_their_methods_only() -> None:
         first, *others = (
             recipe.job(preset).model_dump(exclude=ours)
             for recipe in recipes.RECIPES
-            if recipe.name.endswith("_isic")
+            if recipe.name.endswith("_isic") and recipe.values["method"] != "fed3r"  # trains nothing
         )
         assert len(others) == 4
         assert all(other == first for other in others)

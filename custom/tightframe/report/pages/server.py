@@ -10,7 +10,7 @@ from tightframe.report.drawing.markup import Markup, Part, facts, section, table
 from tightframe.report.pages import participation, record, results
 from tightframe.report.reading import ServerResults
 from tightframe.results.evaluation import Evaluation, FoldMetrics
-from tightframe.results.outcome import Outcome
+from tightframe.results.outcome import OpenedSum, Outcome
 from tightframe.results.words import metric, one_answer, plural, sentence, shown
 
 
@@ -19,6 +19,8 @@ def page(found: ServerResults) -> str:
     outcome = found.outcome
     final = outcome.evaluation
     parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
+    if outcome.one_sum is not None and outcome.trained:
+        parts.append(_one_sum(outcome.one_sum))
     if final is not None:
         parts.append(_metrics(found, final))
     if outcome.personal is not None:
@@ -58,6 +60,9 @@ def in_words(found: ServerResults) -> str:
     done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')}"
     what = _models(outcome.job)
     verb = "trained" if outcome.trained else "was to train"
+    if outcome.one_sum is not None:
+        verb = "gave" if outcome.trained else "was to give"
+        what += " its head from one sum, without training,"
     said = [
         f"The method {outcome.method} {verb} {what} over {plural(len(outcome.roster), 'silo')} with "
         f"{outcome.summation} sums. Data: {data}.",
@@ -262,6 +267,21 @@ def _metrics(found: ServerResults, final: Evaluation) -> Markup:
             f"Counted on the records of {_whose(found)}{by}. "
             "AUROC and average precision are means over classes: chance is 0.5, and the mean of the classes' "
             "shares.",
+        ),
+    )
+
+
+def _one_sum(opened: OpenedSum) -> Markup:
+    total = sum(opened.numbers.values())
+    noise = "with the noise of differential privacy" if opened.noisy else "exact"
+    return section(
+        "The sum that the model is made of",
+        table(["opened", "numbers"], [[what, f"{count:,}"] for what, count in opened.numbers.items()]),
+        tag(
+            "p",
+            f"Nothing was trained: one exchange opened these {total:,} numbers, {noise}, as a sum over the "
+            "silos' training records. d is the width of the frozen features, C the number of classes. "
+            f"{opened.follows}",
         ),
     )
 

@@ -18,7 +18,7 @@ from tightframe.results import dropouts
 from tightframe.results.evaluation import Evaluation
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
-from tightframe.results.outcome import Ended, LeftOut, Personal, ending, is_measured
+from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.status import Status
 from tightframe.results.withdrawal import WithdrawnRecords
@@ -357,6 +357,7 @@ class RunRecord:
             evaluation=final.evaluation if final else None,
             evaluated_by=final.evaluated_by if final else [],
             test_shared=getattr(self._asked, "test", None) == "global",
+            one_sum=self._one_sum(),
             own_models=self._method.own_model is not None,
             personal=self.personal,
             seconds=round(time.monotonic() - self._started, 1),
@@ -369,6 +370,13 @@ class RunRecord:
             folder=self.folder,
             temporary=self.temporary,
         )
+
+    def _one_sum(self) -> OpenedSum | None:
+        told = self._method.one_sum
+        if told is None:
+            return None
+        numbers = dict(told.opened(self._setup.setting))
+        return OpenedSum(numbers=numbers, noisy=self.job.privacy is not None, follows=told.follows)
 
     def _remember_best(self, row: Row, received: Tensors) -> None:
         """Keep the model with the best balanced accuracy on the validation folds.
