@@ -96,7 +96,19 @@ class Evaluation(StrictModel):
     score_bins: int = Field(default=32, ge=2, le=1024)
 
 
-class Privacy(StrictModel):
+class _Extended(StrictModel):
+    """Leaves out options of later versions at their defaults, so that files and hashes of jobs stay."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_options(self, plain: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        values = plain(self)
+        later = {name: item for name, item in type(self).model_fields.items() if LATER in item.metadata}
+        return {
+            name: value for name, value in values.items() if name not in later or value != later[name].default
+        }
+
+
+class Privacy(_Extended):
     """Differential privacy of the records, for each silo and over the whole job.
 
     Attributes:
@@ -106,13 +118,17 @@ class Privacy(StrictModel):
             if the data set knows the patient of each record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
             gradient of each patient's records.
-        noise_multiplier: of DP-SGD; None computes it at each silo from its number of records (or patients)
-            and the budget.
+        noise_multiplier: of DP-SGD, or of the one release of a method that trains nothing; None computes it
+            from the budget, for DP-SGD at each silo from its number of records (or patients).
         spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
             repeated round is charged again and the guarantee holds in any case.
         releases: the most rounds in which class sums are released.
         feature_clip: L2 norm to which each record's features are clipped in class sums.
-        class_noise_share: part of epsilon for class sums and class counts, if a method needs any.
+        class_noise_share: part of epsilon for class sums and class counts, if a method needs any, and for the
+            release of a ``start``.
+        product_weight, count_weight: precision of products and of class counts beside class sums of
+            features, in the one release of ``fed3r``, ``fedcgs`` and ``fedncm``: more of one gives it less
+            noise, and the others more.
         evaluation: ``local``: each silo evaluates for itself only, because exact counts are an oracle;
             ``noisy``: in addition, totals over the silos are opened with noise, and charged.
         evaluations: number of models evaluated with noise: the last one, and others spread over the rounds.
@@ -129,6 +145,8 @@ class Privacy(StrictModel):
     releases: int = Field(default=10, ge=1, le=100_000)
     feature_clip: float = Field(default=1.0, gt=0, le=1e6)
     class_noise_share: float = Field(default=0.2, gt=0, lt=1)
+    product_weight: Annotated[float, LATER] = Field(default=0.5, ge=1e-3, le=1e3)
+    count_weight: Annotated[float, LATER] = Field(default=0.2, ge=1e-3, le=1e3)
     evaluation: Literal["local", "noisy"] = "local"
     evaluations: int = Field(default=1, ge=1, le=100_000)
     evaluation_noise_share: float = Field(default=0.1, gt=0, lt=1)
@@ -162,7 +180,7 @@ class Resume(StrictModel):
     checkpoint_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class JobConfig(StrictModel):
+class JobConfig(_Extended):
     """One federated training job.
 
     Attributes:
@@ -246,15 +264,6 @@ class JobConfig(StrictModel):
     start: Annotated[str | None, LATER] = None
     initial_model_sha256: Annotated[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None, LATER] = None
     resume: Resume | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_later_options(self, plain: Callable[[JobConfig], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out options of later versions at their defaults, so that files and hashes of jobs stay."""
-        values = plain(self)
-        later = {name: item for name, item in type(self).model_fields.items() if LATER in item.metadata}
-        return {
-            name: value for name, value in values.items() if name not in later or value != later[name].default
-        }
 
     def model_at(self, site: str) -> SiteModel:
         """Return the model that a silo trains: its own, or the job's."""

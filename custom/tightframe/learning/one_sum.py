@@ -9,6 +9,12 @@
 The first two come before round 1, where a sum that cannot be opened ends the run and nothing is lost; the
 third is the method's one round, which an evaluation rides on as on any other. As ``start`` of another method
 all three come before round 1. Backbone and running statistics stay as they were broadcast, in every exchange.
+
+Under differential privacy there is one exchange, the method's round (or the start)::
+
+    release   G, B and n with noise (``learning.noisy_sums``) -> the head, and its temperature from them alone
+
+No class rule holds there, so that nobody needs to tell what it has, and no exact loss is told.
 """
 
 from __future__ import annotations
@@ -26,10 +32,12 @@ from tightframe.learning.feature_sums import (
     FrozenSums,
     contribute_sums,
     counts_field,
+    frozen,
     pooled,
     sum_fields,
 )
 from tightframe.learning.halves import plain_training, train
+from tightframe.learning.noisy_sums import PREFIX, noisy_fields, read
 from tightframe.learning.own_models import TRAINED, trained
 from tightframe.learning.temperature import BIAS, KNOWN, WEIGHT
 from tightframe.models import feature_width
@@ -69,14 +77,20 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
         return ServerState(model_update.initial_model(setting, seed))
 
     def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+        if setting.privacy is not None:
+            return (release_phase(setting, solve, products=products, start=False),)
         return (scale_phase(beside=True),)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
+        if setting.privacy is not None:
+            return ()
         solution = sums_phase(setting, solve, products=products, start=False)
         return holders_phase(counts_field(setting.num_classes)), solution
 
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
+        if setting.privacy is not None:
+            return (release_phase(setting, solve, products=products, start=True),)
         solution = sums_phase(setting, solve, products=products, start=True)
         return holders_phase(counts_field(setting.num_classes)), solution, scale_phase(beside=False)
 
@@ -89,6 +103,7 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
             "rounds": 1,
             "head": lambda config, width, classes: UnitBallLinear(width, classes),
             "personalise": personalise,
+            "private": lambda config: None,
             "rounded": True,
             **attributes,
         }
@@ -109,9 +124,6 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
     width = feature_width(model_update.shared_template(setting))
     schema = Schema(sum_fields(setting.num_classes, width, products=products))
 
-    def broadcast(state: ServerState) -> Tensors:
-        return model_update.broadcast_model(state.model)
-
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         return Contribution(contribute_sums(silo, received, products=products, radius=radius), None)
 
@@ -125,7 +137,45 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
-    return Phase("sums", schema, broadcast, contribute, update)
+    return Phase("sums", schema, broadcast_model, contribute, update)
+
+
+def release_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -> Phase:
+    """Return the exchange of noisy sums under differential privacy; from these the head is solved and scaled.
+
+    Args:
+        setting: with the options of the closed form, and privacy.
+        solve: the closed form.
+        products: whether G is released.
+        start: for a head that takes features as they are and goes on training: they are shortened to the
+            job's ``feature_clip`` in the sums only. Otherwise the head brings them into the unit ball itself.
+    """
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    radius, absent = (setting.privacy.feature_clip, 0.0) if start else (1.0, ABSENT)
+    width = feature_width(model_update.shared_template(setting))
+    schema = Schema(noisy_fields(setting.num_classes, width, products=products))
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        model = frozen(silo, received)
+        made = silo.private_frozen_sums(model, width, products=products, radius=radius)
+        return Contribution({item.name: made[item.name.removeprefix(PREFIX)] for item in schema.fields}, None)
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        found = read(totals)
+        known = found.sums.known
+        weight, bias = solve(setting.config, found.sums, BIAS in state.model)
+        weight, bias = centred(weight, bias, known, absent)
+        scale = temperature.of_gaussians(weight, bias, found)
+        bias = torch.where(known, bias / scale, bias)
+        model = with_head(state.model, weight / (scale * radius), bias)
+        return state.evolve(model=model, extra={**state.extra, KNOWN: known.to(torch.uint8)})
+
+    return Phase("release", schema, broadcast_model, contribute, update)
+
+
+def broadcast_model(state: ServerState) -> Tensors:
+    """Return the model."""
+    return model_update.broadcast_model(state.model)
 
 
 def with_head(model: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ import torch
 
 from tightframe.learning import model_update
 from tightframe.learning.feature_sums import frozen
+from tightframe.learning.noisy_sums import NoisySums
 from tightframe.phases import Contribution, Field, ServerState, SiloView, Tensors, Totals
 
 LOSSES = "temperature/losses"
@@ -24,6 +25,8 @@ KNOWN = "frozen/known"
 GRID = tuple(2.0 ** (step / 2) for step in range(-24, 13))
 MOST = 64.0
 """Largest loss of a record that is counted."""
+DRAWS = 400
+"""Points for each class of ``of_gaussians``."""
 UNIT = 2.0**-16
 """Each record's loss is rounded to it, so that a total does not depend on how records are spread."""
 WEIGHT, BIAS = "head.weight", "head.bias"
@@ -54,6 +57,43 @@ def losses(scores: torch.Tensor, labels: torch.Tensor, known: torch.Tensor) -> t
         each = each.nan_to_num(nan=MOST, posinf=MOST).clamp(max=MOST)
         totals.append((each / UNIT).round().sum() * UNIT)
     return torch.stack(totals)
+
+
+def of_gaussians(weight: torch.Tensor, bias: torch.Tensor, found: NoisySums) -> float:
+    """Return the temperature with the least cross-entropy on Gaussian classes that follow from noisy sums.
+
+    Under differential privacy no silo tells of its losses. Points of each class are drawn around its mean,
+    drawn towards the common one as far as noise spreads means (else the noise that the head was fitted to
+    would count as signal), with the covariance within classes; of the features only the scores are drawn,
+    which are Gaussian, too. Without G the covariance is a multiple of the identity, whose trace is what unit
+    length leaves: ``1 - mean |m_c|^2``.
+
+    Args:
+        weight: (C, d).
+        bias: (C,).
+        found: of the release.
+    """
+    sums, known = found.sums, found.sums.known
+    counts = sums.counts[known]
+    means, shares = found.means[known], counts / counts.sum()
+    used = weight[known]
+    if sums.gram is None:
+        free = (1 - shares @ means.square().sum(1)).clamp_min(0) / means.shape[1]
+        covariance = free * used @ used.T
+    else:
+        within = sums.gram / counts.sum() - (means * shares[:, None]).T @ means
+        values, vectors = torch.linalg.eigh(within)
+        covariance = (used @ vectors * values.clamp_min(0)) @ (used @ vectors).T
+    values, vectors = torch.linalg.eigh(covariance)
+    stream = torch.Generator().manual_seed(0)
+    normal = torch.randn(DRAWS, len(values), generator=stream, dtype=torch.float64)
+    spread = (torch.cat([normal, -normal]) * values.clamp_min(0).sqrt()) @ vectors.T
+    centres, all_known = means @ used.T + bias[known], torch.ones(len(values), dtype=torch.bool)
+    total = torch.zeros(len(GRID), dtype=torch.float64)
+    for place, share in enumerate(shares):
+        labels = torch.full((len(spread),), place)
+        total += share * losses(centres[place] + spread, labels, all_known)
+    return GRID[int(total.argmin())]
 
 
 def broadcast(state: ServerState) -> Tensors:

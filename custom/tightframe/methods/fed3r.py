@@ -23,6 +23,7 @@ from pydantic import Field
 
 from tightframe.learning.closed_form import (
     INTERCEPT,
+    RIDGE_NOISE,
     Priors,
     generalised_cross_validation,
     ridge,
@@ -55,6 +56,8 @@ def solve(config: Fed3RConfig, found: FrozenSums, bias: bool) -> tuple[torch.Ten
     targets = target_weights(found.counts, config.priors)
     sums = targets[:, None] * sums
     lam = config.ridge
+    if lam is None and found.noise > 0:
+        lam = RIDGE_NOISE * found.noise
     if lam is None:
         squares = float((found.counts * targets.square()).sum())
         lam = generalised_cross_validation(gram, sums, found.records, squares)

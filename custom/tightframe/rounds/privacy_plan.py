@@ -7,15 +7,16 @@ number of records. Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tightframe.config.job import JobConfig, Privacy
 from tightframe.phases import Field, Fold, Phase, PrivacySetting, Schema
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.releases import evaluation_totals
+from tightframe.privacy.releases import evaluation_totals, frozen_plan
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.privacy.releases.frozen_plan import FrozenSumsConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
 from tightframe.results.words import plural
 from tightframe.securesum.rules import honest_sites, threshold
@@ -34,6 +35,8 @@ class PrivacyPlan:
         spare: number of releases of class sums that may be repeated.
         class_noise: noise multiplier of each release of class sums or counts; None if there are none.
         evaluation: the noisy evaluations; None where the evaluation stays at the silos.
+        frozen: the release of sums of frozen features; None if the job has none.
+        trains: whether silos train, by DP-SGD.
     """
 
     privacy: Privacy
@@ -42,6 +45,8 @@ class PrivacyPlan:
     spare: int
     class_noise: float | None
     evaluation: EvaluationPlan | None = None
+    frozen: FrozenRelease | None = None
+    trains: bool = True
 
     @property
     def class_sums(self) -> ClassSumsConfig:
@@ -68,14 +73,15 @@ class PrivacyPlan:
 
     @property
     def number_of_releases(self) -> int:
-        """Number of releases other than training, without repeats: class sums, class counts, evaluations."""
+        """Number of releases other than training, without repeats."""
         evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
-        return len(self.releases) + self.prior + evaluations
+        return len(self.releases) + self.prior + (self.frozen is not None) + evaluations
 
     @property
     def release_events(self) -> tuple[Event, ...]:
         """Privacy events of all releases but training, repeats included."""
-        return (*self.class_events, *(() if self.evaluation is None else self.evaluation.events))
+        others = (self.frozen, self.evaluation)
+        return (*self.class_events, *(event for plan in others if plan is not None for event in plan.events))
 
     def training_noise(self, sampling_rate: float, steps: int) -> float:
         """Return the noise multiplier of DP-SGD with which a silo's whole job stays within its epsilon.
@@ -100,13 +106,17 @@ class PrivacyPlan:
         """Describe the plan in one line."""
         extra = [f"class sums in {plural(len(self.releases), 'round')}"] if self.releases else []
         extra += ["class counts once"] if self.prior else []
+        extra += ["sums of frozen features once, for the start"] if self.frozen is not None else []
         others = f", beside it noisy {' and '.join(extra)}" if extra else ""
+        how = f"DP-SGD, gradients clipped to {self.privacy.clip_norm:g}{others}"
+        if not self.trains and self.frozen is not None:
+            how = self.frozen.describe()
         local = "evaluation stays at the silos"
         evaluation = local if self.evaluation is None else self.evaluation.describe()
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
-            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; DP-SGD, "
-            f"gradients clipped to {self.privacy.clip_norm:g}{others}; {evaluation}"
+            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; {how}; "
+            f"{evaluation}"
         )
 
 
@@ -125,7 +135,7 @@ def make_plan(
 
     Args:
         job: validated.
-        phases: number and phases of each training round.
+        phases: number and phases of each training round; of round 0 those before the first.
         prior: whether the method's loss uses the silo's class counts.
         num_classes: C.
 
@@ -136,13 +146,14 @@ def make_plan(
     privacy = job.privacy
     if privacy is None:
         raise ValueError("Expected a job with `privacy`, but it has none.")
-    releases = tuple(
-        number
-        for number, of_round in phases
-        if any(is_class_sum(item) for phase in of_round for item in phase.schema.fields)
-    )
+    fields = [(number, item) for number, of in phases for phase in of for item in phase.schema.fields]
+    releases = tuple(dict.fromkeys(number for number, item in fields if is_class_sum(item)))
+    frozen = [item for _, item in fields if is_frozen_sum(item)]
+    trains = not frozen or any(item.mechanism == "training" for _, item in fields)
     spare = privacy.spare_rounds if releases else 0
     number = len(releases) + spare + prior
+    if frozen and trains:
+        number += 1 + privacy.spare_rounds
     noise = None
     if number:
         noise = accounting.solve(
@@ -150,7 +161,11 @@ def make_plan(
             epsilon=privacy.epsilon * privacy.class_noise_share,
             delta=privacy.delta,
         )
-    plan = PrivacyPlan(privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes))
+    plan = PrivacyPlan(
+        privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes), trains=trains
+    )
+    if frozen:
+        plan = replace(plan, frozen=plan_frozen(job, plan, frozen))
     if releases:
         release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
     return plan
@@ -159,6 +174,11 @@ def make_plan(
 def is_class_sum(item: Field) -> bool:
     """Check whether a field carries noisy class sums."""
     return item.mechanism == "class_sums"
+
+
+def is_frozen_sum(item: Field) -> bool:
+    """Check whether a field carries noisy sums of frozen features."""
+    return item.mechanism == "frozen_sums"
 
 
 def honest_silos(job: JobConfig, enrolled: int) -> int:
@@ -248,3 +268,65 @@ def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
     config = EvaluationConfig(noise, num_classes)
     bound = evaluation_totals.term_bound(config, MAX_RECORDS, len(job.sites))
     return EvaluationPlan(config, after, privacy.spare_rounds, bound)
+
+
+@dataclass(frozen=True)
+class FrozenRelease:
+    """The one release of sums of frozen features in a job.
+
+    Attributes:
+        config: of it.
+        spare: number of times that it may be repeated.
+    """
+
+    config: FrozenSumsConfig
+    spare: int
+
+    @property
+    def events(self) -> tuple[Gaussian, ...]:
+        """Privacy events of the release, repeats included."""
+        return self.config.events(1 + self.spare)
+
+    def describe(self) -> str:
+        """Describe the release of a job that trains nothing in a part of a line."""
+        summed = "products, class sums and class counts" if self.config.products else "class sums and counts"
+        return (
+            f"one noisy release of {summed} of frozen features (noise multiplier "
+            f"{self.config.noise_multiplier:g}), and no training"
+        )
+
+
+def plan_frozen(job: JobConfig, plan: PrivacyPlan, fields: Sequence[Field]) -> FrozenRelease:
+    """Plan the release of sums of frozen features.
+
+    Where silos train nothing, it has all of epsilon but what evaluations need; for the start of a method that
+    trains, it has its part of ``class_noise_share``.
+
+    Args:
+        job: with ``privacy``.
+        plan: without this release.
+        fields: of it.
+
+    Raises:
+        BudgetError: TF-701 if no noise is enough.
+        ContributionError: TF-404 if a sum could exceed its bound.
+    """
+    privacy = plan.privacy
+    noise = plan.class_noise if plan.trains else privacy.noise_multiplier
+    if noise is None:
+        noise = accounting.solve(
+            lambda multiplier: [Gaussian(multiplier)] * (1 + privacy.spare_rounds),
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            spent=plan.release_events,
+        )
+    config = FrozenSumsConfig(
+        noise,
+        products=any(item.name.endswith("/diagonal") for item in fields),
+        product_weight=privacy.product_weight,
+        count_weight=privacy.count_weight,
+        neighbours=privacy.neighbours,
+    )
+    for item in fields:
+        frozen_plan.check_bound(config, item.bound, len(job.sites))
+    return FrozenRelease(config, privacy.spare_rounds)
