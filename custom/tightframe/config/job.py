@@ -146,7 +146,7 @@ class Privacy(_Extended):
     feature_clip: float = Field(default=1.0, gt=0, le=1e6)
     class_noise_share: float = Field(default=0.2, gt=0, lt=1)
     product_weight: Annotated[float, LATER] = Field(default=0.5, ge=1e-3, le=1e3)
-    count_weight: Annotated[float, LATER] = Field(default=0.2, ge=1e-3, le=1e3)
+    count_weight: Annotated[float, LATER] = Field(default=0.15, ge=1e-3, le=1e3)
     evaluation: Literal["local", "noisy"] = "local"
     evaluations: int = Field(default=1, ge=1, le=100_000)
     evaluation_noise_share: float = Field(default=0.1, gt=0, lt=1)

@@ -31,12 +31,11 @@ class NoisySums:
     Attributes:
         sums: G symmetric, B and n, as they are to be solved; zero rows of classes that are not known. Its
             ``noise`` is the spectral norm that noise alone gives G.
-        means: (C, d) class means drawn towards their common mean as far as noise spreads them, which a
-            temperature is to be judged by.
+        kept: the share of the released class means' spread that is not noise, from 0 to 1.
     """
 
     sums: FrozenSums
-    means: torch.Tensor
+    kept: float
 
 
 def noisy_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]:
@@ -60,10 +59,10 @@ def noisy_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ..
 def read(totals: Totals) -> NoisySums:
     """Return G, B and n from an opened release.
 
-    Counts are drawn towards their mean by the share of their spread that noise explains (as James and Stein
-    do), because an error of a count scales its class mean; none is below the length of its class sum, since
-    features are no longer than 1. A class of which neither count nor class sum is ``TOLD`` deviations from
-    nothing is left out.
+    Counts are drawn towards their mean, and class means towards theirs, by the share of their spread that
+    noise explains (as James and Stein do): an error of a count scales its class mean, and noise makes class
+    means longer. No count is below the length of its class sum, since features are no longer than 1. A class
+    of which neither count nor class sum is ``TOLD`` deviations from nothing is left out.
 
     Raises:
         RunError: TF-510 if fewer than two classes can be told from none.
@@ -83,11 +82,8 @@ def read(totals: Totals) -> NoisySums:
     drawn = _towards_mean(counts[known], of_counts)
     records = torch.zeros_like(counts)
     records[known] = torch.maximum(drawn, squares[known].clamp_min(0).sqrt()).clamp_min(1)
-    sums = torch.where(known[:, None], sums, 0.0)
-    return NoisySums(
-        FrozenSums(_gram(totals, width), sums, records, noise=_noise(totals, width)),
-        _shrunk_means(sums, records, of_sums),
-    )
+    shrunk, kept = _shrunk(torch.where(known[:, None], sums, 0.0), records, of_sums)
+    return NoisySums(FrozenSums(_gram(totals, width), shrunk, records, noise=_noise(totals, width)), kept)
 
 
 def _towards_mean(counts: torch.Tensor, deviation: float) -> torch.Tensor:
@@ -97,14 +93,15 @@ def _towards_mean(counts: torch.Tensor, deviation: float) -> torch.Tensor:
     return mean + max(0.0, 1 - explained / max(spread, 1e-12)) * (counts - mean)
 
 
-def _shrunk_means(sums: torch.Tensor, counts: torch.Tensor, deviation: float) -> torch.Tensor:
-    known = counts > 0
+def _shrunk(sums: torch.Tensor, counts: torch.Tensor, deviation: float) -> tuple[torch.Tensor, float]:
+    """Return class sums (C, d) whose means are drawn towards the common one, and the share that is kept."""
     means = sums / counts.clamp_min(1)[:, None]
     common = sums.sum(0) / counts.sum()
-    apart = torch.where(known[:, None], means - common, 0.0)
-    explained = sums.shape[1] * (deviation / counts.clamp_min(1)).square()
-    kept = 1 - explained / apart.square().sum(1).clamp_min(1e-12)
-    return torch.where(known[:, None], common + kept.clamp_min(0)[:, None] * apart, 0.0)
+    apart = torch.where((counts > 0)[:, None], means - common, 0.0)
+    spread = float((counts * apart.square().sum(1)).sum())
+    explained = sums.shape[1] * deviation**2 * float((1 / counts[counts > 0]).sum())
+    kept = max(0.0, 1 - explained / max(spread, 1e-12))
+    return counts[:, None] * (common + kept * apart), kept
 
 
 def _gram(totals: Totals, width: int) -> torch.Tensor | None:

@@ -27,7 +27,7 @@ from torch import nn
 
 from tightframe.learning import model_update, temperature
 from tightframe.learning.class_sums import holders_phase
-from tightframe.learning.closed_form import ABSENT, centred
+from tightframe.learning.closed_form import ABSENT, Priors, centred
 from tightframe.learning.feature_sums import (
     FrozenSums,
     contribute_sums,
@@ -63,13 +63,23 @@ Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
 that are not known mean nothing."""
 
 
-def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attributes: Any) -> Method:
+Intercepts = Callable[[Any], Priors | None]
+
+
+def _as_solved(config: Any) -> Priors | None:
+    return None
+
+
+def one_sum_method(
+    *, solve: Solve, products: bool, needs_bias: bool, intercepts: Intercepts = _as_solved, **attributes: Any
+) -> Method:
     """Make a method, and a start, of what a closed form does with the pooled sums.
 
     Args:
         solve: the closed form.
         products: whether it needs G, and not B and n only.
         needs_bias: whether it has no form for a head without a bias.
+        intercepts: by which shares, given its options, the bias is set anew where the sums are noisy.
         **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``.
     """
 
@@ -78,7 +88,7 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
 
     def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
         if setting.privacy is not None:
-            return (release_phase(setting, solve, products=products, start=False),)
+            return (release_phase(setting, solve, intercepts, products=products, start=False),)
         return (scale_phase(beside=True),)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
@@ -90,7 +100,7 @@ def one_sum_method(*, solve: Solve, products: bool, needs_bias: bool, **attribut
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
         if setting.privacy is not None:
-            return (release_phase(setting, solve, products=products, start=True),)
+            return (release_phase(setting, solve, intercepts, products=products, start=True),)
         solution = sums_phase(setting, solve, products=products, start=True)
         return holders_phase(counts_field(setting.num_classes)), solution, scale_phase(beside=False)
 
@@ -140,12 +150,15 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
     return Phase("sums", schema, broadcast_model, contribute, update)
 
 
-def release_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -> Phase:
+def release_phase(
+    setting: Setting, solve: Solve, intercepts: Intercepts, *, products: bool, start: bool
+) -> Phase:
     """Return the exchange of noisy sums under differential privacy; from these the head is solved and scaled.
 
     Args:
         setting: with the options of the closed form, and privacy.
         solve: the closed form.
+        intercepts: see ``one_sum_method``.
         products: whether G is released.
         start: for a head that takes features as they are and goes on training: they are shortened to the
             job's ``feature_clip`` in the sums only. Otherwise the head brings them into the unit ball itself.
@@ -165,7 +178,8 @@ def release_phase(setting: Setting, solve: Solve, *, products: bool, start: bool
         known = found.sums.known
         weight, bias = solve(setting.config, found.sums, BIAS in state.model)
         weight, bias = centred(weight, bias, known, absent)
-        scale = temperature.of_gaussians(weight, bias, found)
+        shifted = intercepts(setting.config) if BIAS in state.model else None
+        scale, bias = temperature.of_gaussians(weight, bias, found, intercepts=shifted)
         bias = torch.where(known, bias / scale, bias)
         model = with_head(state.model, weight / (scale * radius), bias)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known.to(torch.uint8)})

@@ -75,6 +75,7 @@ METHOD = one_sum_method(
     ),
     config=Fed3RConfig,
     solve=solve,
+    intercepts=lambda config: config.priors,
     products=True,
     needs_bias=False,
 )

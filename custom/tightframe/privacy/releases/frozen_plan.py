@@ -115,7 +115,7 @@ class FrozenSumsConfig:
     noise_multiplier: float
     products: bool
     product_weight: float = 0.5
-    count_weight: float = 0.2
+    count_weight: float = 0.15
     neighbours: Neighbours = "record"
 
     def __post_init__(self) -> None:
