@@ -37,11 +37,13 @@ Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
 Neighbours = Literal["record", "patient"]
 """Between which data sets an observer must not be able to tell: one record more, or one patient."""
-Mechanism = Literal["training", "class_sums", "gradient_sum", "evaluation", "constant", "charges"]
+Mechanism = Literal[
+    "training", "class_sums", "gradient_sum", "frozen_sums", "evaluation", "constant", "charges"
+]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
-sums, a noisy sum of clipped gradients, noisy totals of an evaluation, the same whatever the records are, or a
-function of what the silo's ledger says was charged, which follows from the job, from what was repeated, and
-from a number of records that is taken as known."""
+sums, a noisy sum of clipped gradients, noisy sums of frozen features, noisy totals of an evaluation, the same
+whatever the records are, or a function of what the silo's ledger says was charged, which follows from the
+job, from what was repeated, and from a number of records that is taken as known."""
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Decoded sums, by field name, each of its field's shape, in float64."""
 
@@ -315,6 +317,21 @@ class SiloView(Protocol):
             Tensors (P,), over the parameters that train, one after another, and (), the noisy number of
             records or patients, for the fields whose mechanism is ``gradient_sum``; only ``Phase.update`` is
             given them as gradients.
+        """
+
+    def private_frozen_sums(
+        self, model: torch.nn.Module, width: int, *, products: bool, radius: float
+    ) -> dict[str, torch.Tensor]:
+        """Return noisy sums of ``model``'s features of the training records, with differential privacy.
+
+        Args:
+            model: in evaluation mode; its features are brought into the ball of radius ``radius``.
+            width: d, of its features.
+            products: whether their products are summed.
+            radius: public.
+
+        Returns:
+            Tensors for the fields whose mechanism is ``frozen_sums``, by the last part of their names.
         """
 
     def load(self, tensors: Tensors) -> torch.nn.Module:

@@ -80,7 +80,8 @@ def test_releases_are_as_many_as_asked_and_only_these_rounds_have_class_sums() -
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_every_field_of_every_sum_has_a_mechanism(method: str) -> None:
-    for exchange in _prepared(method=method, method_options=PRIVATE[method]).plan:
+    rounds = methods.get(method).rounds or JOB["rounds"]
+    for exchange in _prepared(method=method, method_options=PRIVATE[method], rounds=rounds).plan:
         for phase in exchange.phases:
             fields = phase.schema.fields
             assert fields and all(item.mechanism is not None for item in fields)

@@ -122,13 +122,17 @@ class Privacy(Lasting):
             if the data set knows the patient of each record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
             gradient of each patient's records.
-        noise_multiplier: of DP-SGD; None computes it at each silo from its number of records (or patients)
-            and the budget.
+        noise_multiplier: of DP-SGD, or of the one release of a method that trains nothing; None computes it
+            from the budget, for DP-SGD at each silo from its number of records (or patients).
         spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
             repeated round is charged again and the guarantee holds in any case.
         releases: the most rounds in which class sums are released.
         feature_clip: L2 norm to which each record's features are clipped in class sums.
-        class_noise_share: part of epsilon for class sums and class counts, if a method needs any.
+        class_noise_share: part of epsilon for class sums and class counts, if a method needs any, and for the
+            release of a ``start``.
+        product_weight, count_weight: precision of products and of class counts beside class sums of
+            features, in the one release of ``fed3r``, ``fedcgs`` and ``fedncm``: more of one gives it less
+            noise, and the others more.
         evaluation: ``local``: each silo evaluates for itself only, because exact counts are an oracle;
             ``noisy``: in addition, totals over the silos are opened with noise, and charged.
         evaluations: number of models evaluated with noise: the last one, and others spread over the rounds.
@@ -146,6 +150,8 @@ class Privacy(Lasting):
     releases: int = Field(default=10, ge=1, le=100_000)
     feature_clip: float = Field(default=1.0, gt=0, le=1e6)
     class_noise_share: float = Field(default=0.2, gt=0, lt=1)
+    product_weight: Annotated[float, LATER] = Field(default=0.5, ge=1e-3, le=1e3)
+    count_weight: Annotated[float, LATER] = Field(default=0.15, ge=1e-3, le=1e3)
     evaluation: Literal["local", "noisy"] = "local"
     evaluations: int = Field(default=1, ge=1, le=100_000)
     evaluation_noise_share: float = Field(default=0.1, gt=0, lt=1)

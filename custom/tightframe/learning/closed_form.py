@@ -24,6 +24,10 @@ ABSENT = -30.0
 """Score of a class without records. Those of the others have mean zero, so that the largest is above it."""
 STEPS_A_DECADE, SMALLEST, LARGEST = 4, -6, 3
 """Grid of the ridge weight: decades of the mean eigenvalue of G."""
+RIDGE_NOISE = 1.0
+SCATTER_NOISE = (0.4, 5.0)
+"""What ridge weight and covariance get of the spectral norm of G's noise, the latter also of its square over
+the trace; chosen on digits, in other splits than those of the benchmarks (docs/decisions.md)."""
 FLAT = 1e-6
 """Relative difference of two criteria that counts as none."""
 
@@ -116,6 +120,8 @@ def discriminant(
     counts: torch.Tensor,
     shrinkage: float,
     priors: Priors,
+    *,
+    noise: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weights (C, d) and bias (C,) of Gaussian classes with one covariance.
 
@@ -132,6 +138,9 @@ def discriminant(
         counts: n, (C,); rows of classes without records mean nothing. K are the others.
         shrinkage: s, from 0 to 1. Eigenvalues of S' below 1e-9 of the largest are raised to that.
         priors: of the classes: n_c / N, or 1 / K.
+        noise: spectral norm of G's noise. Negative eigenvalues become zero, a share of it over the records
+            (``SCATTER_NOISE``) is added to all, since below it nothing is known of a variance, and all are
+            scaled to the trace of S.
     """
     held = counts >= 0.5
     records = counts.clamp_min(1)[:, None]
@@ -143,6 +152,11 @@ def discriminant(
     eye = torch.eye(width, dtype=gram.dtype)
     values, vectors = _eigen((1 - shrinkage) * scatter + shrinkage * spread * eye)
     values = values.clamp_min(1e-9 * max(float(values.max()), 1e-12))
+    if noise > 0:
+        # The trace is hardly noisy. Kept, it leaves priors their weight beside the means.
+        trace, edge = width * max(float(spread), 1e-12), noise / free
+        values = values + (SCATTER_NOISE[0] + SCATTER_NOISE[1] * edge / trace) * edge
+        values = values * trace / values.sum()
     weight = (means @ vectors / values) @ vectors.T
     shares = counts / counts.sum() if priors == "observed" else held / held.sum()
     prior = torch.where(held, shares, 1.0).to(gram.dtype).log()

@@ -59,11 +59,13 @@ class FrozenSums:
         gram: G, (d, d) float64; None where it was not summed.
         sums: B, (C, d) float64.
         counts: n, (C,) float64; zero for classes that are not known.
+        noise: the spectral norm that noise alone gives G, a public number; 0 where the sums are exact.
     """
 
     gram: torch.Tensor | None
     sums: torch.Tensor
     counts: torch.Tensor
+    noise: float = 0.0
 
     @property
     def known(self) -> torch.Tensor:
@@ -84,7 +86,7 @@ class FrozenSums:
     def over(self, length: float) -> FrozenSums:
         """Return the sums of ``phi / length``."""
         gram = None if self.gram is None else self.gram / length**2
-        return FrozenSums(gram, self.sums / length, self.counts)
+        return FrozenSums(gram, self.sums / length, self.counts, self.noise / length**2)
 
 
 class FeatureSums:

@@ -9,6 +9,12 @@
 The first two come before round 1, where a sum that cannot be opened ends the run and nothing is lost; the
 third is the method's one round, which an evaluation rides on as on any other. As ``start`` of another method
 all three come before round 1. Backbone and running statistics stay as they were broadcast, in every exchange.
+
+Under differential privacy there is one exchange, the method's round (or the start)::
+
+    release   G, B and n with noise (``learning.noisy_sums``) -> the head, and its temperature from them alone
+
+No class rule holds there, so that nobody needs to tell what it has, and no exact loss is told.
 """
 
 from __future__ import annotations
@@ -23,16 +29,18 @@ from torch import nn
 from tightframe.errors import RunError
 from tightframe.learning import model_update, temperature, withdrawal
 from tightframe.learning.class_sums import holders_phase
-from tightframe.learning.closed_form import centred
+from tightframe.learning.closed_form import ABSENT, Priors, centred
 from tightframe.learning.feature_sums import (
     FrozenSums,
     admitted_classes,
     contribute_sums,
     counts_field,
+    frozen,
     pooled,
     sum_fields,
 )
 from tightframe.learning.halves import plain_training, train
+from tightframe.learning.noisy_sums import PREFIX, noisy_fields, read
 from tightframe.learning.own_models import TRAINED, trained
 from tightframe.learning.temperature import BIAS, KNOWN, WEIGHT
 from tightframe.models import feature_width
@@ -61,8 +69,21 @@ Solve = Callable[[Any, FrozenSums, bool], tuple[torch.Tensor, torch.Tensor]]
 that are not known mean nothing."""
 
 
+Intercepts = Callable[[Any], Priors | None]
+
+
+def _as_solved(config: Any) -> Priors | None:
+    return None
+
+
 def one_sum_method(
-    *, solve: Solve, products: bool, needs_bias: bool, follows: str, **attributes: Any
+    *,
+    solve: Solve,
+    products: bool,
+    needs_bias: bool,
+    follows: str,
+    intercepts: Intercepts = _as_solved,
+    **attributes: Any,
 ) -> Method:
     """Make a method, and a start, of what a closed form does with the pooled sums.
 
@@ -71,6 +92,7 @@ def one_sum_method(
         products: whether it needs G, and not B and n only.
         needs_bias: whether it has no form for a head without a bias.
         follows: see ``phases.OneSum``.
+        intercepts: by which shares, given its options, the bias is set anew where the sums are noisy.
         **attributes: of ``phases.Method``: ``name``, ``title``, ``paper`` and ``config``.
     """
 
@@ -78,9 +100,13 @@ def one_sum_method(
         return ServerState(model_update.initial_model(setting, seed))
 
     def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
+        if setting.privacy is not None:
+            return (release_phase(setting, solve, intercepts, products=products, start=False),)
         return (scale_phase(beside=True),)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
+        if setting.privacy is not None:
+            return ()
         solution = sums_phase(setting, solve, products=products, start=False)
         return holders_phase(counts_field(setting.num_classes)), solution
 
@@ -91,6 +117,8 @@ def one_sum_method(
 
     def start(setting: Setting) -> tuple[Phase, ...]:
         check_head(setting, bias=needs_bias)
+        if setting.privacy is not None:
+            return (release_phase(setting, solve, intercepts, products=products, start=True),)
         solution = sums_phase(setting, solve, products=products, start=True)
         return holders_phase(counts_field(setting.num_classes)), solution, scale_phase(beside=False)
 
@@ -105,6 +133,7 @@ def one_sum_method(
             "one_sum": OneSum(follows, lambda setting: opened(setting, products=products)),
             "head": lambda config, width, classes: UnitBallLinear(width, classes),
             "personalise": personalise,
+            "private": lambda config: None,
             "rounded": True,
             **attributes,
         }
@@ -124,9 +153,6 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
     radius = START_RADIUS if start else 1.0
     width = feature_width(model_update.shared_template(setting))
     schema = Schema(sum_fields(setting.num_classes, width, products=products))
-
-    def broadcast(state: ServerState) -> Tensors:
-        return model_update.broadcast_model(state.model)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         sums = contribute_sums(silo, received, products=products, radius=radius)
@@ -151,7 +177,49 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
-    return Phase("sums", schema, broadcast, contribute, update)
+    return Phase("sums", schema, broadcast_model, contribute, update)
+
+
+def release_phase(
+    setting: Setting, solve: Solve, intercepts: Intercepts, *, products: bool, start: bool
+) -> Phase:
+    """Return the exchange of noisy sums under differential privacy; from these the head is solved and scaled.
+
+    Args:
+        setting: with the options of the closed form, and privacy.
+        solve: the closed form.
+        intercepts: see ``one_sum_method``.
+        products: whether G is released.
+        start: for a head that takes features as they are and goes on training: they are shortened to the
+            job's ``feature_clip`` in the sums only. Otherwise the head brings them into the unit ball itself.
+    """
+    assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    radius, absent = (setting.privacy.feature_clip, 0.0) if start else (1.0, ABSENT)
+    width = feature_width(model_update.shared_template(setting))
+    schema = Schema(noisy_fields(setting.num_classes, width, products=products))
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        model = frozen(silo, received)
+        made = silo.private_frozen_sums(model, width, products=products, radius=radius)
+        return Contribution({item.name: made[item.name.removeprefix(PREFIX)] for item in schema.fields}, None)
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        found = read(totals)
+        known = found.sums.known
+        weight, bias = solve(setting.config, found.sums, BIAS in state.model)
+        weight, bias = centred(weight, bias, known, absent)
+        shifted = intercepts(setting.config) if BIAS in state.model else None
+        scale, bias = temperature.of_gaussians(weight, bias, found, intercepts=shifted)
+        bias = torch.where(known, bias / scale, bias)
+        model = with_head(state.model, weight / (scale * radius), bias)
+        return state.evolve(model=model, extra={**state.extra, KNOWN: known.to(torch.uint8)})
+
+    return Phase("release", schema, broadcast_model, contribute, update)
+
+
+def broadcast_model(state: ServerState) -> Tensors:
+    """Return the model."""
+    return model_update.broadcast_model(state.model)
 
 
 def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -> ServerState:

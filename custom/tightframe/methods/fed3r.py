@@ -23,6 +23,7 @@ from pydantic import Field
 
 from tightframe.learning.closed_form import (
     INTERCEPT,
+    RIDGE_NOISE,
     Priors,
     generalised_cross_validation,
     ridge,
@@ -55,6 +56,8 @@ def solve(config: Fed3RConfig, found: FrozenSums, bias: bool) -> tuple[torch.Ten
     targets = target_weights(found.counts, config.priors)
     sums = targets[:, None] * sums
     lam = config.ridge
+    if lam is None and found.noise > 0:
+        lam = RIDGE_NOISE * found.noise
     if lam is None:
         squares = float((found.counts * targets.square()).sum())
         lam = generalised_cross_validation(gram, sums, found.records, squares)
@@ -72,6 +75,7 @@ METHOD = one_sum_method(
     ),
     config=Fed3RConfig,
     solve=solve,
+    intercepts=lambda config: config.priors,
     products=True,
     needs_bias=False,
     follows=("The head is the ridge regression of the classes on the features, W = B (G + lambda I)^-1."),

@@ -38,7 +38,9 @@ class FedCGSConfig(StrictModel):
 def solve(config: FedCGSConfig, found: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, d) and bias (C,) of the discriminant."""
     assert found.gram is not None and bias  # noqa: S101  (summed for this method; ``needs_bias``)
-    return discriminant(found.gram, found.sums, found.counts, config.shrinkage, config.priors)
+    return discriminant(
+        found.gram, found.sums, found.counts, config.shrinkage, config.priors, noise=found.noise
+    )
 
 
 METHOD = one_sum_method(

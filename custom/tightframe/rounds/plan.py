@@ -24,6 +24,7 @@ from tightframe.rounds.riders import (
     failures,
     noisy_class_sums,
     noisy_evaluation,
+    noisy_frozen_sums,
     noisy_gradients,
     update_norms,
 )
@@ -206,6 +207,8 @@ class RunPlan:
     def _outside_rounds(self, kind: Kind, phases: Sequence[Phase]) -> Sequence[Exchange]:
         """Return exchanges before or after the rounds, under the class rules."""
         number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
+        if (private := self._setup.privacy) is not None:
+            phases = [noisy_frozen_sums.attach(phase, private, self._job) for phase in phases]
         return [
             Exchange(kind, number, self._told(self._ruled(phase)), index=index, of=len(phases))
             for index, phase in enumerate(phases)
@@ -218,6 +221,7 @@ class RunPlan:
             private = setup.privacy
             phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
             phases = [noisy_gradients.attach(phase, private, self._job) for phase in phases]
+            phases = [noisy_frozen_sums.attach(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
         phases = [self._told(self._normed(self._ruled(phase))) for phase in phases]

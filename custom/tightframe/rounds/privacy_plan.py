@@ -13,9 +13,10 @@ from tightframe.config.job import JobConfig, Privacy
 from tightframe.phases import Field, Fold, Phase, PrivacySetting, Schema
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.releases import evaluation_totals, gradient_sums
+from tightframe.privacy.releases import evaluation_totals, frozen_plan, gradient_sums
 from tightframe.privacy.releases import plan as release_plan
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.privacy.releases.frozen_plan import FrozenSumsConfig
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
 from tightframe.results.words import plural
@@ -36,6 +37,8 @@ class PrivacyPlan:
         class_noise: noise multiplier of each release of class sums or counts; None if there are none.
         evaluation: the noisy evaluations; None where the evaluation stays at the silos.
         gradients: of the noisy sum of gradients in each round; None where silos train.
+        frozen: the release of sums of frozen features; None if the job has none.
+        trains: whether silos train, by DP-SGD.
     """
 
     privacy: Privacy
@@ -45,6 +48,8 @@ class PrivacyPlan:
     class_noise: float | None
     evaluation: EvaluationPlan | None = None
     gradients: GradientSumConfig | None = None
+    frozen: FrozenRelease | None = None
+    trains: bool = True
 
     @property
     def class_sums(self) -> ClassSumsConfig:
@@ -71,14 +76,15 @@ class PrivacyPlan:
 
     @property
     def number_of_releases(self) -> int:
-        """Number of releases other than training, without repeats: class sums, class counts, evaluations."""
+        """Number of releases other than training, without repeats."""
         evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
-        return len(self.releases) + self.prior + evaluations
+        return len(self.releases) + self.prior + (self.frozen is not None) + evaluations
 
     @property
     def release_events(self) -> tuple[Event, ...]:
         """Privacy events of all releases but training, repeats included."""
-        return (*self.class_events, *(() if self.evaluation is None else self.evaluation.events))
+        others = (self.frozen, self.evaluation)
+        return (*self.class_events, *(event for plan in others if plan is not None for event in plan.events))
 
     def training_noise(self, sampling_rate: float, steps: int) -> float:
         """Return the noise multiplier of DP-SGD with which a silo's whole job stays within its epsilon.
@@ -117,13 +123,16 @@ class PrivacyPlan:
         """Describe the plan in one line."""
         extra = [f"class sums in {plural(len(self.releases), 'round')}"] if self.releases else []
         extra += ["class counts once"] if self.prior else []
+        extra += ["sums of frozen features once, for the start"] if self.frozen is not None else []
         others = f", beside it noisy {' and '.join(extra)}" if extra else ""
+        how = f"{self.training_in_words()}, gradients clipped to {self.privacy.clip_norm:g}{others}"
+        if not self.trains and self.frozen is not None:
+            how = self.frozen.describe()
         local = "evaluation stays at the silos"
         evaluation = local if self.evaluation is None else self.evaluation.describe()
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
-            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; "
-            f"{self.training_in_words()}, gradients clipped to {self.privacy.clip_norm:g}{others}; "
+            f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; {how}; "
             f"{evaluation}"
         )
 
@@ -148,7 +157,7 @@ def make_plan(
 
     Args:
         job: validated.
-        phases: number and phases of each training round.
+        phases: number and phases of each training round; of round 0 those before the first.
         prior: whether the method's loss uses the silo's class counts.
         num_classes: C.
         gradient_rate: of a method whose round is one sum of gradients, see ``phases.Method``.
@@ -160,13 +169,16 @@ def make_plan(
     privacy, phases = job.privacy, tuple(phases)
     if privacy is None:
         raise ValueError("Expected a job with `privacy`, but it has none.")
-    releases = tuple(
-        number
-        for number, of_round in phases
-        if any(is_class_sum(item) for phase in of_round for item in phase.schema.fields)
+    fields = [(number, item) for number, of in phases for phase in of for item in phase.schema.fields]
+    releases = tuple(dict.fromkeys(number for number, item in fields if is_class_sum(item)))
+    frozen = [item for _, item in fields if is_frozen_sum(item)]
+    trains = (
+        not frozen or gradient_rate is not None or any(item.mechanism == "training" for _, item in fields)
     )
     spare = privacy.spare_rounds if releases else 0
     number = len(releases) + spare + prior
+    if frozen and trains:
+        number += 1 + privacy.spare_rounds
     noise = None
     if number:
         noise = accounting.solve(
@@ -174,7 +186,11 @@ def make_plan(
             epsilon=privacy.epsilon * privacy.class_noise_share,
             delta=privacy.delta,
         )
-    plan = PrivacyPlan(privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes))
+    plan = PrivacyPlan(
+        privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes), trains=trains
+    )
+    if frozen:
+        plan = replace(plan, frozen=plan_frozen(job, plan, frozen))
     if releases:
         release_plan.wrap_bound(plan.class_sums, MAX_RECORDS, len(job.sites), honest=1)
     if gradient_rate is not None:
@@ -189,7 +205,8 @@ def _plan_gradients(
 
     Public numbers alone decide it: epsilon, rounds and the sampling rate.
     """
-    fields = [item for phase in phases[0][1] for item in phase.schema.fields if is_gradient_sum(item)]
+    first = next(of for number, of in phases if number)
+    fields = [item for phase in first for item in phase.schema.fields if is_gradient_sum(item)]
     noise = plan.training_noise(rate, job.rounds + plan.privacy.spare_rounds)
     size = sum(item.size for item in fields) - 1  # one is the number of records
     config = GradientSumConfig(noise, size, rate)
@@ -205,6 +222,11 @@ def is_class_sum(item: Field) -> bool:
 def is_gradient_sum(item: Field) -> bool:
     """Check whether a field carries a noisy sum of clipped gradients, or the number of records in it."""
     return item.mechanism == "gradient_sum"
+
+
+def is_frozen_sum(item: Field) -> bool:
+    """Check whether a field carries noisy sums of frozen features."""
+    return item.mechanism == "frozen_sums"
 
 
 def honest_silos(job: JobConfig, enrolled: int) -> int:
@@ -294,3 +316,65 @@ def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
     config = EvaluationConfig(noise, num_classes)
     bound = evaluation_totals.term_bound(config, MAX_RECORDS, len(job.sites))
     return EvaluationPlan(config, after, privacy.spare_rounds, bound)
+
+
+@dataclass(frozen=True)
+class FrozenRelease:
+    """The one release of sums of frozen features in a job.
+
+    Attributes:
+        config: of it.
+        spare: number of times that it may be repeated.
+    """
+
+    config: FrozenSumsConfig
+    spare: int
+
+    @property
+    def events(self) -> tuple[Gaussian, ...]:
+        """Privacy events of the release, repeats included."""
+        return self.config.events(1 + self.spare)
+
+    def describe(self) -> str:
+        """Describe the release of a job that trains nothing in a part of a line."""
+        summed = "products, class sums and class counts" if self.config.products else "class sums and counts"
+        return (
+            f"one noisy release of {summed} of frozen features (noise multiplier "
+            f"{self.config.noise_multiplier:g}), and no training"
+        )
+
+
+def plan_frozen(job: JobConfig, plan: PrivacyPlan, fields: Sequence[Field]) -> FrozenRelease:
+    """Plan the release of sums of frozen features.
+
+    Where silos train nothing, it has all of epsilon but what evaluations need; for the start of a method that
+    trains, it has its part of ``class_noise_share``.
+
+    Args:
+        job: with ``privacy``.
+        plan: without this release.
+        fields: of it.
+
+    Raises:
+        BudgetError: TF-701 if no noise is enough.
+        ContributionError: TF-404 if a sum could exceed its bound.
+    """
+    privacy = plan.privacy
+    noise = plan.class_noise if plan.trains else privacy.noise_multiplier
+    if noise is None:
+        noise = accounting.solve(
+            lambda multiplier: [Gaussian(multiplier)] * (1 + privacy.spare_rounds),
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            spent=plan.release_events,
+        )
+    config = FrozenSumsConfig(
+        noise,
+        products=any(item.name.endswith("/diagonal") for item in fields),
+        product_weight=privacy.product_weight,
+        count_weight=privacy.count_weight,
+        neighbours=privacy.neighbours,
+    )
+    for item in fields:
+        frozen_plan.check_bound(config, item.bound, len(job.sites))
+    return FrozenRelease(config, privacy.spare_rounds)

@@ -363,13 +363,18 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         for item in phase.schema.fields
         if item.mechanism is None
     ]
-    others = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
+    before = setup.before_phases()
+    unprotected += [
+        item.name for phase in before for item in phase.schema.fields if not privacy_plan.is_frozen_sum(item)
+    ]
+    others = (*setup.statistics_phases(), *setup.after_phases())
     unprotected += [item.name for phase in others for item in phase.schema.fields]
     if unprotected:
         names = dict.fromkeys(unprotected)
         raise JobError([f"privacy: nothing protects the field {name} of {method.name}" for name in names])
     prior = method.private_prior is not None and method.private_prior(config)
     try:
+        rounds = [(0, before), *rounds]
         plan = privacy_plan.make_plan(
             job, rounds, prior=prior, num_classes=setup.dataset.num_classes, gradient_rate=rate
         )

@@ -45,6 +45,11 @@ class FakeSilo:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         raise NotImplementedError("Expected a job without differential privacy: this silo draws no noise.")
 
+    def private_frozen_sums(
+        self, model: torch.nn.Module, width: int, *, products: bool, radius: float
+    ) -> dict[str, torch.Tensor]:
+        raise NotImplementedError("Expected a job without differential privacy: this silo draws no noise.")
+
     def load(self, tensors: Tensors) -> torch.nn.Module:
         model = self.setting.build_model()
         model.load_state_dict(dict(tensors))

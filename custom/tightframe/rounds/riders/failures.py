@@ -175,6 +175,8 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
         shares = honest
         if item.mechanism == "class_sums":
             config = plan.class_sums
+        elif item.mechanism == "frozen_sums" and plan.frozen is not None:
+            config = plan.frozen.config.part(item.name)
         elif item.mechanism == "evaluation" and plan.evaluation is not None:
             config = plan.evaluation.config
         elif item.mechanism == "gradient_sum":

@@ -22,6 +22,7 @@ from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.plan import Exchange
+from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
@@ -145,7 +146,8 @@ class Contributor:
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         requested = RequestedSum(cohort, honest, left_out, lost)
         view = (context, self._setup, self._device, exchange.stream, requested)
-        if self._setup.privacy is None or not exchange.training:
+        released = any(map(is_frozen_sum, exchange.phase.schema.fields))
+        if self._setup.privacy is None or not (exchange.training or released):
             return LocalSilo(*view)
         from tightframe.rounds.silo.private_view import PrivateSilo
 

@@ -24,7 +24,8 @@ from tightframe.learning.stages import Batch, FitReport, Stage, Term
 from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
-from tightframe.privacy.releases import class_counts, class_sums
+from tightframe.privacy.releases import class_counts, class_sums, frozen_sums
+from tightframe.privacy.releases.frozen_plan import checked_records
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.gradient_sum import clipped_gradient_sum
 from tightframe.rounds.checkpoint import save_tensors
@@ -161,9 +162,14 @@ class PrivateSilo(LocalSilo):
                 "hides one record does not hide its copies. Remove the copies, or the option that repeats "
                 "records."
             )
+        count = len(data.labels("train"))
         if (patients := self._patients) is not None:
             count = len(np.unique(patients))
             self.context.log.info("%s: the training records belong to %d patients", self.name, count)
+        if self._plan.frozen is not None:
+            checked_records(count, self._plan.privacy.neighbours)
+        if not self._plan.trains:
+            return self._plan.release_events
         return (*self._plan.release_events, *(self._planned_round(),) * self._planned_rounds)
 
     def _planned_round(self) -> Event:
@@ -264,6 +270,46 @@ class PrivateSilo(LocalSilo):
             config.as_numbers(units.numpy() + config.share(tuple(units.shape), shares))
         )
         return numbers[:-1], numbers[-1]
+
+    def private_frozen_sums(
+        self, model: torch.nn.Module, width: int, *, products: bool, radius: float
+    ) -> dict[str, torch.Tensor]:
+        """Return sums of frozen features of the training records with this silo's noise, by part.
+
+        A silo that does not offer its prototypes adds its share of the noise alone, on which the others rely.
+
+        Raises:
+            BudgetError: TF-701; nothing is drawn then.
+            RunError: TF-505 if the job plans no such release.
+        """
+        release = self._plan.frozen
+        if release is None or release.config.products != products:
+            raise RunError("Expected a release that this job plans, but got another one.", code="TF-505")
+        totals = frozen_sums.FrozenTotals(self.setting.num_classes, width, products=products)
+        if self.offers_prototypes:
+            self._add_features(totals, model, radius)
+            place = f"round {self.round}" if self.round else "start"
+            alone = release.config.lone_event(self.honest)
+            self._budget.charge(f"{place} feature sums", release.config.events(1), alone=alone)
+        made = {}
+        for name, units in totals.parts().items():
+            part = release.config.part(name)
+            noisy = units.numpy() + part.share(tuple(units.shape), self.honest)
+            made[name] = torch.from_numpy(part.as_numbers(noisy))
+        return made
+
+    def _add_features(self, totals: frozen_sums.FrozenTotals, model: torch.nn.Module, radius: float) -> None:
+        """Add all training records; where the job protects patients, in one portion, as whole numbers."""
+        patients, kept = self._patients, []
+        for features, labels in self.encoded(model, "train", exact=True):
+            rows = frozen_sums.whole_features(features, radius)
+            if patients is None:
+                totals.add(rows, labels)
+            else:  # at most 2**12 each
+                kept.append((rows.to("cpu", torch.int16), labels.cpu()))
+        if patients is not None:
+            rows, labels = (torch.cat(parts) for parts in zip(*kept, strict=True))
+            totals.add(rows, labels, torch.from_numpy(patients))
 
     def epsilon_terms(self) -> Tensors:
         """Return this silo's terms of the epsilon sums, as far as its policy shows its epsilon.

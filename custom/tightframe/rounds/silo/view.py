@@ -355,6 +355,19 @@ class LocalSilo:
             code="TF-505",
         )
 
+    def private_frozen_sums(
+        self, model: torch.nn.Module, width: int, *, products: bool, radius: float
+    ) -> dict[str, torch.Tensor]:
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features.
+
+        Raises:
+            RunError: TF-505, always.
+        """
+        raise RunError(
+            "Expected a job with `privacy`, but noisy sums of features were requested without it.",
+            code="TF-505",
+        )
+
 
 def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
     """Yield the same batches, and stop as soon as the run is aborted.
