@@ -162,9 +162,9 @@ def parsed(item: Any) -> Any:
 def test_no_secret_leaves_a_site_but_the_shares_that_it_reveals() -> None:
     """Of all bytes on the wire: no key, seed, term or share in clear, but in reveals, as it should be.
 
-    With the first sum's total the sites see b of its terms, to which they have no masked bytes. The fourth site
-    drops out of the second sum. Its term in the first one's total is shown to the others: its masked bytes, and
-    b of a sum that is open, by which they see no more than the server does.
+    With the first sum's total the sites see b of its terms, to which they have no masked bytes. The fourth
+    site drops out of the second sum. Its term in the first one's total is shown to the others: its masked
+    bytes, and b of a sum that is open, by which they see no more than the server does.
     """
     sent: dict[str, list[bytes]] = {}
 
