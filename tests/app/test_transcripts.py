@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.support import runs
 from tests.support.securesum.certificates import Issued, issue, make_root
+from tests.support.securesum.replay import VECTORS
 from tests.support.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
 from typer.testing import CliRunner
 
@@ -73,12 +74,20 @@ def test_a_valid_transcript_of_the_server(verify: Verify) -> None:
     assert "0/train-0/0 0" not in said, "a sum of everybody is not worth a line"
 
 
+def test_of_format_2_everybody_signed_the_survivors_of_each_sum(verify: Verify) -> None:
+    lines = (VECTORS / "transcript-format-2-server.jsonl").read_bytes().splitlines(keepends=True)
+    root = (VECTORS / "transcript-format-2-root.pem").read_bytes()
+    said = flat(verify(short_run(), lines=lines, root=root).stdout)
+    assert "at least a threshold of sites signed the list of each opened sum" in said
+    assert "4 of 4 totals were verified" in said
+
+
 def test_what_it_proves_and_what_not(verify: Verify) -> None:
     proved, _, rest = flat(verify(whole_run()).stdout).partition("What this does not prove")
     for promise in (
         "with these keys",
         "made from the same state",
-        "signed the list of each opened sum",
+        "if one was missing, at least a threshold of sites signed the list of those left",
         "below the threshold",
     ):
         assert promise in proved.partition("What this proves")[2]

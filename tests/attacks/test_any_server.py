@@ -27,6 +27,7 @@ from tests.support.attacks.any_server import SEEN, AnyServer, Epoch, Slot
 from tests.support.attacks.small_silos import SECURE, state_sha256
 
 from tightframe.rounds.sums.common import SEAL
+from tightframe.securesum.checks import group_layout
 from tightframe.securesum.masks import Accumulator
 from tightframe.securesum.messages import (
     Agreement,
@@ -136,8 +137,21 @@ class MaliciousServer(RuleBasedStateMachine):
         last = None if epoch.last is None else epoch.last.total
         known = [s for s in epoch.slots.values() if "update" in s.opened]
         if last is None and not known:
-            return None
-        lies = ["bit", "vector", "ground", "receipts", "none", "other", "survivors", "shut", "slot", "schema"]
+            return self.unopened(data) if data.draw(st.sampled_from([True, False]), "unopened") else None
+        lies = [
+            "bit",
+            "vector",
+            "ground",
+            "receipts",
+            "unopened",
+            "unopened",
+            "none",
+            "other",
+            "survivors",
+            "shut",
+            "slot",
+            "schema",
+        ]
         how = "last"
         if self.only != "state":
             usual = [] if self.only else ["last"] * 8 + lies
@@ -165,6 +179,8 @@ class MaliciousServer(RuleBasedStateMachine):
             )
         if how == "ground":
             return self.ground(data, last)
+        if how == "unopened":
+            return self.unopened(data) or last
         if how == "receipts":
             return replace(last, receipts=data.draw(st.binary(min_size=32, max_size=32)))
         if how == "survivors":
@@ -177,6 +193,34 @@ class MaliciousServer(RuleBasedStateMachine):
         if how == "schema":
             return replace(last, schema=SEAL, groups={"update": b""})
         return last
+
+    def unopened(self, data: st.DataObject) -> Total | None:
+        """A total for which a silo gave shares, of the survivors that it was shown, whoever else was."""
+        epoch = self.epoch
+        given = [(slot, name) for slot in epoch.slots.values() for name in sorted(slot.given)]
+        if not given:
+            return None
+        newest = max(slot.number for slot, _ in given)
+        given = [(slot, name) for slot, name in given if slot.number == newest]
+        slot, name = given[data.draw(st.integers(0, len(given) - 1), "as shown to")]
+        asked = slot.asked[name]
+        survivors, digest = slot.signed[name]
+        fields = epoch.params.schemas[asked.schema]
+        groups = {group: bytes(group_layout(fields, group).nbytes) for group in slot.given[name]}
+        return Total(slot.number, asked.sum_id, asked.schema, survivors, groups, digest)
+
+    def seeds(self, data: st.DataObject, total: Total | None) -> Mapping[str, Mapping[Group, bytes]]:
+        """What the server knows of the seeds of a total's survivors; seldom less, or others."""
+        if total is None:
+            return {}
+        source = self.epoch.slots.get(total.slot)
+        known = {} if source is None else self.server.known_seeds(self.epoch, source)
+        how = self.seldom(data, "known", "none", "zeros")
+        if how == "none":
+            return {}
+        if how == "zeros":
+            return {name: dict.fromkeys(own, bytes(32)) for name, own in known.items()}
+        return known
 
     def ground(self, data: st.DataObject, last: Total) -> Total:
         """The false total of several, each off by a number in one element, whose own bits hide it best."""
@@ -279,6 +323,7 @@ class MaliciousServer(RuleBasedStateMachine):
                 kind,
                 server.setup_for(name, epoch),
                 b"" if total is None else total.to_bytes(),
+                self.seeds(data, total),
             )
             message = server.message(
                 kind, told_round, request, attempt=sum_id.attempt, state=named, before=before

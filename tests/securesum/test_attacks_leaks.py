@@ -162,8 +162,9 @@ def parsed(item: Any) -> Any:
 def test_no_secret_leaves_a_site_but_the_shares_that_it_reveals() -> None:
     """Of all bytes on the wire: no key, seed, term or share in clear, but in reveals, as it should be.
 
-    The fourth site drops out of the second sum. Its term in the first one's total is shown to the others: its
-    masked bytes, and b of a sum that is open, by which they see no more than the server does.
+    With the first sum's total the sites see b of its terms, to which they have no masked bytes. The fourth
+    site drops out of the second sum. Its term in the first one's total is shown to the others: its masked
+    bytes, and b of a sum that is open, by which they see no more than the server does.
     """
     sent: dict[str, list[bytes]] = {}
 
@@ -175,6 +176,7 @@ def test_no_secret_leaves_a_site_but_the_shares_that_it_reveals() -> None:
     shown = world.enroll()
     secrets = [secret for slot in range(3) for secret in own_secrets(world, slot).values()]
     first = own_secrets(world, 0)
+    opened = {first[name, group, "self"] for name in names(4) for group in GROUPS}
     seeds_of_fourth = {first[names(4)[3], group, "self"] for group in GROUPS}
     for site in world.sites.values():
         secrets += [site.state.channel.expose(), site.state.signing.expose()]
@@ -201,7 +203,7 @@ def test_no_secret_leaves_a_site_but_the_shares_that_it_reveals() -> None:
     assert len(shares) == 2 * 4 * 4 * 4
     for stage, data in wire.items():
         shown = {secret for secret in secrets if secret[:16] in data}
-        assert shown == (seeds_of_fourth if stage == "reveal_request" else set()), stage
+        assert shown == {"reveal_request": seeds_of_fourth, "request": opened}.get(stage, set()), stage
         assert not any(term in data for term in terms), stage
         if stage != "reveal":
             assert not any(box[at : at + 16] in data for box in boxes for at in range(0, len(box) - 15, 16))

@@ -248,7 +248,10 @@ def test_no_combinations_where_there_is_no_total() -> None:
 
 def told(world: World, total: bytes, slot: int) -> Callable[[Any], Any]:
     """A request for a term that rests on this total."""
-    raw = TermRequest(slot, SumId(slot, "train-0"), "train", b"", total).to_bytes()
+    seeds = {}
+    if world.evidence is not None:
+        seeds = world.evidence.seeds_of_survivors()
+    raw = TermRequest(slot, SumId(slot, "train-0"), "train", b"", total, seeds).to_bytes()
     return lambda site: site.mask(raw, MIXED, world.term(site.name))
 
 
@@ -513,7 +516,7 @@ def test_two_receipts_of_one_silo_open_nothing_false_and_end_the_epoch() -> None
     second = asked(total, receipts=(*total.receipts[:3], other))
     for name, raw in ((ONE, first), (TWO, first), (THREE, second)):
         total.add_reveal(name, world.sites[name].reveal(raw))
-    evidence = total.open().evidence
+    evidence = world.finish(total).evidence
     assert evidence.total.groups == world.plain(names(4))
     lies = lied(
         evidence, receipts=messages.receipts_digest(world.session.session, (*total.receipts[:3], other))
@@ -556,6 +559,48 @@ def test_who_revealed_for_the_whole_roster_signs_and_reveals_for_nothing_less() 
         refused_by(world, (THREE, FOUR), SurvivorsError, revealing(whole))
         for name, site in world.sites.items():
             site.state = before[name]  # the worst that a crash can leave
+
+
+def test_a_silo_combines_no_term_of_a_sum_that_the_server_cannot_open() -> None:
+    """The whole roster for the victim, a set without it for the others: its pair masks open, its own stays.
+
+    128 combinations of its term would then be 128 of its update's. It wants to see the seed of its own mask.
+    """
+    world = ready(5)
+    total = closed(world)
+    victim, rest = names(5)[4], names(5)[:4]
+    world.sites[victim].reveal(asked(total))
+    fewer = total.receipts[:4]
+    for name in rest:
+        world.sites[name].agree(AgreementRequest(0, fewer).to_bytes())
+    given = tuple(signed_agreement(world, name, fewer) for name in rest)
+    for name in rest:
+        world.sites[name].reveal(asked(total, receipts=fewer, agreements=given))
+    whole = messages.receipts_digest(world.session.session, total.receipts)
+    lie = Total(0, total.sum_id, "train", names(5), world.plain(names(5)), whole)
+    wrong: tuple[Mapping[str, Mapping[Group, bytes]], ...] = (
+        {},
+        {victim: {}},
+        {victim: {"update": bytes(32), "static": bytes(32)}},
+    )
+    for seeds in wrong:
+        raw = TermRequest(1, SumId(1, "train-0"), "train", b"", lie.to_bytes(), seeds).to_bytes()
+        refused_by(world, (victim,), TotalError, lambda site, r=raw: site.mask(r, MIXED, world.term(victim)))
+
+
+def test_the_seed_of_each_group_of_a_total_is_asked_for() -> None:
+    world = ready()
+    world.run(0)
+    request = TermRequest.from_bytes(world.request(ONE, world.start(1)))
+    own = request.seeds[ONE]
+    for seeds in (
+        {"update": own["update"]},
+        {**own, "static": own["update"]},
+        {**own, "update": own["static"]},
+    ):
+        raw = replace(request, seeds={**request.seeds, ONE: seeds}).to_bytes()
+        refused_by(world, (ONE,), TotalError, lambda site, r=raw: site.mask(r, MIXED, world.term(ONE)))
+    world.sites[ONE].mask(replace(request, seeds={ONE: own}).to_bytes(), MIXED, world.term(ONE))
 
 
 def test_a_set_without_one_silo_of_the_roster_needs_signatures() -> None:

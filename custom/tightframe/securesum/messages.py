@@ -678,6 +678,8 @@ class TermRequest(reading.Message):
         schema: name of the schema in ``Params.schemas``.
         setup: a ``Setup`` with the first request of an epoch, else empty.
         total: the last ``Total`` of this epoch; empty if none was opened yet.
+        seeds: survivor of that total -> group of it -> b, the seed of its own mask, by which the site sees
+            that the server has opened the sum. A site reads its own alone.
     """
 
     slot: int
@@ -685,6 +687,7 @@ class TermRequest(reading.Message):
     schema: str
     setup: bytes = b""
     total: bytes = field(default=b"", repr=False)
+    seeds: Mapping[str, Mapping[Group, bytes]] = field(default_factory=dict, repr=False)
 
     KEYS = MappingProxyType(
         {
@@ -693,6 +696,7 @@ class TermRequest(reading.Message):
             "schema": reading.text(256),
             "setup": reading.blob(0, 2**30),
             "total": reading.blob(0, 2 * MAX_TERM),
+            "seeds": reading.mapping(by_group(reading.blob(KEY_BYTES)), 0, MAX_SITES),
         }
     )
 

@@ -499,6 +499,18 @@ class AnyServer:
             holders.add(str(self.mate))
         return len(holders) >= epoch.params.threshold
 
+    def known_seeds(self, epoch: Epoch, slot: Slot) -> dict[str, dict[Group, bytes]]:
+        """Return the seeds b of a slot that the server can work out."""
+        found: dict[str, dict[Group, bytes]] = {}
+        for name in epoch.params.roster:
+            own = self._secrets(epoch, name)
+            groups: list[Group] = [group for group in GROUPS if self._known(epoch, slot, name, group, "self")]
+            if groups and slot.number < len(own):
+                found[name] = {
+                    group: slot_secret(own[slot.number], group, "self").expose() for group in groups
+                }
+        return found
+
     def _parts(self, params: Params, slot: Slot, seeds: set[str]) -> list[set[str]]:
         """Return sets of honest silos that hang together by masks that the server does not know."""
         honest = [name for name in params.roster if name in self.silos]

@@ -375,12 +375,19 @@ class Run:
         self.told = self._total_digest() if self.total else bytes(32)
         for name in here:
             setup = self._setup(name, confirmed) if confirmed else b""
+            seeds = {
+                other: {
+                    group: self._secret(other, self.total["slot"], group, 0) for group in self.total["groups"]
+                }
+                for other in (self.total["survivors"] if self.total else [])
+            }
             request = {
                 "slot": slot,
                 "sum_id": sum_id,
                 "schema": item["schema"],
                 "setup": setup,
                 "total": total,
+                "seeds": seeds,
             }
             yield "contribute", "server", name, pack(request)
             masked = self._masked(name, item)

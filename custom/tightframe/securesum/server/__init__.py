@@ -179,8 +179,10 @@ class Sum:
 
     def term_request(self, setup: bytes = b"") -> TermRequest:
         """Return the request for a term, with the total that it rests on."""
-        total = b"" if self.rests_on is None else self.rests_on.total.to_bytes()
-        return TermRequest(self.slot, self.sum_id, self.schema, setup, total)
+        if self.rests_on is None:
+            return TermRequest(self.slot, self.sum_id, self.schema, setup)
+        seeds, total = self.rests_on.seeds_of_survivors(), self.rests_on.total.to_bytes()
+        return TermRequest(self.slot, self.sum_id, self.schema, setup, total, seeds)
 
     def add(self, site: str, raw: bytes) -> None:
         """Check one site's masked term, then add it.

@@ -89,6 +89,14 @@ class Evidence:
         """Return z' of each group, from a proof."""
         return self.ground.show(proof.receipt.name, proof, self.seeds_of_dropped())
 
+    def seeds_of_survivors(self) -> dict[str, dict[Group, bytes]]:
+        """Return the seeds b of the sites in the total, which show that the server has opened it."""
+        told = self.ground.told
+        return {
+            name: {group: self.secrets[group][name].expose() for group in told.groups}
+            for name in told.survivors
+        }
+
     def seeds_of_dropped(self) -> dict[str, dict[Group, bytes]]:
         """Return the pair seeds of the sites that are not in the total."""
         groups = self.ground.told.groups

@@ -7,13 +7,14 @@ the total. Until then nothing that was computed from the total is opened.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
 from tightframe.securesum import reading
-from tightframe.securesum.checks import group_layout
+from tightframe.securesum.checks import commitment, group_layout
 from tightframe.securesum.errors import (
     FollowersError,
     MessageError,
@@ -173,7 +174,7 @@ def check_told(
             what, f"of a slot from {max(last, 0)} to {request.slot - 1}, or told before", f"of {total.slot}"
         )
     _check_content(what, total, params, state.epoch.least)
-    _check_own(what, total, state, history)
+    _check_own(what, total, state, history, request.seeds)
     return total
 
 
@@ -197,7 +198,13 @@ def _check_content(what: str, total: Total, params: Params, least: int) -> None:
             raise _refused(f"the {group} group of {what}", f"{layouts[group].nbytes} bytes", str(len(data)))
 
 
-def _check_own(what: str, total: Total, state: Confirmed | Established, history: journal.History) -> None:
+def _check_own(
+    what: str,
+    total: Total,
+    state: Confirmed | Established,
+    history: journal.History,
+    seeds: Mapping[str, Mapping[Group, bytes]],
+) -> None:
     """Check a total against what this site did in its slot; before its first term it did nothing."""
     params = state.epoch.params
     history.check_survivors(params.job, params.epoch, total.slot, total.survivors)
@@ -213,8 +220,30 @@ def _check_own(what: str, total: Total, state: Confirmed | Established, history:
             )
         if total.receipts != held.receipts:
             raise _refused(f"the receipts of {what}", "those for which this site gave its shares", "others")
+        _check_opened(what, total, state, seeds)
     elif state.epoch.name in total.survivors and total.sum_id not in masked:
         raise _refused(f"the survivors of {what}", "without this site, which has no term in it", "with it")
+
+
+def _check_opened(
+    what: str,
+    total: Total,
+    state: Confirmed | Established,
+    seeds: Mapping[str, Mapping[Group, bytes]],
+) -> None:
+    """Check that the server knows this site's term under its masks with others: it has b of each group.
+
+    For the whole roster this site gave its shares without knowing that others did: t may have signed a set
+    without it, and opened its pair masks. Then combinations of its term would show the term itself.
+    """
+    name = state.epoch.name
+    for group in total.groups:
+        committed = state.peers[name].commitment(total.slot, group, "self")
+        seed = seeds.get(name, {}).get(group, b"")
+        if not hmac.compare_digest(commitment(name, total.slot, group, "self", seed), committed):
+            raise _refused(
+                f"the {group} seed of this site in {what}", "the one that it committed to", "another"
+            )
 
 
 def combined(
