@@ -170,7 +170,6 @@ def measure(
         present = [row for row in rows if tuple(row[key] for key in ONE_ROW) == place]
         runs = [item for row in present for item in row["runs"]]
         for seed in sorted(set(seeds) - {item["seed"] for item in runs}):
-            names = sorted(silos(seed))  # a silo without a training record is none
             job = case.job(method, options, names, partition, seed, epsilon, noise, summation)
             runs.append(run(job, silos(seed)))
             shown = runs[-1].get("error") or f"{runs[-1]['accuracy']:.3f} in {runs[-1]['seconds']:.0f} s"

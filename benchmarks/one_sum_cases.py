@@ -35,7 +35,7 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
     "even4": {"partition": "iid", "silos": 4},
     "P10C2": {"partition": "class_disjoint", "silos": 10, "classes_per_silo": 2},
     "P10C1": {"partition": "class_disjoint", "silos": 10, "classes_per_silo": 1},
-    "dirichlet0.05": {"partition": "dirichlet", "silos": 10, "alpha": 0.05, "variant": "fedetf"},
+    "dirichlet0.05": {"partition": "dirichlet", "silos": 10, "alpha": 0.05},
 }
 EVEN = 300
 """Training records of each silo of ``even4``."""
@@ -198,7 +198,7 @@ def _of_images(name: str, root: Path | None) -> dict[str, Any]:
         silos = open_silos(name, root=root, **options(partition, seed))
         if partition == "even4":
             return {key: cut(silo, EVEN) for key, silo in silos.items()}
-        return {key: silo for key, silo in silos.items() if len(silo.labels("train"))}
+        return silos
 
     return {"name": name, "dataset": name, "open": opened, "dataset_options": options, "divided": True}
 
