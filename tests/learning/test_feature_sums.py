@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from tightframe import models
 from tightframe.config.job import parse_job
-from tightframe.errors import JobError, RunError, TrainingError
+from tightframe.errors import RunError, TrainingError
 from tightframe.learning.feature_sums import (
     BITS,
     COARSE,
@@ -192,12 +193,18 @@ def test_too_few_classes_or_a_class_that_lost_a_holder_end_the_run() -> None:
     assert caught.value.code == "TF-510"
 
 
-def test_all_fields_are_static_and_refused_with_privacy() -> None:
+def test_all_fields_are_static_and_none_is_in_a_job_with_privacy() -> None:
     assert all(item.static and item.mechanism is None and not item.weighted for item in SCHEMA.fields)
     values = {
         **{"job_name": "x", "method": "fedavg", "dataset": "digits", "model": "mlp", "rounds": 2},
         **{"sites": ["a", "b", "c"], "min_sites": 3, "start": "fed3r"},
     }
-    prepare(parse_job(values))
-    with pytest.raises(JobError, match="nothing protects the field frozen/products of fedavg"):
-        prepare(parse_job({**values, "weights": "uniform", "privacy": {}}))
+
+    def summed(more: dict[str, Any]) -> set[str]:
+        exchanges = prepare(parse_job({**values, **more})).plan.beginning()
+        return {item.name for exchange in exchanges for item in exchange.phase.schema.fields}
+
+    exact = {item.name for item in SCHEMA.fields}
+    assert exact <= summed({})
+    noisy = summed({"weights": "uniform", "privacy": {}})
+    assert noisy and all(name.startswith("released/") for name in noisy)

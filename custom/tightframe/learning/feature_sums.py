@@ -169,8 +169,8 @@ def sum_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]
     """Return the fields of ``FeatureSums.tensors``.
 
     All are static: of the same records and the same model they are the same in every job, so that totals over
-    two cohorts would differ by one silo's own sums. Nothing protects them under differential privacy, so that
-    such a job is refused.
+    two cohorts would differ by one silo's own sums. They are in no job with differential
+    privacy, whose sums are those of ``learning.noisy_sums``.
 
     Args:
         classes: C.

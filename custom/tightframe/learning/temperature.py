@@ -28,10 +28,11 @@ KNOWN = "frozen/known"
 GRID = tuple(2.0 ** (step / 2) for step in range(-24, 13))
 MOST = 64.0
 """Largest loss of a record that is counted."""
-DRAWS, TAIL = 400, 5
-"""Half the number of points for a class in ``of_gaussians``; degrees of freedom of their distribution."""
-STEPS = 100
-"""Of the search for intercepts."""
+DRAWS, ALL_DRAWS, TAIL = 400, 10_000, 5
+"""Half the number of points for a class in ``of_gaussians``, and for all where classes are many; degrees of
+freedom of their distribution."""
+PASSES, STEPS = 3, 100
+"""Turns of intercepts and temperature, and steps of each search for intercepts."""
 HIDDEN = 0.7
 """Up to this share of the spectral norm of G's noise an eigenvalue counts as noise there."""
 UNIT = 2.0**-16
@@ -94,19 +95,22 @@ def of_gaussians(
     means, used = found.sums.sums[known] / found.sums.counts[known][:, None], weight[known]
     values, vectors = torch.linalg.eigh(used @ _within(found, means, observed) @ used.T)
     stream = torch.Generator().manual_seed(0)
-    drawn = torch.randn(DRAWS, len(values), generator=stream, dtype=torch.float64)
+    number = max(10, min(DRAWS, ALL_DRAWS // len(values)))
+    drawn = torch.randn(number, len(values), generator=stream, dtype=torch.float64)
     if found.sums.gram is not None:
-        squares = torch.randn(DRAWS, TAIL, generator=stream, dtype=torch.float64).square().mean(1)
+        squares = torch.randn(number, TAIL, generator=stream, dtype=torch.float64).square().mean(1)
         drawn = drawn / squares.sqrt()[:, None]
     spread = (torch.cat([drawn, -drawn]) * values.clamp_min(0).sqrt()) @ vectors.T
     points = (means @ used.T + bias[known])[:, None] + spread
     scale = _least_loss(points, observed)
     if intercepts is not None:
         shares = observed if intercepts == "observed" else torch.full_like(observed, 1 / len(observed))
-        shift = _intercepts(points / scale, shares) * scale
+        shift = torch.zeros_like(shares)
+        for _ in range(PASSES):  # a poor bias makes for a poor temperature
+            shift = shift + _intercepts((points + shift) / scale, shares) * scale
+            scale = _least_loss(points + shift, observed)
         bias = bias.clone()
         bias[known] += shift
-        scale = _least_loss(points + shift, observed)
     return scale, bias
 
 
