@@ -131,7 +131,7 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
         model={name: value + 1 for name, value in federation.shared.state.model.items()}
     )
     named = SharedState(crafted, before="0" * 64)
-    told = federation.evidence.total.to_bytes()
+    told, seeds = federation.evidence.total.to_bytes(), federation.evidence.seeds_of_survivors()
     message = {
         "kind": "train",
         "round": 2,
@@ -140,7 +140,7 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
         "opened": {},
         **named.named(),
         "state_bytes": state_bytes(crafted),
-        "secure": TermRequest(1, SumId.of("train", 2, 0, 0), "train", b"", told).to_bytes(),
+        "secure": TermRequest(1, SumId.of("train", 2, 0, 0), "train", b"", told, seeds).to_bytes(),
     }
     with pytest.raises(TightframeError) as caught:
         federation.sessions["hospital-2"].handle("contribute", message)

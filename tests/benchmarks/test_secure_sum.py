@@ -124,8 +124,8 @@ def test_a_round_against_an_earlier_version(benchmark: ModuleType) -> None:
     found = secure_sum_before.measure(secure_sum_ours, 3, 1000, 1)
     assert found["exchanges"] == 2 and found["checks_s"] > 0
     assert found["up_bytes"] > 4000 < found["down_bytes"], "a term up, a total down"
-    weighed = secure_sum_before.weigh(secure_sum_ours, 3, 100_000)
-    assert 2 < weighed["masking_vectors"] < 2.1 < weighed["site_vectors"]
+    weighed = secure_sum_before.weigh(secure_sum_ours, 3, 1_000_000)
+    assert 2 < weighed["masking_vectors"] < 2.2 < weighed["site_vectors"]  # the combinations' part is fixed
     assert set(found | weighed) == set(secure_sum_before.PARTS)
 
 
