@@ -184,6 +184,8 @@ class Case:
             private: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA}
             if method == "fedsgd":
                 private["noise"] = noise
+            if method in ONE_SUM:
+                private["spare_rounds"] = 0  # one release, all of epsilon for it
             values |= {"weights": "uniform", "privacy": private}
         return parse_job(values)
 

@@ -374,6 +374,22 @@ RECIPES: list[Recipe] = [
         _SIX,
     ),
     Recipe(
+        "fed3r_isic_dp",
+        "Fed3R on Fed-ISIC2019 with differential privacy: one noisy release, no training",
+        {
+            **_ISIC,
+            **_ONE_SUM,
+            "method": "fed3r",
+            "method_options": {"priors": "balanced"},
+            "model": "scattering",
+            "model_options": {"colours": "rgb", "width": 64},
+            "weights": "uniform",
+            "privacy": {"epsilon": 2.0, "delta": 1e-5, "spare_rounds": 0},
+        },
+        _SCATTERED_PRESETS,
+        _SIX,
+    ),
+    Recipe(
         "fed3r_eicu",
         "Fed3R (ridge regression from one sum, no training) on eICU: mortality from drugs, regions as silos",
         {
