@@ -33,6 +33,7 @@ from tightframe.securesum.errors import (
     FollowersError,
     InconsistencyError,
     MessageError,
+    ParametersError,
     ProtocolError,
     StateError,
     SurvivorsError,
@@ -50,7 +51,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.server import Evidence, Sum
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.totals import KeptTerm
+from tightframe.securesum.site.totals import KeptTerm, check_told
 
 ONE, TWO, THREE, FOUR = names(4)
 PLACES: Mapping[Group, list[tuple[int, int]]] = {
@@ -171,12 +172,34 @@ def test_a_silo_that_lies_about_its_combinations_is_named_and_its_term_is_shown(
     world.run(0)
     total = collected(world, 1, site_003=lambda own: flipped(own, place))
     refused_by(world, (ONE, TWO, FOUR), VerificationError, revealing(asked(total)))
-    world.reveal(total, names(4))
+    world.reveal(total, (ONE, TWO, FOUR))
     assert total.proved == (THREE,)
     opened = world.finish(total)
     assert opened.blamed == {THREE: "TF-623"}
     assert opened.groups == world.plain(names(4))
-    assert all(verified(world, name) == [0] for name in names(4))
+    assert all(verified(world, name) == [0] for name in (ONE, TWO, FOUR))
+
+
+def test_no_proof_stands_in_for_combinations_that_a_silo_gave() -> None:
+    """The server chooses whose term it shows; with a silo that dealt false secrets, a proof can be false."""
+    world = ready()
+    world.run(0)
+    evidence = world.evidence
+    assert evidence is not None
+    raw = asked(collected(world, 1), missing={ONE: evidence.proof(ONE)})
+    refused_by(world, (ONE,), VerificationError, revealing(raw))
+    world.sites[TWO].reveal(raw)
+
+
+def test_a_slot_that_the_epoch_does_not_have_is_refused_before_a_record_is_read() -> None:
+    world = ready()
+    world.run(0)
+    last = world.params.slots
+    request = messages.TermRequest.from_bytes(world.request(ONE, world.start(1)))
+    for slot in (last, 255):
+        with pytest.raises(ParametersError, match="the slot"):
+            check_told(world.sites[ONE].state, replace(request, slot=slot), world.sites[ONE].history)
+    assert check_told(world.sites[ONE].state, request, world.sites[ONE].history) is not None
 
 
 def test_combinations_of_the_right_form_or_none() -> None:

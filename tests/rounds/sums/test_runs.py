@@ -102,6 +102,23 @@ def test_a_silo_lost_after_its_term_stays_in_the_sum(tmp_path: Path) -> None:
     assert all(row.silos == FOUR for row in result.outcome.rows if row.kind == "train")
 
 
+def test_silos_that_are_away_when_shares_are_asked_for_are_asked_once_more(tmp_path: Path) -> None:
+    """Those that gave shares can join no other sum before this one is opened."""
+    away = {"site-1", "site-4"}
+
+    def silent(task: str, site: str, request: Any) -> bool:
+        if task != "reveal" or site not in away:
+            return False
+        away.discard(site)
+        return True
+
+    result, line = run(job(), tmp_path, silent=silent)
+    plain, _ = run(job(summation="plain"), tmp_path / "plain")
+    assert not away and _equal(result.state, plain.state)
+    first = [site for task, site, _, _ in line.seen if task == "reveal"][:4]
+    assert sorted(first) == ["site-1", "site-2", "site-3", "site-4"], "and nobody else twice"
+
+
 def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
     def silent(task: str, site: str, request: Any) -> bool:
         return task == "reveal" and site in ("site-1", "site-4")

@@ -126,6 +126,7 @@ def job_of(names: Sequence[str]) -> Any:
         min_sites=3,
         sites=list(names),
         resume=None,
+        continues=None,
         initial_model_sha256=None,
         assumed_colluders=lambda sites: 1,
         lineage=lambda job_id: job_id,
@@ -135,7 +136,7 @@ def job_of(names: Sequence[str]) -> Any:
 
 def setup_of(names: Sequence[str]) -> Any:
     """What silos and server read of a job's setup."""
-    return SimpleNamespace(job=job_of(names), plan=_Plan(), initial_state=_start)
+    return SimpleNamespace(job=job_of(names), plan=_Plan(), initial_state=_start, rounded=False)
 
 
 def specs(parties: int) -> tuple[FieldSpec, ...]:

@@ -264,6 +264,12 @@ class SecureSums:
                 code=error.code,
             ) from None
         lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
+        if len(total.revealers) < self.params.threshold:
+            # Who gave shares can join no other sum until this one is opened. The same request gets the same
+            # answer, so that a silo which comes back meanwhile is enough.
+            late = [site for site in cohort if site not in total.revealers]
+            found = self._ask(transport, "reveal", request, late, total.add_reveal)
+            lost = {site: code for site, code in lost.items() if site not in late} | found
         try:
             opened = total.open()
         except RecoveryError as error:

@@ -21,6 +21,7 @@ from tightframe.securesum.errors import (
     StateError,
     StaticCohortError,
     SurvivorsError,
+    VerificationError,
 )
 from tightframe.securesum.masks import Accumulator, Layout, pair_key, self_key
 from tightframe.securesum.messages import (
@@ -69,6 +70,7 @@ from tightframe.securesum.site.totals import (
     Kept,
     KeptTerm,
     check_followers,
+    check_slot,
     check_told,
     check_total,
     combined,
@@ -264,6 +266,12 @@ def reveal(
         )
     _check_agreements(state, held, survivors, receipts, request.agreements)
     if state.told is not None:
+        if epoch.name in request.missing and held.receipt.combinations:
+            raise VerificationError(
+                f"the term of {epoch.name} in the proof of sum {state.told.sum_id}",
+                expected="by its own combinations, which it gave",
+                found="shown by the server",
+            )
         check_total(ground_of(state, state.told), request, state.expected)
     groups = _groups(state, held, survivors, history)
     for group in groups:
@@ -319,8 +327,7 @@ def _check_request(
     state: Confirmed | Established, request: TermRequest, fields: tuple[FieldSpec, ...]
 ) -> None:
     params = state.epoch.params
-    if request.slot >= params.slots:
-        raise ParametersError("the slot", expected=f"below {params.slots}", found=str(request.slot))
+    check_slot(request.slot, params)
     agreed = params.schemas.get(request.schema)
     if agreed is None:
         raise ParametersError(

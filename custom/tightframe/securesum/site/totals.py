@@ -18,6 +18,7 @@ from tightframe.securesum.checks import commitment, group_layout
 from tightframe.securesum.errors import (
     FollowersError,
     MessageError,
+    ParametersError,
     StateError,
     TotalError,
     VerificationError,
@@ -147,10 +148,12 @@ def check_told(
     counts as opened: else one state could be summed again and again.
 
     Raises:
+        ParametersError: TF-601, if this epoch has no such slot.
         TotalError: TF-622, if the total was withheld or replayed, or is not of the sum for which this site
             revealed its shares: other survivors, groups or sizes.
         SurvivorsError: TF-611, if this site signed another survivor set of that sum.
     """
+    check_slot(request.slot, state.epoch.params)
     told, slots = (state.told, state.slots) if isinstance(state, Established) else (None, ())
     given = -1 if isinstance(state, Confirmed) else state.last_revealed
     if not request.total:
@@ -176,6 +179,16 @@ def check_told(
     _check_content(what, total, params, state.epoch.least)
     _check_own(what, total, state, history, request.seeds)
     return total
+
+
+def check_slot(slot: int, params: Params) -> None:
+    """Refuse a slot that an epoch does not have, before a record is read for it.
+
+    Raises:
+        ParametersError: TF-601.
+    """
+    if slot >= params.slots:
+        raise ParametersError("the slot", expected=f"below {params.slots}", found=str(slot))
 
 
 def _check_content(what: str, total: Total, params: Params, least: int) -> None:
