@@ -7,6 +7,7 @@ in which the promise is broken, and must be caught.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,25 @@ def clopper_pearson(successes: int, trials: int, confidence: float = CONFIDENCE)
     low = special.betaincinv(successes, trials - successes + 1, 1 - confidence) if successes else 0.0
     high = special.betaincinv(successes + 1, trials - successes, confidence) if successes < trials else 1.0
     return float(low), float(high)
+
+
+def by_coin(
+    scores: Callable[[NDArray[np.bool_]], NDArray[np.float64]], canaries: int, runs: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Scores of absent and of present canaries, each of which a coin lets in anew in each run.
+
+    Args:
+        scores: of one run, (canaries,), given which are in.
+        canaries, runs: how many.
+    """
+    coins = np.random.default_rng(0)
+    inside, outside = [], []
+    for _ in range(runs):
+        present = coins.random(canaries) < 0.5
+        found = scores(present)
+        inside.append(found[present])
+        outside.append(found[~present])
+    return np.concatenate(outside), np.concatenate(inside)
 
 
 def lower_bounds(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from tightframe.errors import JobError
 from tightframe.flare import simulator
 from tightframe.results.rows import Row
 from tightframe.rounds.server import resume
-from tightframe_app import cli
 from tightframe_app.jobs import folders, recipes
 
 Typed = Callable[..., tuple[object, str, str]]
@@ -31,20 +29,6 @@ class PulledPlugError(Exception):
 def _stop(row: Row) -> None:
     if row.kind == "train" and row.round == 2:
         raise PulledPlugError
-
-
-@pytest.fixture
-def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """``tightframe`` from the test's own folder: exit code, output, errors."""
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["tightframe", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture(scope="module")

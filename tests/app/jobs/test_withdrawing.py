@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.rounds.context import STATE
 from tightframe.rounds.server import resume
-from tightframe_app import cli
 from tightframe_app.jobs import folders
 from tightframe_app.site.findings import Scope
 from tightframe_app.site.job import check_history
@@ -30,20 +28,6 @@ JOB = {
     "min_sites": 3,
     "rounds": 1,
 }
-
-
-@pytest.fixture
-def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """``tightframe`` from the test's own folder: exit code, output, errors."""
-
-    def run(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["tightframe", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return (ended.value.code or 0, *capsys.readouterr())
-
-    return run
 
 
 def ended_run(folder: Path, method: str) -> Path:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import optimize, stats
+from tests.support.audit import by_coin
 from torch import nn
 
 from tightframe.learning.optimizers import OptimizerSettings
@@ -80,14 +81,8 @@ def lower_bound(inside: np.ndarray, outside: np.ndarray, threshold: float) -> fl
 
 
 def audit(noise: float, threshold: float, *, steps: int = 1, rate: float = 1.0, runs: int = RUNS) -> float:
-    coins = np.random.default_rng(0)
-    inside, outside = [], []
-    for _ in range(runs):
-        present = coins.random(CANARIES) < 0.5
-        found = scores(present, noise, steps, rate)
-        inside.append(found[present])
-        outside.append(found[~present])
-    return lower_bound(np.concatenate(inside), np.concatenate(outside), threshold)
+    absent, present = by_coin(lambda there: scores(there, noise, steps, rate), CANARIES, runs)
+    return lower_bound(present, absent, threshold)
 
 
 @pytest.mark.whole

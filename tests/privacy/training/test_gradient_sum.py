@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from opacus import GradSampleModule
-from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
+from tests.support.audit import Bounds, by_coin, gaussian_epsilon, lower_bounds
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -222,14 +222,8 @@ def scores(present: NDArray[np.bool_], noise: float, *, by_patient: bool) -> NDA
 
 
 def audit(noise: float, *, by_patient: bool) -> Bounds:
-    coins = np.random.default_rng(0)
-    inside, outside = [], []
-    for _ in range(RUNS):
-        present = coins.random(CANARIES) < 0.5
-        found = scores(present, noise, by_patient=by_patient)
-        inside.append(found[present])
-        outside.append(found[~present])
-    return lower_bounds(np.concatenate(outside), np.concatenate(inside), delta=DELTA)
+    found = by_coin(lambda present: scores(present, noise, by_patient=by_patient), CANARIES, RUNS)
+    return lower_bounds(*found, delta=DELTA)
 
 
 @pytest.mark.whole

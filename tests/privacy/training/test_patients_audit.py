@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
+from tests.support.audit import Bounds, by_coin, gaussian_epsilon, lower_bounds
 from torch import nn
 
 from tightframe.learning.optimizers import OptimizerSettings
@@ -50,14 +50,8 @@ def scores(present: np.ndarray, noise: float, *, by_patient: bool) -> np.ndarray
 
 
 def audit(noise: float, *, by_patient: bool) -> Bounds:
-    coins = np.random.default_rng(0)
-    inside, outside = [], []
-    for _ in range(RUNS):
-        present = coins.random(CANARIES) < 0.5
-        found = scores(present, noise, by_patient=by_patient)
-        inside.append(found[present])
-        outside.append(found[~present])
-    return lower_bounds(np.concatenate(outside), np.concatenate(inside), delta=DELTA)
+    found = by_coin(lambda present: scores(present, noise, by_patient=by_patient), CANARIES, RUNS)
+    return lower_bounds(*found, delta=DELTA)
 
 
 def test_a_patient_leaks_less_than_epsilon_but_not_with_half_the_noise_or_clipped_by_record() -> None:

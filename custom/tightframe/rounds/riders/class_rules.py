@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
-from tightframe.learning.feature_sums import RECORDS
+from tightframe.learning.feature_sums import COUNTS, RECORDS
 from tightframe.phases import (
     ADMITTED,
     RIDERS,
@@ -99,17 +99,25 @@ def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str,
         received: the broadcast.
     """
     counts = silo.class_counts("train", distinct=True)
-    held = (counts >= silo.min_class_count) & silo.offers_prototypes
-    allowed = held & received_offer(received, len(counts)) if OFFERED in received else held
-    records = torch.where(allowed, silo.class_counts("train"), 0)
-    own = {
-        item.name: held if item.name == HOLDERS else allowed if item.bound == 1.0 else records
-        for item in schema.fields
-        if item.per_class and item.shape == tuple(counts.shape)
-    }
-    if RECORDS in schema:
-        own[RECORDS] = records.sum()
-    return {name: item.to(torch.float64) for name, item in own.items()}
+    mine = Schema(
+        tuple(
+            item
+            for item in schema.fields
+            if item.per_class and item.shape == tuple(counts.shape) and item.name != HOLDERS
+        )
+    )
+    records = silo.class_counts("train").to(torch.float64)
+    told = {item.name: torch.ones_like(records) if item.bound == 1.0 else records for item in mine.fields}
+    offer = received_offer(received, len(counts)) if OFFERED in received else torch.ones_like(counts).bool()
+    own = withhold(
+        mine,
+        told,
+        offer=offer,
+        counts=counts,
+        min_count=silo.min_class_count,
+        active=silo.offers_prototypes,
+    )
+    return own | ({RECORDS: own[COUNTS].sum()} if RECORDS in schema else {})
 
 
 def with_holders(state: ServerState, holders: NDArray[np.float64]) -> ServerState:
