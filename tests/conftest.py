@@ -16,6 +16,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from tests.support import ROOT
 from tests.support.jobs import SMALL
+from tests.support.randomness import drawn_by_name
 
 WHOLE = [
     ROOT / "tests" / name
@@ -57,8 +58,9 @@ WAITING = [
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
 # `conftest` of a folder imports torch before hooks run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# How long an example takes depends on what else runs; tests time nothing.
-settings.register_profile("steady", deadline=None)
+# How long an example takes depends on what else runs; tests time nothing. The same examples in each run.
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.register_profile("drawn anew", deadline=None)
 settings.load_profile("steady")
 
 
@@ -142,6 +144,26 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """An option instead of a marker's expression, so that ``-m`` stays free for others."""
     parser.addoption("--faults", action="store_true", help="Also kill, pause and cut a federation of six.")
+    parser.addoption(
+        "--drawn-anew",
+        action="store_true",
+        help="Noise and examples that no other run had: a few tests may fail.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let examples be chosen anew if asked to."""
+    if config.getoption("--drawn-anew", False):
+        settings.load_profile("drawn anew")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Draw by the test's name, in its fixtures, too."""
+    if item.config.getoption("--drawn-anew", False):
+        return (yield)
+    with drawn_by_name(item.nodeid):
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -122,7 +122,7 @@ def connect(service: Service, tmp_path: Path) -> Iterator[Callable[[], socket.so
 
     def made() -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
-        connection.settimeout(30)
+        connection.settimeout(60)
         connection.connect(str(tmp_path / "s"))
         opened.append(connection)
         return connection
@@ -211,7 +211,7 @@ def test_a_signed_job_starts_by_the_kits_own_values_and_nothing_of_the_request(
         *("config_folder=config", "print_conf=True"),
     ]
     (process,) = started(service)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not (environment := process.environ()) and time.monotonic() < until:
         time.sleep(0.05)  # the kernel shows none in the moment in which a program begins
     assert environment["NVFLARE_JOB_AUTH_TOKEN"] == TOKEN
@@ -224,7 +224,7 @@ def test_a_signed_job_starts_by_the_kits_own_values_and_nothing_of_the_request(
     )
     # The connection's end is the job's.
     connection.close()
-    assert gone(process, 10)
+    assert gone(process, 60)
 
 
 def _without(name: str) -> Callable[[Any], Any]:
@@ -430,7 +430,7 @@ def test_a_job_is_started_once_and_its_results_are_never_written_over(
     answer = asked(connect(), good)
     assert answer["refused"] == "TF-743" and "has not run here" in answer["reason"]
     connection.close()
-    assert gone(process, 10)
+    assert gone(process, 60)
     assert asked(connect(), good)["refused"] == "TF-743"
     assert (kit / JOB / "model.safetensors").read_bytes() == b"model"
 
@@ -447,10 +447,10 @@ def test_a_connection_ends_its_own_job_only(connect: Any, good: Any, service: Se
     assert asked(second, {**good, "job": NEXT, "meta": {"job_id": NEXT}}) == {"started": True}
     (other,) = [process for process in started(service) if process != one]
     second.sendall(KILL)
-    assert gone(other, 10) and json.loads(receive(second, 10))["ended"] == -signal.SIGKILL
+    assert gone(other, 60) and json.loads(receive(second, 60))["ended"] == -signal.SIGKILL
     assert one.is_running() and one.status() != psutil.STATUS_ZOMBIE
     first.close()
-    assert gone(one, 10)
+    assert gone(one, 60)
 
 
 def test_a_job_that_ignores_being_asked_is_killed_and_so_are_its_children(
@@ -466,34 +466,35 @@ def test_a_job_that_ignores_being_asked_is_killed_and_so_are_its_children(
     connection = connect()
     assert asked(connection, good) == {"started": True}
     (process,) = started(service)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not (children := process.children()):
         assert time.monotonic() < until
         time.sleep(0.05)
     connection.close()
-    assert gone(process, 20) and gone(children[0], 10)
+    assert gone(process, 60) and gone(children[0], 60)
 
 
 def test_silent_and_slow_callers_do_not_keep_others_out_for_long(
     connect: Any, good: Any, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 2.0)
     held = [connect() for _ in range(module.MAX_CONNECTIONS)]
     for connection in held[1:]:
         connection.sendall(struct.pack(">I", 100) + b"{")
-    time.sleep(0.3)
+    # Connections are accepted in the order in which they were made.
     with pytest.raises(AccountError, match=NO_ANSWER):
-        receive(connect(), 10)
+        receive(connect(), 60)
     for connection in held:
-        assert json.loads(receive(connection, 10))["refused"] == "TF-743"
-    time.sleep(0.3)
+        assert json.loads(receive(connection, 60))["refused"] == "TF-743"
+    assert service._free.acquire(timeout=60), "an answer comes before its place is free"
+    service._free.release()
     assert asked(connect(), good) == {"started": True}
 
 
 def test_a_message_longer_than_any_job_is_not_read(connect: Any, service: Service) -> None:
     connection = connect()
     connection.sendall(struct.pack(">I", MAX_MESSAGE + 1))
-    assert json.loads(receive(connection, 10))["refused"] == "TF-743"
+    assert json.loads(receive(connection, 60))["refused"] == "TF-743"
 
 
 @pytest.mark.parametrize("what", ["state", "kit", "key", "policy", "allow list"])

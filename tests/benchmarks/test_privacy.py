@@ -83,10 +83,10 @@ def test_the_strongest_attack_on_sums_has_the_auc_of_the_closed_form(
     noise = best["noise_multiplier"]
     expected = norm.cdf(1 / (noise * math.sqrt(2)))
     # The deviation of an AUC of 2000 against 2000 is below 0.0092; half of the noise would be 0.96 and 0.65.
-    assert best["auc"] == pytest.approx(expected, abs=0.04)
+    assert best["auc"] == pytest.approx(expected, abs=0.05)
     assert best["at_most"] == pytest.approx(expected)
     assert best["p"] <= 0.001 and best["auc"] > best["null"][2]
-    assert weak["auc"] < expected + 0.04
+    assert weak["auc"] < expected + 0.05
     # Any release of this epsilon is bounded by the general curve as well.
     assert expected <= attacks.auc_bound(epsilon, 1e-5) + 1e-6
 
@@ -103,14 +103,15 @@ def test_whether_a_site_took_part_is_told_as_far_as_the_noise_lets_it(
     """A promise for a record is a weaker one for ten of them."""
     pool, each = _pool(attacks), 10
     best, weak = attacks.infer_from_sums(pool, epsilon, seed=5, trials=2000, together=each)
-    assert weak["attacker"] == "knows the site alone" and best["auc"] <= best["at_most"] + 0.04
+    assert weak["attacker"] == "knows the site alone" and best["auc"] <= best["at_most"] + 0.065
     noise = best["noise_multiplier"]
+    # Five standard deviations of an AUC of 1000 against 1000 are 0.065.
     if noise is None:
         assert best["auc"] == best["at_most"] == 1.0
     else:
         assert best["at_most"] == pytest.approx(norm.cdf(each / (noise * math.sqrt(2))))
         # Ten vectors of a class point nearly the same way, so that the bound is nearly reached.
-        assert best["auc"] == pytest.approx(best["at_most"], abs=0.05)
+        assert best["auc"] == pytest.approx(best["at_most"], abs=0.065)
     if found:
         assert best["p"] <= 0.001 and best["auc"] > best["null"][2]
     else:  # five standard deviations of an AUC of 1000 against 1000, which the null's are, too

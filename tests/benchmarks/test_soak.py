@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -261,15 +261,20 @@ def test_a_process_that_outlives_the_run_is_found_and_ended(
         stranger.wait()
 
 
-def test_a_process_is_stopped_for_as_long_as_it_asks(run: Any, parts: ModuleType) -> None:
+def test_a_process_is_stopped_for_as_long_as_it_asks(
+    run: Any, parts: ModuleType, benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(monotonic=lambda: now[0]))
     process = psutil.Process(run._engine.pid)
     asked = run._folder / parts.PAUSES / "site-1"
     asked.write_text(json.dumps([process.pid, 0.3]))
     run._pause()
     assert not asked.exists() and _soon(lambda: process.status() == psutil.STATUS_STOPPED)
+    now[0] += 0.29
     run._pause()
     assert process.status() == psutil.STATUS_STOPPED, "its time is not over"
-    time.sleep(0.3)
+    now[0] += 0.02
     run._pause()
     assert _soon(lambda: process.status() != psutil.STATUS_STOPPED)
 
@@ -296,7 +301,7 @@ def test_the_exit_code_tells(
 
 
 def _soon(happens: Any) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while not happens() and time.monotonic() < until:
         time.sleep(0.05)
     return bool(happens())

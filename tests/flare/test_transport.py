@@ -1,11 +1,13 @@
-"""The clocks, codes and late answers of the transport, against a controller that only keeps tasks."""
+"""The clocks, codes and late answers of the transport, against a controller that only keeps tasks.
+
+Time is the test's own: it passes while the transport sleeps, and what silos do falls into it. So nothing here
+depends on how fast the machine is.
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from nvflare.apis.signal import Signal
 
 from tightframe.config.refusals import REFUSALS
 from tightframe.errors import ContributionError, RunError
+from tightframe.flare import transport as module
 from tightframe.flare.transport import FlareTransport
 from tightframe.flare.wire import CODE, MESSAGE
 
@@ -52,6 +55,43 @@ class _Controller:
         client_task.task.result_received_cb(client_task, FLContext())
 
 
+class _Clock:
+    """Stands for ``time``; a play gives way, by ``yield``, for so many seconds."""
+
+    def __init__(self) -> None:
+        self.now, self.due = 1000.0, 0.0
+        self.playing: Iterator[float] = iter(())
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.due <= until:
+            self.now = self.due
+            self.step()
+        self.now = until
+
+    def start(self, play: Callable[[], Iterator[float] | None]) -> None:
+        def playing() -> Iterator[float]:
+            yield from play() or ()
+
+        self.playing, self.due = playing(), self.now + 0.1
+
+    def step(self) -> None:
+        try:
+            self.due = self.now + next(self.playing)
+        except StopIteration:
+            self.due = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    made = _Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
 def _transport(
     controller: Any,
     signal: Signal | None = None,
@@ -73,17 +113,19 @@ def _transport(
 
 def _exchange(
     transport: FlareTransport,
-    play: Callable[[], None],
+    play: Callable[[], Iterator[float] | None],
     sites: str = "abc",
     accept: Callable[[str, Any], None] = lambda site, message: None,
 ) -> tuple[dict[str, str], float]:
-    """Run an exchange while ``play`` acts for the silos; failures and seconds."""
-    actor = threading.Thread(target=lambda: (time.sleep(0.1), play()), daemon=True)
-    actor.start()
-    started = time.monotonic()
+    """Run an exchange while ``play`` acts for the silos, from 0.1 s on; failures and seconds."""
+    clock: Any = module.time
+    clock.start(play)
+    started = clock.now
     failed = transport.exchange("contribute", {site: {"to": site} for site in sites}, accept)
-    actor.join()
-    return dict(failed), time.monotonic() - started
+    seconds = clock.now - started
+    while clock.due < float("inf"):
+        clock.sleep(1.0)
+    return dict(failed), seconds
 
 
 def test_each_silo_gets_its_own_request_and_answers_are_accepted() -> None:
@@ -165,7 +207,7 @@ def test_a_late_answer_is_dropped() -> None:
     failed, seconds = _exchange(
         _transport(controller), play, accept=lambda site, message: accepted.append(site)
     )
-    assert failed == {"a": "TF-502"} and 0.6 <= seconds < 2
+    assert failed == {"a": "TF-502"} and 0.7 <= seconds < 0.8
     assert controller.cancelled == ["a"]
     controller.answer(kept[0], {})
     assert accepted == ["b", "c"]
@@ -175,22 +217,22 @@ def test_a_silo_waiting_for_its_turn_is_not_timed_out() -> None:
     """One worker runs the silos one after the other; each takes most of its time."""
     controller = _Controller()
 
-    def play() -> None:
+    def play() -> Iterator[float]:
         for site in "abc":
             task = controller.fetch(site)
-            time.sleep(0.45)
+            yield 0.45
             controller.answer(task, {})
 
     failed, seconds = _exchange(_transport(controller, fetch=0.3), play)
-    assert failed == {} and seconds > 1.3
+    assert failed == {} and seconds > 1.4
 
 
 def test_a_stuck_silo_does_not_take_those_behind_it_along() -> None:
     controller = _Controller()
 
-    def play() -> None:
+    def play() -> Iterator[float]:
         controller.fetch("a")  # and never answers
-        time.sleep(0.8)
+        yield 0.8
         for site in "bc":
             controller.answer(controller.fetch(site), {})
 
@@ -250,7 +292,7 @@ def test_a_silo_that_the_engine_gave_up_is_not_waited_for() -> None:
             controller.answer(controller.fetch(site), {})
 
     failed, seconds = _exchange(_transport(controller, site=30, fetch=30), play)
-    assert failed == {"a": "TF-502"} and seconds < 2
+    assert failed == {"a": "TF-502"} and seconds < 0.2
 
 
 def test_an_abort_ends_the_wait_and_cancels_every_task() -> None:
@@ -264,15 +306,15 @@ def test_a_task_sent_again_does_not_restart_the_clock() -> None:
     """Engines resend unanswered tasks when a client asks again."""
     controller = _Controller()
 
-    def play() -> None:
+    def play() -> Iterator[float]:
         for site in "bc":
             controller.answer(controller.fetch(site), {})
         for _ in range(4):
             controller.fetch("a")
-            time.sleep(0.25)
+            yield 0.25
 
     failed, seconds = _exchange(_transport(controller), play)
-    assert failed == {"a": "TF-502"} and seconds < 1.6
+    assert failed == {"a": "TF-502"} and seconds < 0.8
 
 
 def test_an_absent_silo_gets_its_turn_again_when_silos_run_one_after_the_other() -> None:
@@ -284,9 +326,9 @@ def test_an_absent_silo_gets_its_turn_again_when_silos_run_one_after_the_other()
         controller.answer(controller.fetch("a"), {})
         controller.fetch("b")
 
-    def healthy() -> None:
+    def healthy() -> Iterator[float]:
         for site in "abc":
-            time.sleep(0.3)
+            yield 0.3
             controller.answer(controller.fetch(site), {})
 
     assert _exchange(transport, stuck)[0] == {"b": "TF-502", "c": "TF-502"}

@@ -1,6 +1,7 @@
-"""The discrete Gaussian against its probabilities; tests draw from the real generator, so none has a seed.
+"""The discrete Gaussian against its probabilities.
 
-All limits are such that a right sampler fails about once in ten million runs.
+Bytes are what the test's name says (``tests/support/randomness.py``). All limits are such that a right
+sampler fails with other ones about once in ten million runs.
 """
 
 from __future__ import annotations

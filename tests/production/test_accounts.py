@@ -222,7 +222,7 @@ def test_site_stop_ends_the_client_and_its_job_in_the_other_account(
     (service,) = processes_of(federation.training_kit)
     assert service.role == "service"
     told = federation.run("tightframe", "site", "stop", "--kit", str(federation.training_kit), "--yes")
-    assert "the training service" in told and federation.processes[SERVICE].wait(timeout=20) == 0
+    assert "the training service" in told and federation.processes[SERVICE].wait(timeout=60) == 0
 
 
 def test_every_command_of_the_section_was_run(federation: TwoAccounts, done: Path) -> None:

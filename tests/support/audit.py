@@ -66,7 +66,10 @@ def lower_bounds(
     tuned, judged = (absent[::2], present[::2]), (absent[1::2], present[1::2])
     # Four probabilities are bounded for epsilon and mu each.
     single = 1 - (1 - confidence) / 4
-    grid = np.quantile(np.concatenate(tuned), np.linspace(0.001, 0.999, 200))
+    # Further out there are so few scores that luck chooses the threshold, and then often a bad one: mu is
+    # found near the middle, epsilon where delta of the absent are left.
+    thresholds = np.quantile(np.concatenate(tuned), np.linspace(0.005, 0.995, 199))
+    central = thresholds[9:-9]
 
     def by_epsilon(threshold: float, scores: tuple[NDArray[np.float64], NDArray[np.float64]]) -> float:
         hits, alarms = _rates(threshold, scores, single)
@@ -77,8 +80,8 @@ def lower_bounds(
         return float(stats.norm.ppf(max(hits, 1e-12)) - stats.norm.ppf(min(alarms, 1 - 1e-12)))
 
     return Bounds(
-        epsilon=by_epsilon(max(grid, key=lambda t: by_epsilon(t, tuned)), judged),
-        mu=by_mu(max(grid, key=lambda t: by_mu(t, tuned)), judged),
+        epsilon=by_epsilon(max(thresholds, key=lambda t: by_epsilon(t, tuned)), judged),
+        mu=by_mu(max(central, key=lambda t: by_mu(t, tuned)), judged),
     )
 
 

@@ -56,7 +56,7 @@ class _Waiting:
 class _Exchange:
     accept: Accept
     lock: threading.Lock = field(default_factory=threading.Lock)
-    progress: float = field(default_factory=time.monotonic)
+    progress: float = field(default_factory=lambda: time.monotonic())
     waiting: dict[str, _Waiting] = field(default_factory=dict)
 
 

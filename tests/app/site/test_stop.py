@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -38,12 +39,12 @@ if job := os.environ.get("JOB"):
         start_new_session=True,
     )
 print("up", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 WORKER = """
 import os, time
-parent, until = os.getppid(), time.monotonic() + float(os.environ.get("JOB_SECONDS", "60"))
-while os.getppid() == parent and time.monotonic() < until:
+parent, until = os.getppid(), time.monotonic() + 600
+while os.getppid() == parent and time.monotonic() < until and not os.path.exists(os.environ.get("DONE", "")):
     time.sleep(0.05)
 """
 
@@ -140,9 +141,18 @@ def test_it_asks_before_a_job_is_cut_off(kit: Path, start: Start) -> None:
     assert roles(kit) == []
 
 
-def test_when_idle_waits_for_the_job_and_asks_nothing(kit: Path, start: Start) -> None:
-    start(kit, JOB="job-2", JOB_SECONDS="2")
+def test_when_idle_waits_for_the_job_and_asks_nothing(
+    kit: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(kit, JOB="job-2", DONE=str(tmp_path / "done"))
     _until(lambda: roles(kit) == ["client", "job"])
+
+    def sleep(seconds: float) -> None:
+        """The job ends while it is waited for."""
+        (tmp_path / "done").touch()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(site_stop, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     done = stop(kit, "--when-idle")
     assert done.exit_code == 0, done.output
     assert "waiting for job job-2 to end" in done.output and "runs here" not in done.output
@@ -198,11 +208,11 @@ def test_a_job_whose_client_is_gone_is_found(kit: Path, start: Start) -> None:
 def test_the_engines_own_script_does_not_start_the_client_anew(kit: Path, start: Start) -> None:
     """Without ``--once`` it starts a client that has ended within five seconds."""
     script = start(kit, "bash", "-c", f"cd {kit}; exec bash startup/sub_start.sh")
-    _until(lambda: roles(kit)[:2] == ["script", "client"], seconds=20)
+    _until(lambda: roles(kit)[:2] == ["script", "client"])
     # It is the true script: it does bring a client back that was only killed.
     first = next(one.process for one in site_stop.running(kit) if one.role == "client")
     first.send_signal(signal.SIGKILL)
-    _until(lambda: "client" in roles(kit) and not alive(first), seconds=20)
+    _until(lambda: "client" in roles(kit) and not alive(first))
     assert (kit / "daemon_pid.fl").read_text() == f"{script.pid}\n"
     done = stop(kit)
     assert done.exit_code == 0, done.output
@@ -266,7 +276,7 @@ def test_no_kit_at_all_is_told_apart(tmp_path: Path) -> None:
     assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
 
 
-def _until(true: Callable[[], bool], *, seconds: float = 10) -> None:
+def _until(true: Callable[[], bool], *, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

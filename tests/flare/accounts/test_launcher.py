@@ -70,7 +70,7 @@ def listening(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(tmp_path / "s"))
         made.listen(1)
-        made.settimeout(20)
+        made.settimeout(60)
         yield made
 
 
@@ -136,7 +136,7 @@ def test_a_job_is_asked_for_held_and_killed_over_one_connection(
     def serve() -> None:
         connection, _ = listening.accept()
         with connection:
-            asked.append(Start.from_bytes(receive(connection, 20)))
+            asked.append(Start.from_bytes(receive(connection, 60)))
             send(connection, b'{"started": true}')
             bytes_.append(connection.recv(1))
             send(connection, b'{"ended": -9, "recorded": null}')
@@ -147,7 +147,7 @@ def test_a_job_is_asked_for_held_and_killed_over_one_connection(
     assert handle.poll() == JobReturnCode.UNKNOWN
     handle.terminate()
     handle.wait()
-    thread.join(20)
+    thread.join(60)
     assert bytes_ == [KILL] and handle.poll() == JobReturnCode.EXECUTION_ERROR
     (request,) = asked
     assert (request.job, request.port, request.token) == (JOB, 40000, "a-b")
@@ -165,7 +165,7 @@ def test_a_refusal_and_an_end_without_a_word_are_told(
         connection, _ = listening.accept()
         with connection:
             if answer is not None:
-                receive(connection, 20)
+                receive(connection, 60)
                 send(connection, answer)
 
     for answer, expected in (
@@ -177,7 +177,7 @@ def test_a_refusal_and_an_end_without_a_word_are_told(
         thread.start()
         with pytest.raises(AccountError, match=expected):
             TrainingLauncher("training", str(tmp_path / "s")).launch_job(META, context())
-        thread.join(20)
+        thread.join(60)
 
 
 @pytest.mark.parametrize(

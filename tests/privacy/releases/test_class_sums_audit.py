@@ -1,7 +1,8 @@
 """Audits of the real release code, each with a control in which the promise is broken.
 
-Noise comes from the real generator, so nothing here has a seed. A right release fails an audit about once
-in a hundred thousand runs: both of its bounds, of 99.9 % and more each, would have to be wrong at once.
+Noise is what the test's name says (``tests/support/randomness.py``). With other noise a right release fails
+an audit about once in a hundred thousand runs: both of its bounds, of 99.9 % and more each, would have to be
+wrong at once.
 """
 
 from __future__ import annotations

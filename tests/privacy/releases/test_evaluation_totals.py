@@ -1,7 +1,6 @@
 """Noisy evaluations: what one record changes, by trying all; the noise of a total; audits with controls.
 
-Noise comes from the real generator, so nothing here has a seed; a right release fails about once in a
-hundred thousand runs.
+Of the noise and its chances see ``test_class_sums_audit``.
 """
 
 from __future__ import annotations

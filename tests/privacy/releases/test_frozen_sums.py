@@ -1,6 +1,6 @@
 """Sums of frozen features: what one record or patient can change, by brute force, and audits with controls.
 
-Noise comes from the real generator, so nothing of the audits has a seed; see ``test_class_sums_audit``.
+Of the noise and its chances see ``test_class_sums_audit``.
 """
 
 from __future__ import annotations

@@ -225,8 +225,9 @@ def test_noise_has_the_promised_deviation_in_every_coordinate() -> None:
         [(a - b).detach().flatten() for a, b in zip(model.parameters(), before, strict=True)]
     ).double()
     expected = math.sqrt(8) * 1.5 * 2.0 / 4.0
-    assert abs(float(noise.std()) / expected - 1) < 4 / math.sqrt(2 * len(noise))
-    assert abs(float(noise.mean())) < 4 * expected / math.sqrt(len(noise))
+    # Six standard deviations: 7 % of what is promised, of which half or twice as much would be far off.
+    assert abs(float(noise.std()) / expected - 1) < 6 / math.sqrt(2 * len(noise))
+    assert abs(float(noise.mean())) < 6 * expected / math.sqrt(len(noise))
     assert report.steps == 8 and events == (SubsampledGaussian(1.5, 1e-12, 8),)
 
 
@@ -239,7 +240,8 @@ def test_neither_batches_nor_noise_follow_any_seed(monkeypatch: pytest.MonkeyPat
         fit(model, stage())
         trained.append(torch.cat([item.detach().flatten() for item in model.parameters()]))
         after = torch.rand(())
-    assert not bool((trained[0] == trained[1]).any())
+    # One of 75 parameters is the same number by chance in one of some ten thousand runs.
+    assert int((trained[0] == trained[1]).sum()) < 3
     torch.manual_seed(0)
     assert after == torch.rand(())  # and torch's own stream is left as it was
 

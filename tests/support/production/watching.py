@@ -25,7 +25,7 @@ from tightframe_app.watch.commands import KINDS
 
 def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process:
     """The process in which a site runs a job."""
-    parent, until = psutil.Process(federation.processes[name].pid), time.monotonic() + 60
+    parent, until = psutil.Process(federation.processes[name].pid), time.monotonic() + 120
     while time.monotonic() < until:
         for process in parent.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -40,7 +40,7 @@ def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
 
     It goes on telling it: the round cannot end without the silo, and nobody else is at work.
     """
-    until, now = time.monotonic() + 100, {}
+    until, now = time.monotonic() + 200, {}
     while time.monotonic() < until:
         time.sleep(0.1)
         now = told(session, job_id)
@@ -106,7 +106,7 @@ def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str
             if "so far" in seen and not left:
                 watcher.send_signal(signal.SIGINT)
                 left = True
-    assert watcher.wait(timeout=30) == 130, seen
+    assert watcher.wait(timeout=60) == 130, seen
     assert "the job goes on. Again: tightframe watch" in seen
     text = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", " ", seen).split())
     assert f"state {KINDS[now['kind']]} round 2 of 2" in text, text
@@ -119,7 +119,7 @@ def kill(federation: Federation, name: str) -> None:
     for one in [*process.children(recursive=True), process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-    federation.processes[name].wait(timeout=15)
+    federation.processes[name].wait(timeout=60)
 
 
 def wait_round(federation: Federation, job_id: str, number: int) -> None:
