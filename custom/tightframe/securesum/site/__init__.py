@@ -314,6 +314,9 @@ def reveal(
     if state.told is not None:
         verified = state.told.slot, state.told.digest()
         entries.insert(0, journal.TotalVerified(params.job, params.epoch, *verified))
+    if params.schemas[held.schema]:
+        number, basis = held.receipt.sum_id.round, held.receipt.basis
+        entries.insert(0, journal.StateSummed(params.lineage, params.job, number, basis))
     if "static" in groups:
         entries.append(journal.StaticOpened(epoch.dataset, survivors, params.lineage))
     revealed = Revealed(held.schema, held.receipt.sum_id, survivors, receipts, groups)
