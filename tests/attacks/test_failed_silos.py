@@ -107,3 +107,28 @@ def test_its_class_sums_do_not_follow(tmp_path: Path, monkeypatch: pytest.Monkey
     sums = whole["prototype/feature_sums"]
     changed = sums - less["prototype/feature_sums"]
     assert np.abs(changed).max() < 1e-2 * np.abs(sums).max()
+
+
+def test_the_moments_of_its_inputs_do_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where reading failed once. Another batch size, which can fail for ever, is another release profile."""
+    batches, fails = LocalSilo.batches, {"next": False}
+
+    def once(self: LocalSilo, *given: Any, **named: Any) -> Any:
+        if self.name == VICTIM and fails["next"]:
+            fails["next"] = False
+            raise TrainingError("out of memory", code="TF-302")
+        return batches(self, *given, **named)
+
+    monkeypatch.setattr(LocalSilo, "batches", once)
+    data = hearts(4)
+    options = {"model_options": {"widths": [4], "standardise": True}, "min_sites": 3, "answer_grid": 0.0}
+    totals = []
+    for job in ("job-a", "job-b"):
+        federation = Federation(options, data, state=tmp_path, job_id=job).enroll()
+        fails["next"] = job == "job-b"
+        totals.append(federation.sum("statistics", 0))
+    whole, less = totals
+    assert (whole["failed"], less["failed"]) == (0, 1) and not fails["next"]
+    for name in ("values", "sums", "squares"):
+        assert whole[f"statistics/{name}"].any()
+        assert np.array_equal(whole[f"statistics/{name}"], less[f"statistics/{name}"])

@@ -125,7 +125,9 @@ def _masked(update: bytes, *, name: str = "site-1", honest: bool = True, phase: 
     """A term with all that belongs to it: only whether it is masked is the question."""
     shown = masked_hash(update if honest else b"", b"")
     none, signature = masked_hash(b"", b""), secrets.token_bytes(64)
-    receipt = Receipt(name, 0, SumId(1, phase), bytes(32), bytes(32), {}, True, shown, none, signature)
+    receipt = Receipt(
+        name, 0, SumId(1, phase), bytes(32), bytes(32), {}, True, shown, none, bytes(32), signature
+    )
     return Masked(update, b"", receipt, b"").to_bytes()
 
 

@@ -11,6 +11,7 @@ from tests.support.securesum.protocol import make_params
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
 from tightframe.securesum.messages import GROUPS, SumId
 from tightframe.securesum.site.journal import (
+    MAX_JOBS_OF_STATE,
     MAX_STARTS,
     Advertised,
     Agreed,
@@ -22,6 +23,7 @@ from tightframe.securesum.site.journal import (
     Requested,
     Revealed,
     SlotUsed,
+    StateSummed,
     StaticMasked,
     StaticOpened,
     entry_from_value,
@@ -40,6 +42,7 @@ ENTRIES: list[Entry] = [
     ProfileUsed("lesions", (("update_norm", "none"), ("weights", "exact")), "first-job"),
     ProfileAccepted("lesions", (("weights", "uniform"),)),
     Requested("job", 2, 5, HASH),
+    StateSummed("first-job", "job", 3, HASH),
 ]
 
 
@@ -189,3 +192,59 @@ def test_a_profile_that_was_used_and_accepted_is_one() -> None:
     profile = (("weights", "exact"),)
     history = History([ProfileUsed("lesions", profile, "job"), ProfileAccepted("lesions", profile)])
     assert history.profiles("lesions") == (profile,) and history.profiles("other records") == ()
+
+
+# Resumed jobs ------------------------------------------------------------------------------------
+
+STATES = [bytes([number] * 32) for number in range(10)]
+
+
+def chain(*summed: tuple[str, int]) -> History:
+    """Shares of one sum a round, of a state that is the same in each job: (job, round)."""
+    return History(StateSummed("first", job, number, STATES[number]) for job, number in summed)
+
+
+def begins(history: History, number: int, *, state: int | None = None, job: str = "new", **more: Any) -> None:
+    params = make_params(3, job=job, lineage=more.pop("lineage", "first"))
+    basis = STATES[number if state is None else state]
+    history.check_resumed(params, SumId(number, "train-0"), basis, **{"first": True, **more})
+
+
+def test_a_resumed_job_goes_back_by_one_round_at_most() -> None:
+    history = chain(*(("first", number) for number in (1, 2, 3, 4, 5)))
+    for number in (4, 5, 6):
+        begins(history, number)
+    for number in (0, 1, 2, 3):
+        with pytest.raises(ReplayError, match="4 at least"):
+            begins(history, number)
+        with pytest.raises(ReplayError, match="4 at least"):
+            begins(history, number, first=False)
+        begins(history, number, lineage="another")
+    begins(History(), 1)
+
+
+def test_the_round_is_that_of_all_jobs_of_the_chain() -> None:
+    """Whichever job it names as the one before."""
+    history = chain(("first", 3), ("second", 4), ("second", 8), ("third", 8))
+    begins(history, 7)
+    with pytest.raises(ReplayError, match="7 at least"):
+        begins(history, 4)
+    begins(chain(("new", 8), ("first", 3)), 3)  # what the job itself has done is for `check_slot`
+
+
+def test_a_state_is_summed_in_its_own_round() -> None:
+    history = chain(*(("first", number) for number in (1, 2, 3, 4, 5)))
+    with pytest.raises(ReplayError, match=r"found that of \[2\]"):
+        begins(history, 5, state=2)
+    begins(history, 5, state=9)  # this site was not in its sum, and does not vouch for it
+    begins(history, 5, state=2, first=False)  # what follows from a total is for `FollowedState`
+    history.append(StateSummed("first", "new", 5, STATES[5]))
+    begins(history, 6, state=2)
+
+
+def test_a_state_is_summed_in_a_few_jobs() -> None:
+    jobs = [f"job-{number}" for number in range(MAX_JOBS_OF_STATE)]
+    begins(chain(*((job, 5) for job in jobs[1:])), 5)
+    with pytest.raises(ReplayError, match="one more job"):
+        begins(chain(*((job, 5) for job in jobs)), 5)
+    begins(chain(*((job, 5) for job in jobs)), 5, job=jobs[0])

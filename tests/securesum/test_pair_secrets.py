@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.support.securesum.hostile import (
     closed,
+    dealing_falsely,
     from_shares,
     names,
     own_secrets,
@@ -25,7 +26,7 @@ from tightframe.securesum.masks import keystream, self_key
 from tightframe.securesum.messages import GROUPS, Group, Masked, Reveal, links_of
 from tightframe.securesum.primitives import ed25519_sign
 from tightframe.securesum.rules import SiteRules
-from tightframe.securesum.server import Session, Sum
+from tightframe.securesum.server import Sum
 from tightframe.securesum.site.state import dealt_pair_secret, slot_secret
 
 SIX = names(6)
@@ -155,19 +156,7 @@ def test_a_site_that_dealt_another_pair_secret_than_its_seed_gives_is_named(
 
     It seals and signs the wrong one, so that the victim cannot see it. It shows once the liar drops out.
     """
-    world = World(6)
-    shown = world.enroll()
-    world.session = Session(world.params, shown)
-
-    def crooked(seed: bytes, session: bytes, slot: int, group: Group, dealer: str, holder: str) -> bytes:
-        right = pair_secret(seed, session, slot, group, dealer, holder)
-        return bytes(32) if (holder, slot, group) == (victim, 1, "update") else right
-
-    for name, site in world.sites.items():
-        with monkeypatch.context() as patch:
-            if name == liar:
-                patch.setattr("tightframe.securesum.site.setup.pair_secret", crooked)
-            world.session.add(name, site.confirm(shown.to_bytes()))
+    world = dealing_falsely(monkeypatch, liar, victim, slot=1)
     # Another slot is not touched by it.
     assert world.run(0, drop_term=[liar]).groups == {
         "update": world.plain(name for name in SIX if name != liar)["update"]

@@ -7,13 +7,34 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.securesum.hostile import World, names, ready, refused, signed_receipt
+from tests.support.securesum.hostile import (
+    World,
+    closed,
+    dealing_falsely,
+    names,
+    ready,
+    refused,
+    refused_by,
+    signed_receipt,
+)
 from tests.support.securesum.protocol import MIXED, add_integers
 
-from tightframe.securesum.checks import masked_hash
-from tightframe.securesum.errors import MessageError, SignatureError, VerificationError
-from tightframe.securesum.messages import Group, SumId
-from tightframe.securesum.server import Evidence
+from tightframe.securesum.checks import dropped_secrets, key_hash, masked_hash
+from tightframe.securesum.errors import InconsistencyError, MessageError, SignatureError, VerificationError
+from tightframe.securesum.messages import (
+    GROUPS,
+    Group,
+    Masked,
+    RevealRequest,
+    SumId,
+    TermProof,
+    links_of,
+    pairs_digest,
+    pairs_of,
+)
+from tightframe.securesum.primitives import Secret
+from tightframe.securesum.rules import SiteRules
+from tightframe.securesum.server import Evidence, Sum
 
 ONE, TWO, THREE, FOUR = names(4)
 CHALLENGE = bytes(range(32))
@@ -85,6 +106,7 @@ def test_each_part_of_a_proof_is_what_its_silo_signed_or_committed_to(world: Wor
         ("the seeds", {"seeds": {**proof.seeds, "static": bytes(32)}}, "of the groups"),
         ("the masked update term", {"masked": {"update": proof.masked["update"][::-1]}}, "the one that its"),
         ("the masked update term", {"links": proof.links[::-1]}, "the one that its receipt"),
+        ("the hashes of the pair secrets", {"pairs": other.pairs}, "those that its receipt"),
         ("the update self seed", {"seeds": other.seeds}, "the one that it committed to"),
     ):
         changed: Any = replace(proof, **changes)  # type: ignore[arg-type]
@@ -124,3 +146,126 @@ def test_the_form_of_combinations(world: World) -> None:
         {**right, "static": b""},
     ):
         assert not ground.has_form(wrong)  # type: ignore[arg-type]
+
+
+# A dropped silo that dealt another pair secret than its seed gives -------------------------------------
+
+SEVEN = names(7)
+LIARS = pytest.mark.parametrize(("liar", "victim"), [(SEVEN[1], SEVEN[4]), (SEVEN[6], SEVEN[2])])
+"""Before the victim in the roster, and after it: the key of their mask, and the pad of the victim's link."""
+
+
+def off_by_a_mask(monkeypatch: pytest.MonkeyPatch, liar: str, victim: str, group: Group = "update") -> World:
+    """The server declares the liar dropped, and opens the sum with what its seed gives."""
+    rules = SiteRules(any_static_cohort=group == "static")
+    world = dealing_falsely(monkeypatch, liar, victim, slot=0, group=group, sites=7, site_rules=rules)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sum, "_check_pair_secrets", lambda *arguments: None)
+        opened = world.run(0, drop_term=[liar])
+    others = world.plain(name for name in SEVEN if name != liar)
+    assert opened.groups[group] != others[group], "or the attack would be none"
+    return world
+
+
+def shown(evidence: Evidence, total: Sum, victim: str, **changes: Any) -> Any:
+    """The request for shares with a proof of the victim's term; a call on a silo."""
+    proof: TermProof = replace(evidence.proof(victim), **changes)
+    dropped = evidence.seeds_of_dropped()
+    raw = RevealRequest(total.slot, total.receipts, total.agreements, {victim: proof}, dropped).to_bytes()
+    return lambda site: site.reveal(raw)
+
+
+@LIARS
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_total_is_off_by_a_mask_that_a_dropped_silo_dealt_falsely(
+    monkeypatch: pytest.MonkeyPatch, group: Group, liar: str, victim: str
+) -> None:
+    """The victim has really gone, so that its term is shown; the liar is back."""
+    world = off_by_a_mask(monkeypatch, liar, victim, group)
+    evidence = evidence_of(world)
+    total = closed(world, 1, [victim])
+    world.agree(total, total.survivors)
+    error = refused(VerificationError, total.reveal_request)
+    for call in (
+        shown(evidence, total, victim),
+        shown(evidence, total, victim, pairs=seeds_hashes(evidence, group, liar, victim)),
+    ):
+        refused_by(world, [name for name in total.survivors if name != liar], VerificationError, call)
+    assert (
+        error.what == f"the {group} pair secret between {victim} and {liar} in the proof of sum 0/train-0/0"
+    )
+    assert error.expected == f"the one that the receipt of {victim} names"
+
+
+def seeds_hashes(evidence: Evidence, group: Group, liar: str, victim: str) -> bytes:
+    """The hashes for the victim, but with that of what the liar's seed gives.
+
+    The liar signs a second list with it, if it is asked to: only the victim knows which secret it was dealt.
+    """
+    proof, session = evidence.proof(victim), evidence.ground.session
+    seeds = {liar: Secret(evidence.seeds_of_dropped()[liar][group])}
+    links = links_of(proof.links, group, SEVEN, victim)
+    keyed = dropped_secrets(session, 0, group, victim, seeds, links)[liar][1]
+    named = pairs_of(proof.pairs, group, SEVEN, victim)[liar]
+    assert proof.pairs.count(named) == 1
+    return proof.pairs.replace(named, key_hash(session, 0, group, victim, liar, keyed))
+
+
+@LIARS
+def test_combinations_of_the_victim_itself_show_such_a_total_to_be_false(
+    monkeypatch: pytest.MonkeyPatch, liar: str, victim: str
+) -> None:
+    """It knows which secrets it used."""
+    world = off_by_a_mask(monkeypatch, liar, victim)
+    total = closed(world, 1)
+    raw = RevealRequest(1, total.receipts, ()).to_bytes()
+    refused_by(world, [victim], VerificationError, lambda site: site.reveal(raw))
+
+
+@LIARS
+def test_what_was_dealt_falsely_for_another_slot_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch, liar: str, victim: str
+) -> None:
+    world = dealing_falsely(monkeypatch, liar, victim, slot=2, sites=7)
+    world.run(0, drop_term=[liar])
+    here = [name for name in SEVEN if name != victim]
+    assert world.run(1, drop_term=[victim]).groups == {"update": world.plain(here)["update"]}
+
+
+def test_a_silo_names_the_pair_secrets_that_it_used() -> None:
+    """Of each other silo: the hash that the first of the two signed at the setup."""
+    world = ready()
+    total = world.start(0)
+    for name in names(4):
+        receipt = Masked.from_bytes(
+            world.sites[name].mask(world.request(name, total), MIXED, world.term(name))
+        ).receipt
+        hashes = world.session.keyed_hashes(name, 0)
+        assert receipt.pairs == pairs_digest(hashes)
+        for group in GROUPS:
+            named = pairs_of(hashes, group, names(4), name)
+            assert list(named) == [other for other in names(4) if other != name]
+            for other, data in named.items():
+                first, second = sorted((name, other))
+                assert data == world.session.signed_pair_secret_hash(first, second, 0, group)
+
+
+def test_a_silo_that_names_other_pair_secrets_is_named_before_its_term_is_added() -> None:
+    """So an honest server never has a proof to show that others refuse."""
+    world = ready()
+    total = world.start(0)
+    masked = Masked.from_bytes(world.sites[ONE].mask(world.request(ONE, total), MIXED, world.term(ONE)))
+    lie = replace(masked, receipt=signed_receipt(world, masked.receipt, pairs=bytes(32)))
+    error = refused(InconsistencyError, total.add, ONE, lie.to_bytes())
+    assert (error.blamed, error.what) == (ONE, f"the pair secrets' hash in the receipt of {ONE}")
+    total.add(ONE, masked.to_bytes())
+
+
+def test_hashes_of_pair_secrets_that_its_silo_signed_are_of_every_other_site(world: World) -> None:
+    evidence = evidence_of(world)
+    proof = evidence.proof(ONE)
+    for pairs in (b"", proof.pairs[:-32], proof.pairs + bytes(32)):
+        receipt = signed_receipt(world, proof.receipt, pairs=pairs_digest(pairs))
+        changed = replace(proof, pairs=pairs, receipt=receipt)
+        error = refused(MessageError, evidence.ground.show, ONE, changed, evidence.seeds_of_dropped())
+        assert error.what == f"the hashes of the pair secrets of {ONE}"

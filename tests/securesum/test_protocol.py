@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.securesum import mlkem
-from tests.support.securesum.protocol import JOB, MIXED, World, names
+from tests.support.securesum.protocol import BASIS, JOB, MIXED, World, names
 
 from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError, RecoveryError, StateError, SurvivorsError
@@ -16,7 +16,14 @@ from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 from tightframe.securesum.rules import SiteRules, minimum_survivors
 from tightframe.securesum.server import setup as server_setup
 from tightframe.securesum.site import setup as site_setup
-from tightframe.securesum.site.journal import Agreed, Revealed, SlotUsed, StaticOpened, TotalVerified
+from tightframe.securesum.site.journal import (
+    Agreed,
+    Revealed,
+    SlotUsed,
+    StateSummed,
+    StaticOpened,
+    TotalVerified,
+)
 
 FIELDS = st.builds(
     FieldSpec,
@@ -100,16 +107,18 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     first = world.sites["site-001"].entries
     assert [type(entry).__name__ for entry in first] == [
         "Advertised",
-        *("StaticMasked", "SlotUsed", "Revealed", "StaticOpened"),
-        *("SlotUsed", "Agreed", "TotalVerified", "Revealed"),
+        *("StaticMasked", "SlotUsed", "StateSummed", "Revealed", "StaticOpened"),
+        *("SlotUsed", "Agreed", "StateSummed", "TotalVerified", "Revealed"),
         "SlotUsed",
-        *("SlotUsed", "Agreed", "TotalVerified", "Revealed"),
+        *("SlotUsed", "Agreed", "StateSummed", "TotalVerified", "Revealed"),
     ]
-    assert first[3] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
-    assert first[4] == StaticOpened("lesions", world.params.roster, JOB)
-    assert first[7] == TotalVerified(JOB, 0, 0, everybody.evidence.total.digest())
-    assert first[8] == Revealed(JOB, 0, 1, without.survivors, ("update",))
-    assert first[12] == TotalVerified(JOB, 0, 2, late.evidence.total.digest())
+    assert first[3] == StateSummed(JOB, JOB, 0, BASIS)
+    assert first[4] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
+    assert first[5] == StaticOpened("lesions", world.params.roster, JOB)
+    assert first[8] == StateSummed(JOB, JOB, 1, BASIS)
+    assert first[9] == TotalVerified(JOB, 0, 0, everybody.evidence.total.digest())
+    assert first[10] == Revealed(JOB, 0, 1, without.survivors, ("update",))
+    assert first[15] == TotalVerified(JOB, 0, 2, late.evidence.total.digest())
 
 
 @pytest.mark.whole

@@ -207,6 +207,7 @@ def test_a_term_is_checked_before_any_of_it_is_added() -> None:
         (InconsistencyError, signed_term(world, TWO, masked, sum_id=SumId(1, "train-0"))),
         (InconsistencyError, signed_term(world, TWO, masked, basis=bytes(32))),
         (InconsistencyError, signed_term(world, TWO, masked, total=bytes(31) + b"1")),
+        (InconsistencyError, signed_term(world, TWO, masked, pairs=three.receipt.pairs)),
         (MessageError, signed_term(world, TWO, short, static=masked_hash(short.static, short.links))),
         (MessageError, signed_term(world, TWO, long, update=masked_hash(long.update, long.links))),
         (InconsistencyError, replace(masked, links=masked.links[::-1]).to_bytes()),

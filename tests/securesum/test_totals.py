@@ -471,6 +471,7 @@ def test_the_digest_of_receipts_is_of_all_that_they_say() -> None:
         {"follows": False},
         {"update": bytes(32)},
         {"static": bytes(32)},
+        {"pairs": bytes(32)},
     ):
         other = (*receipts[:3], replace(receipts[3], **changes))  # type: ignore[arg-type]
         assert messages.receipts_digest(session, other) != made, changes

@@ -197,7 +197,8 @@ def test_every_signature_of_the_run_holds_over_the_independent_strings() -> None
         values = (own.name, own.slot, [own.sum_id.round, own.sum_id.phase, own.sum_id.attempt])
         rests = (own.basis, own.total, dict(own.combinations), own.follows)
         ends = [hashlib.sha256(masked.links + data).digest() for data in (masked.update, masked.static)]
-        signed = independent.fields("receipt 3", made.session, *values, *rests, *ends)
+        pairs = independent.sha("pair secrets of a term", made._key_hashes(own.name, own.slot))
+        signed = independent.fields("receipt 3", made.session, *values, *rests, *ends, pairs)
         keys[own.name].verify(own.signature, signed)
     for request, answer in zip(numbers("agree", "server"), numbers("agree"), strict=True):
         agreed = messages.Agreement.from_bytes(raw(answer))
@@ -343,7 +344,7 @@ def _ring(case: dict[str, Any]) -> None:
 
 def test_the_vectors_hold_what_the_specification_names() -> None:
     names = [item["name"] for item in (*REFUSED["messages"], *REFUSED["steps"])]
-    assert len(set(names)) == len(names) == 194
+    assert len(set(names)) == len(names) == 197
     assert all(item["why"] for item in REFUSED["messages"])
     for name in (
         *("bad_signature", "replayed_round", "split_view", "swapped_key", "truncated_share"),
@@ -353,6 +354,7 @@ def test_the_vectors_hold_what_the_specification_names() -> None:
         *("tampered_box", "tampered_receipt", "below_threshold", "second_survivor_set"),
         *("both_share_kinds", "static_for_another_cohort", "slot_reuse", "model_inconsistency"),
         *("false_combinations", "withheld_total", "older_total", "total_inconsistency", "no_proof"),
+        *("other_pair_secrets", "proof_with_other_pair_secrets", "proof_of_another_pair_secret"),
     ):
         assert name in names
     assert {item["error"] for item in REFUSED["messages"]} == {

@@ -18,6 +18,7 @@ from tightframe.securesum.messages import (
     Kind,
     Params,
     Receipt,
+    pair_secret_hash,
 )
 from tightframe.securesum.primitives import Secret, derive, digest, ed25519_verify, encode_fields, kem_check
 
@@ -105,6 +106,15 @@ def link(one: bytes, other: bytes) -> bytes:
     seed a of one of the sites.
     """
     return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def key_hash(session: bytes, slot: int, group: Group, one: str, other: str, secret: bytes) -> bytes:
+    """Return the hash of the pair secret that keys the mask between two sites: 32 bytes.
+
+    It is the one that its dealer, the first of the two in the roster, signed at the setup.
+    """
+    first, second = sorted((one, other))  # the roster is sorted
+    return pair_secret_hash(session, first, second, slot, group, secret)
 
 
 def dropped_secrets(

@@ -85,6 +85,8 @@ __all__ = [
     "links_of",
     "pair_secret_hash",
     "pair_secret_offset",
+    "pairs_digest",
+    "pairs_of",
     "read_sum_id",
     "ready_signed",
     "receipts_digest",
@@ -714,6 +716,7 @@ class Receipt(reading.Record):
             term is not in it, if it gave no shares for it, or if no total was told.
         follows: whether the site computed the state by itself, from totals that were verified.
         update, static: ``checks.masked_hash`` of each group.
+        pairs: ``pairs_digest`` of the pair secrets that key the term's masks with all other sites.
         signature: Ed25519 over ``signed(session)``.
     """
 
@@ -726,6 +729,7 @@ class Receipt(reading.Record):
     follows: bool
     update: bytes
     static: bytes
+    pairs: bytes
     signature: bytes
 
     def signed(self, session: bytes) -> bytes:
@@ -743,6 +747,7 @@ class Receipt(reading.Record):
             self.follows,
             self.update,
             self.static,
+            self.pairs,
         )
 
 
@@ -758,6 +763,7 @@ _RECEIPT = reading.built(
         "follows": reading.flag,
         "update": _HASH,
         "static": _HASH,
+        "pairs": _HASH,
         "signature": _SIGNATURE,
     },
 )
@@ -795,24 +801,47 @@ def links_of(links: bytes, group: Group, roster: Sequence[str], site: str) -> di
     Raises:
         MessageError: TF-604, if the links are not of both groups and all later sites.
     """
-    later = roster[roster.index(site) + 1 :]
-    size = len(later) * KEY_BYTES
-    if len(links) != len(GROUPS) * size:
-        raise MessageError(
-            f"the links of {site}", expected=f"{len(GROUPS) * size} bytes", found=f"{len(links)} bytes"
-        )
+    return _parts(f"the links of {site}", links, group, roster[roster.index(site) + 1 :])
+
+
+def pairs_of(hashes: bytes, group: Group, roster: Sequence[str], site: str) -> dict[str, bytes]:
+    """Return other site -> ``pair_secret_hash`` of the secret that keys the mask with it, of one group.
+
+    Args:
+        hashes: for each group, for each other site in roster order, 32 bytes.
+        group: the group.
+        roster: of the epoch.
+        site: whose term it is.
+
+    Raises:
+        MessageError: TF-604, if the hashes are not of both groups and all other sites.
+    """
+    others = [name for name in roster if name != site]
+    return _parts(f"the hashes of the pair secrets of {site}", hashes, group, others)
+
+
+def pairs_digest(hashes: bytes) -> bytes:
+    """Return the SHA-256 over the hashes of one term's pair secrets, as in a receipt: 32 bytes."""
+    return digest("pair secrets of a term", hashes)
+
+
+def _parts(what: str, joined: bytes, group: Group, names: Sequence[str]) -> dict[str, bytes]:
+    """Return name -> its 32 bytes of one group, from those of both groups."""
+    size = len(names) * KEY_BYTES
+    if len(joined) != len(GROUPS) * size:
+        raise MessageError(what, expected=f"{len(GROUPS) * size} bytes", found=f"{len(joined)} bytes")
     start = GROUPS.index(group) * size
     return {
-        name: links[start + place * KEY_BYTES : start + (place + 1) * KEY_BYTES]
-        for place, name in enumerate(later)
+        name: joined[start + place * KEY_BYTES : start + (place + 1) * KEY_BYTES]
+        for place, name in enumerate(names)
     }
 
 
 def receipts_digest(session: bytes, receipts: Sequence[Receipt]) -> bytes:
     """Return the digest of a sum's receipts, in roster order: 32 bytes.
 
-    The receipts name all masked bytes and links, so that session, survivors and this digest fix every honest
-    site's term of the sum.
+    The receipts name all masked bytes, links and keys of masks, so that session, survivors and this digest
+    fix every honest site's term of the sum.
     """
     signed: list[Value] = [item.signed(session) for item in receipts]
     return digest("receipts", signed)
@@ -876,12 +905,15 @@ class TermProof(reading.Record):
         receipt: the site's, of that sum.
         masked: group -> the masked bytes that the receipt names.
         links: of both groups, which the receipt names as well.
+        pairs: hashes of the secrets that key its masks with all other sites (``pairs_of``), of which the
+            receipt has the digest.
         seeds: group -> b, which the site's advertisement commits to.
     """
 
     receipt: Receipt
     masked: Mapping[Group, bytes] = field(repr=False)
     links: bytes = field(repr=False)
+    pairs: bytes = field(repr=False)
     seeds: Mapping[Group, bytes] = field(repr=False)
 
 
@@ -891,6 +923,7 @@ _PROOF = reading.built(
         "receipt": _RECEIPT,
         "masked": by_group(reading.blob(0, MAX_TERM)),
         "links": _LINKS,
+        "pairs": _LINKS,
         "seeds": by_group(reading.blob(KEY_BYTES)),
     },
 )

@@ -5,7 +5,9 @@ without the masks between j and the sites that dropped out. Over the survivors t
 that the z'_j add up to the total exactly; so do their combinations (``combinations``). A site sends those of
 its own z'_j with its next term. For a site that sends none, the server shows z'_j itself: the masked term
 with the receipt that the site signed for it, the seed b that the site's advertisement commits to, and the
-dropped sites' pair seeds a, to which theirs commit.
+dropped sites' pair seeds a, to which theirs commit. A dropped site may have dealt another pair secret than
+its seed gives, and signed that one's hash, or several. So what its seed gives is held against the receipt, in
+which the site whose term it is has named the secrets that it used.
 
 The server knows z'_j of each survivor once it opened the sum, so no function of it tells the server anything.
 From everybody else the masks among honest survivors hide all of them but their sum.
@@ -23,12 +25,23 @@ from tightframe.securesum.checks import (
     dropped_masks,
     dropped_secrets,
     group_layout,
+    key_hash,
     masked_hash,
     verify_receipt,
 )
 from tightframe.securesum.errors import VerificationError
 from tightframe.securesum.masks import Accumulator, Layout, self_key
-from tightframe.securesum.messages import Advertisement, Group, Kind, Params, TermProof, Told, links_of
+from tightframe.securesum.messages import (
+    Advertisement,
+    Group,
+    Kind,
+    Params,
+    TermProof,
+    Told,
+    links_of,
+    pairs_digest,
+    pairs_of,
+)
 from tightframe.securesum.primitives import Secret
 
 
@@ -134,14 +147,17 @@ class Ground:
             dropped: checked by ``check_dropped``.
 
         Raises:
-            VerificationError: TF-623, if a part is not what the site signed or committed to.
-            MessageError: TF-604, if the site signed links of another number.
+            VerificationError: TF-623, if a part is not what the site signed or committed to, or a dropped
+                site's seed does not give the pair secret that the site used.
+            MessageError: TF-604, if the site signed links, or hashes of pair secrets, of another number.
             SignatureError: TF-603, if the receipt is not signed by the site in this session.
         """
         told, receipt = self.told, proof.receipt
         if (receipt.name, receipt.slot, receipt.sum_id) != (name, told.slot, told.sum_id):
             raise self._other("the receipt", name, f"its own, of sum {told.sum_id} in slot {told.slot}")
         verify_receipt(receipt, self.session, self.peers[name].session_key)
+        if not hmac.compare_digest(pairs_digest(proof.pairs), receipt.pairs):
+            raise self._other("the hashes of the pair secrets", name, "those that its receipt names")
         self._check_groups("the masked term", name, proof.masked)
         self._check_groups("the seeds", name, proof.seeds)
         return {group: self._shown(name, group, proof, dropped) for group in told.groups}
@@ -149,7 +165,8 @@ class Ground:
     def _shown(
         self, name: str, group: Group, proof: TermProof, dropped: Mapping[str, Mapping[Group, bytes]]
     ) -> bytes:
-        slot, masked, seed = self.told.slot, proof.masked[group], proof.seeds[group]
+        told, masked, seed = self.told, proof.masked[group], proof.seeds[group]
+        slot = told.slot
         signed = proof.receipt.update if group == "update" else proof.receipt.static
         if not hmac.compare_digest(masked_hash(masked, proof.links), signed):
             raise self._other(f"the masked {group} term", name, "the one that its receipt names")
@@ -157,6 +174,16 @@ class Ground:
         links = links_of(proof.links, group, self.params.roster, name)
         seeds = {site: Secret(own[group]) for site, own in dropped.items()}
         secrets = dropped_secrets(self.session, slot, group, name, seeds, links)
+        named = pairs_of(proof.pairs, group, self.params.roster, name)
+        # None of the two is blamed: one dealt another than its seed gives, or the other names another than it
+        # used. A server that follows the protocol finds out which, and comes to show neither.
+        for other, (_, keyed) in secrets.items():
+            if not hmac.compare_digest(key_hash(self.session, slot, group, name, other, keyed), named[other]):
+                raise VerificationError(
+                    f"the {group} pair secret between {name} and {other} in the proof of sum {told.sum_id}",
+                    expected=f"the one that the receipt of {name} names",
+                    found=f"a different one from the pair seed of {other}",
+                )
         plus, minus = dropped_masks(self.session, slot, group, name, secrets)
         term = Accumulator(self.layout(group), masked)
         term.add_streams(plus, [*minus, self_key(seed, self.session, slot, group, name)])

@@ -21,6 +21,7 @@ from tightframe.securesum.messages import (
     RevealRequest,
     SumId,
     TermRequest,
+    pairs_digest,
 )
 from tightframe.securesum.primitives import ed25519_sign
 from tightframe.securesum.site.state import slot_share
@@ -58,6 +59,7 @@ def _terms(maker: Maker) -> None:
         ("combinations_of_no_total", receipt(combinations={"update": bytes(1536)}), "none was told yet"),
         ("other_model", receipt(basis=bytes(32)), "made from another state"),
         ("other_total", receipt(total=bytes(31) + b"1"), "resting on another total"),
+        ("other_pair_secrets", receipt(pairs=bytes(32)), "not the pair secrets that were dealt"),
         (
             "short_term",
             lambda p, i: replace(
@@ -444,6 +446,13 @@ def _proofs(maker: Maker) -> None:
     def proof(**changes: Any) -> Callable[[RevealRequest], RevealRequest]:
         return lambda r: replace(r, missing={"z": replace(r.missing["z"], **changes)})
 
+    def signed_twice(player: Player, raw: bytes) -> bytes:
+        """The site plays along, and names another pair secret than it used."""
+        request = RevealRequest.from_bytes(raw)
+        pairs = bytes(len(request.missing["z"].pairs))
+        receipt = _receipt(player, request.missing["z"].receipt, pairs=pairs_digest(pairs))
+        return proof(pairs=pairs, receipt=receipt)(request).to_bytes()
+
     def flipped(part: str) -> Callable[[RevealRequest], RevealRequest]:
         def change(request: RevealRequest) -> RevealRequest:
             data = getattr(request.missing["z"], part)["update"]
@@ -459,6 +468,11 @@ def _proofs(maker: Maker) -> None:
         ("no_proof", lambda r: replace(r, missing={}, dropped={}), "one term of the total is not shown"),
         ("proof_with_another_term", flipped("masked"), "not what the receipt names"),
         ("proof_with_another_seed", flipped("seeds"), "not what was committed to"),
+        (
+            "proof_with_other_pair_secrets",
+            lambda r: proof(pairs=r.missing["z"].pairs[::-1])(r),
+            "not those of the receipt",
+        ),
         ("proof_without_a_group", proof(seeds={}), "one seed a group"),
         (
             "proof_with_a_shut_group",
@@ -489,6 +503,9 @@ def _proofs(maker: Maker) -> None:
         ("no_key_of_a_dropped_site", lambda r: replace(r, dropped={}), "its masks cannot be taken off"),
     ):
         maker.add(name, after, place, changed(change), why)
+    maker.add(
+        "proof_of_another_pair_secret", after, place, signed_twice, "not what a dropped site's seed gives"
+    )
 
 
 PARTS = (

@@ -33,7 +33,7 @@ from tightframe.securesum.primitives import (
     seal,
     x25519,
 )
-from tightframe.securesum.server import Enrolment, Sum
+from tightframe.securesum.server import Enrolment, Session, Sum
 from tightframe.securesum.shamir import recover
 from tightframe.securesum.site.state import slot_secret
 
@@ -42,6 +42,36 @@ def ready(sites: int = 4, **options: Any) -> World:
     """Sites and server with an epoch set up."""
     world = World(sites, **options)
     world.set_up()
+    return world
+
+
+def dealing_falsely(
+    monkeypatch: pytest.MonkeyPatch,
+    liar: str,
+    victim: str,
+    *,
+    slot: int,
+    group: Group = "update",
+    sites: int = 6,
+    **options: Any,
+) -> World:
+    """A world in which a silo seals another pair secret for a victim than its seed gives, and signs its hash.
+
+    The victim cannot see it. It is that of one slot and group.
+    """
+    world = World(sites, **options)
+    shown = world.enroll()
+    world.session = Session(world.params, shown)
+
+    def crooked(seed: bytes, session: bytes, at: int, of: Group, dealer: str, holder: str) -> bytes:
+        right = pair_secret(seed, session, at, of, dealer, holder)
+        return bytes(32) if (holder, at, of) == (victim, slot, group) else right
+
+    for name, site in world.sites.items():
+        with monkeypatch.context() as patch:
+            if name == liar:
+                patch.setattr("tightframe.securesum.site.setup.pair_secret", crooked)
+            world.session.add(name, site.confirm(shown.to_bytes()))
     return world
 
 
@@ -233,6 +263,7 @@ __all__ = [
     "agreed",
     "closed",
     "custom",
+    "dealing_falsely",
     "difference",
     "from_shares",
     "key_of_box",

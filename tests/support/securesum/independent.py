@@ -261,6 +261,14 @@ class Run:
         secret = self._pair_secret(first, second, slot, group)
         return hkdf(secret, self.session, fields("pair mask", slot, group, first, second))
 
+    def _key_hashes(self, name: str, slot: int) -> bytes:
+        pairs = [(min(name, other), max(name, other)) for other in self.roster if other != name]
+        return b"".join(
+            sha("pair secret hash", self.session, *pair, slot, group, self._pair_secret(*pair, slot, group))
+            for group in GROUPS
+            for pair in pairs
+        )
+
     def _box_key(self, dealer: str, holder: str) -> bytes:
         agreed = x25519(self.channel[dealer], x25519_public(self.channel[holder]))
         encapsulated, ciphertext = self.encapsulated[dealer, holder]
@@ -443,7 +451,7 @@ class Run:
         return sha("receipts", [self._receipt_string(receipt) for receipt in receipts])
 
     def _receipt_string(self, receipt: Mapping[str, Any]) -> bytes:
-        keys = ("name", "slot", "sum_id", "basis", "total", "combinations", "follows", *GROUPS)
+        keys = ("name", "slot", "sum_id", "basis", "total", "combinations", "follows", *GROUPS, "pairs")
         return fields("receipt 3", self.session, *(receipt[key] for key in keys))
 
     def _between(self, name: str, group: str) -> bytes:
@@ -478,6 +486,7 @@ class Run:
                 "receipt": self.receipts[name],
                 "masked": {group: self.masked[name, slot][group] for group in groups},
                 "links": self.links[name, slot],
+                "pairs": self._key_hashes(name, slot),
                 "seeds": {group: self._secret(name, slot, group, 0) for group in groups},
             }
             for name in self.total["survivors"]
@@ -530,6 +539,7 @@ class Run:
             "combinations": self._combined(name),
             "follows": True,
             **{group: hashlib.sha256(links + masked[group]).digest() for group in GROUPS},
+            "pairs": sha("pair secrets of a term", self._key_hashes(name, slot)),
         }
         receipt["signature"] = sign(self.signing[name], self._receipt_string(receipt))
         return {**masked, "receipt": receipt, "links": links}

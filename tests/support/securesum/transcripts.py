@@ -95,7 +95,7 @@ class Epoch:
         self, name: str, slot: int, sum_id: SumId, basis: bytes, told: Told | None, **changes: Any
     ) -> Receipt:
         total = NO_TOTAL if told is None else told.digest()
-        hashes = os.urandom(32), os.urandom(32)
+        hashes = os.urandom(32), os.urandom(32), os.urandom(32)
         unsigned = Receipt(name, slot, sum_id, basis, total, {}, True, *hashes, b"")
         unsigned = replace(unsigned, **changes)
         return replace(unsigned, signature=self.sign(name, unsigned.signed(self.session)))

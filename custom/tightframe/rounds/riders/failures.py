@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
 
 FAILED = "failed"
+INPUTS = "statistics/"
+"""Prefix of pooled statistics, which are of the records alone."""
 NOTE = "failed_silos"
 """Name of the note: number of silos in the sum that could not contribute."""
 TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
@@ -121,9 +123,9 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
 
 
 def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
-    """Return ``neutral`` with the class sums of the model as it was received, and the class counts.
+    """Return ``neutral`` with class sums of the received model, class counts and moments of inputs.
 
-    Neither depends on how training went. A term that lacked them would be as good as another cohort: the
+    None depends on how training went. A term that lacked them would be as good as another cohort: the
     difference of two totals would be this silo's own.
 
     Args:
@@ -132,7 +134,7 @@ def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) 
         received: the broadcast.
         state: what the silo has kept.
     """
-    if not any(item.per_class for item in phase.schema.fields):
+    if not any(item.per_class or item.name.startswith(INPUTS) for item in phase.schema.fields):
         return neutral(phase.schema, received)
     try:
         with silo.without_training():
@@ -146,13 +148,13 @@ def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) 
 
 
 def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribution:
-    """Return ``neutral`` with the class sums and the evaluation of a contribution, within their bounds."""
+    """Return ``neutral`` with class sums, evaluation and moments of inputs, within their bounds."""
     empty = neutral(schema, received)
     kept = {
         item.name: made[item.name].to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(-item.bound, item.bound)
         for item in schema.fields
         if item.name in made
-        and (item.per_class or item.name == RECORDS or item.name.startswith("evaluation/"))
+        and (item.per_class or item.name == RECORDS or item.name.startswith(("evaluation/", INPUTS)))
     }
     return replace(empty, tensors={**empty.tensors, **kept})
 

@@ -168,6 +168,8 @@ class SecureSite:
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
+                if self._context.job.resume is not None:
+                    history.check_resumed(params, request.sum_id, named, first=total is None)
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
                 self._vault.note(arrived)

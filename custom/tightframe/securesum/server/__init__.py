@@ -57,6 +57,7 @@ from tightframe.securesum.messages import (
     challenge,
     links_of,
     pair_secret_hash,
+    pairs_digest,
     receipts_digest,
     share_hash,
 )
@@ -371,6 +372,7 @@ class Sum:
             "update": masked_hash(masked.update, masked.links),
             "static": masked_hash(masked.static, masked.links),
         }
+        keyed = self._session.keyed_hashes(site, self.slot)
         for part, expected, received in (
             ("slot", str(self.slot), str(receipt.slot)),
             ("sum", str(self.sum_id), str(receipt.sum_id)),
@@ -378,6 +380,7 @@ class Sum:
             ("total", self.told.hex(), receipt.total.hex()),
             ("update group's hash", hashes["update"].hex(), receipt.update.hex()),
             ("static group's hash", hashes["static"].hex(), receipt.static.hex()),
+            ("pair secrets' hash", pairs_digest(keyed).hex(), receipt.pairs.hex()),
         ):
             if expected != received:
                 raise InconsistencyError(

@@ -82,6 +82,7 @@ class Evidence:
             self.receipts[name],
             {group: self.spool.read(self.total.slot, name, group) for group in groups},
             self.links[name],
+            self.session.keyed_hashes(name, self.total.slot),
             {group: self.secrets[group][name].expose() for group in groups},
         )
 

@@ -13,6 +13,7 @@ from tightframe.securesum.checks import Keys, read_advertisements, verify, verif
 from tightframe.securesum.errors import MessageError, ProtocolError, ReplayError, RosterError, StateError
 from tightframe.securesum.identity import Verifier
 from tightframe.securesum.messages import (
+    GROUPS,
     Advertisement,
     Advertisements,
     Confirmation,
@@ -166,6 +167,18 @@ class Session:
         """Return the hash of the pair secret from a dealer to a holder, as the dealer signed it: 32 bytes."""
         start = pair_secret_offset(slot, group, self.params.slots, HASH_BYTES)
         return self._confirmed[dealer].hashes[holder][start : start + HASH_BYTES]
+
+    def keyed_hashes(self, site: str, slot: int) -> bytes:
+        """Return the hashes of the pair secrets that key a site's masks with all others (``pairs_of``).
+
+        Each is signed by its dealer, the first of the two in the roster.
+        """
+        pairs = [tuple(sorted((site, other))) for other in self.params.roster if other != site]
+        return b"".join(
+            self.signed_pair_secret_hash(first, second, slot, group)
+            for group in GROUPS
+            for first, second in pairs
+        )
 
     def _check(self, item: Confirmation) -> None:
         roster, key = self.params.roster, self.peers[item.name].session_key

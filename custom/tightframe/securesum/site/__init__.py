@@ -13,7 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tightframe.securesum.checks import group_layout, link, masked_hash, pair_secret, verify, verify_receipt
+from tightframe.securesum.checks import (
+    group_layout,
+    key_hash,
+    link,
+    masked_hash,
+    pair_secret,
+    verify,
+    verify_receipt,
+)
 from tightframe.securesum.errors import (
     InconsistencyError,
     ParametersError,
@@ -38,6 +46,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     Told,
     agreement_signed,
+    pairs_digest,
     receipts_digest,
 )
 from tightframe.securesum.primitives import HASH_BYTES, ed25519_sign
@@ -164,12 +173,23 @@ def mask(
     del total  # as large as the term that is masked now
     own = established.epoch.name
     secrets = {group: _pair_secrets(established, fresh, slot, group) for group in GROUPS}
-    keys = {group: _pair_keys(established, slot, group, secrets[group]) for group in GROUPS}
+    keyed = {group: _keyed(own, secrets[group]) for group in GROUPS}
+    session = established.session
+    keys = {
+        group: {
+            other: pair_key(secret, session, slot, group, *sorted((own, other)))
+            for other, secret in keyed[group].items()
+        }
+        for group in GROUPS
+    }
+    pairs = b"".join(
+        key_hash(session, slot, group, own, other, secret)
+        for group in GROUPS
+        for other, secret in keyed[group].items()
+    )
     links = b"".join(link(*pair) for group in GROUPS for other, pair in secrets[group].items() if own < other)
     own_keys = {
-        group: self_key(
-            slot_secret(fresh.secrets, group, "self").expose(), established.session, slot, group, own
-        )
+        group: self_key(slot_secret(fresh.secrets, group, "self").expose(), session, slot, group, own)
         for group in GROUPS
     }
     masked = {
@@ -186,9 +206,10 @@ def mask(
         follows=follows,
         update=masked_hash(masked["update"], links),
         static=masked_hash(masked["static"], links),
+        pairs=pairs_digest(pairs),
         signature=b"",
     )
-    signature = ed25519_sign(established.signing, unsigned.signed(established.session))
+    signature = ed25519_sign(established.signing, unsigned.signed(session))
     receipt = replace(unsigned, signature=signature)
     slots = (
         *(_erased(item) for item in established.slots[:slot]),
@@ -293,6 +314,9 @@ def reveal(
     if state.told is not None:
         verified = state.told.slot, state.told.digest()
         entries.insert(0, journal.TotalVerified(params.job, params.epoch, *verified))
+    if params.schemas[held.schema]:
+        number, basis = held.receipt.sum_id.round, held.receipt.basis
+        entries.insert(0, journal.StateSummed(params.lineage, params.job, number, basis))
     if "static" in groups:
         entries.append(journal.StaticOpened(epoch.dataset, survivors, params.lineage))
     revealed = Revealed(held.schema, held.receipt.sum_id, survivors, receipts, groups)
@@ -368,17 +392,9 @@ def _pair_secrets(
     }
 
 
-def _pair_keys(
-    state: Established, slot: int, group: Group, secrets: Mapping[str, tuple[bytes, bytes]]
-) -> dict[str, bytes]:
-    """Return the key m_ij of the mask with every other site, from the pair secrets to it and from it."""
-    own, session = state.epoch.name, state.session
-    return {
-        other: pair_key(sent, session, slot, group, own, other)
-        if own < other
-        else pair_key(received, session, slot, group, other, own)
-        for other, (sent, received) in secrets.items()
-    }
+def _keyed(own: str, secrets: Mapping[str, tuple[bytes, bytes]]) -> dict[str, bytes]:
+    """Return every other site -> the pair secret that keys the mask with it: from the first of the two."""
+    return {other: sent if own < other else received for other, (sent, received) in secrets.items()}
 
 
 def _masked(layout: Layout, term: bytes, own: str, own_key: bytes, keys: Mapping[str, bytes]) -> bytes:

@@ -27,6 +27,9 @@ Slot: TypeAlias = tuple[str, int, int]
 MAX_STARTS = 8
 """How often a site begins to make the term of one slot: again only after its process died on the way."""
 
+MAX_JOBS_OF_STATE = 4
+"""In how many jobs of one chain a site gives shares of sums of one round that rest on one state."""
+
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term
 before the sum, sorted by name. The caller chooses the settings."""
@@ -232,6 +235,19 @@ class TotalVerified(JournalEntry):
     KEYS = {**_SLOT, "total": _digits}  # noqa: RUF012
 
 
+@dataclass(frozen=True)
+class StateSummed(JournalEntry):
+    """This site revealed its shares of a sum of a round that rests on a state, in a lineage of jobs."""
+
+    lineage: str
+    job: str
+    round: int
+    basis: bytes
+
+    KIND = "state_summed"
+    KEYS = {"lineage": _text, "job": _text, "round": _COUNT, "basis": _digits}  # noqa: RUF012
+
+
 Entry: TypeAlias = (
     Advertised
     | Requested
@@ -244,6 +260,7 @@ Entry: TypeAlias = (
     | ProfileUsed
     | ProfileAccepted
     | TotalVerified
+    | StateSummed
 )
 
 _ENTRIES: Mapping[object, type[Entry]] = {kind.KIND: kind for kind in get_args(Entry)}
@@ -279,6 +296,8 @@ class History:
         self._survivors: dict[Slot, set[tuple[str, ...]]] = {}
         self._revealed: dict[tuple[Slot, Group], set[tuple[str, ...]]] = {}
         self._verified: set[Slot] = set()  # of totals
+        self._rounds: dict[str, dict[str, int]] = {}  # lineage -> job -> the last round with revealed shares
+        self._states: dict[tuple[str, bytes], dict[int, set[str]]] = {}  # (lineage, state) -> round -> jobs
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
         self._profiles: dict[str, list[Profile]] = {}  # in the order in which they came
         for entry in entries:
@@ -320,6 +339,11 @@ class History:
                     known.append(entry.profile)
             case TotalVerified():
                 self._verified.add((entry.job, entry.epoch, entry.slot))
+            case StateSummed():
+                rounds = self._rounds.setdefault(entry.lineage, {})
+                rounds[entry.job] = max(entry.round, rounds.get(entry.job, 0))
+                summed = self._states.setdefault((entry.lineage, entry.basis), {})
+                summed.setdefault(entry.round, set()).add(entry.job)
             case _:
                 assert_never(entry)
 
@@ -379,6 +403,46 @@ class History:
                 f"the request for a term of slot {wanted.slot}",
                 expected=f"at most {MAX_STARTS} times",
                 found="once more, after this site's process ended each time before its term was made",
+            )
+
+    def check_resumed(self, params: Params, sum_id: SumId, basis: bytes, *, first: bool) -> None:
+        """Check that a resumed job goes on where its chain stopped, before a record is read for it.
+
+        Each job that begins with a state gives one more total of updates from it, over silos of the server's
+        choice and from batches drawn anew. So the chain goes back by one round at most, which a server that
+        stopped can have lost; a state is summed in its own round; and in a few jobs alone.
+
+        Args:
+            params: of an epoch of the resumed job.
+            sum_id: of the requested sum.
+            basis: SHA-256 of the state that it rests on.
+            first: whether no total is told with the request.
+
+        Raises:
+            ReplayError: TF-608.
+        """
+        job, rounds = params.job, self._rounds.get(params.lineage, {})
+        last = max((number for other, number in rounds.items() if other != job), default=0)
+        if sum_id.round < last - 1:
+            raise ReplayError(
+                "the round of a resumed job",
+                expected=f"{last - 1} at least, because this site gave shares of round {last} before",
+                found=str(sum_id.round),
+            )
+        summed = self._states.get((params.lineage, basis), {})
+        if not first or job in rounds or not summed:
+            return
+        if sum_id.round not in summed:
+            raise ReplayError(
+                "the state that a resumed job begins with",
+                expected=f"that of round {sum_id.round}",
+                found=f"that of {sorted(summed)}",
+            )
+        if len(summed[sum_id.round]) >= MAX_JOBS_OF_STATE:
+            raise ReplayError(
+                f"the state of round {sum_id.round}",
+                expected=f"summed in {MAX_JOBS_OF_STATE} jobs at most",
+                found="one more job that begins with it",
             )
 
     def verified(self, job: str, epoch: int, slot: int) -> bool:

@@ -243,6 +243,7 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
                 "follows": item.follows,
                 "update": item.update.hex(),
                 "static": item.static.hex(),
+                "pairs": item.pairs.hex(),
                 "signature": _base64_text(item.signature),
             }
             for item in sorted(record.receipts, key=lambda item: item.name)
@@ -347,7 +348,7 @@ _RECEIPT_KEYS: reading.Keys = {
     "update": _hex,
     "static": _hex,
 }
-_RECEIPT = reading.built(Receipt, {**_RECEIPT_KEYS, "combinations": _COMBINATIONS})
+_RECEIPT = reading.built(Receipt, {**_RECEIPT_KEYS, "pairs": _hex, "combinations": _COMBINATIONS})
 _RECEIPT_2 = reading.built(Receipt2, {**_RECEIPT_KEYS, "seed": _hex})
 _TOLD_KEYS: reading.Keys = {
     "slot": reading.integer(0, MAX_SLOTS - 1),

@@ -1,0 +1,152 @@
+"""A resumed job that goes back to an older state, or begins with one state again and again.
+
+Each time it would give one more total of updates from that state, over silos of the server's choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightframe import federation
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.errors import TightframeError
+from tightframe.results.files import CHECKPOINT
+from tightframe.results.rows import Row
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.server import resume
+from tightframe.securesum.site.journal import MAX_JOBS_OF_STATE
+
+SITES = ["site-1", "site-2", "site-3"]
+JOB: dict[str, Any] = {
+    "job_name": "stopped",
+    "method": "fedavg",
+    "dataset": "fed_heart_disease",
+    "model": "mlp",
+    "model_options": {"widths": [4], "standardise": False},
+    "sites": SITES,
+    "min_sites": 3,
+    "rounds": 6,
+    "seed": 3,
+    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0},
+}
+
+
+class PulledPlugError(Exception):
+    """The server's process ends."""
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """The runs that are stopped here on purpose fill no screen."""
+    for name in ("tightframe.run", "tightframe.silo"):
+        caplog.set_level(logging.CRITICAL, logger=name)
+
+
+@pytest.fixture
+def lasting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers outlive a run, as in production; the simulator has a ledger for each."""
+    made = federation.SiloContext
+
+    def context(*arguments: Any, **values: Any) -> SiloContext:
+        return made(*arguments, **values, ledger_dir=tmp_path / "ledgers")
+
+    monkeypatch.setattr(federation, "SiloContext", context)
+
+
+def stopping(folder: Path, number: int) -> Callable[[Row], None]:
+    """Stop a run in a round, once its sum is opened; each checkpoint on the way is kept."""
+
+    def stop(row: Row) -> None:
+        path = folder / "server" / CHECKPOINT
+        if path.is_file():
+            kept = folder / f"after-{resume.read(path)[0].described['after_round']}"
+            kept.mkdir(exist_ok=True)
+            shutil.copy(path, kept / CHECKPOINT)
+        if row.kind == "train" and row.round == number:
+            raise PulledPlugError
+
+    return stop
+
+
+def stopped(
+    folder: Path, number: int = 5, *, job: JobConfig | None = None, before: Path | None = None
+) -> None:
+    with pytest.raises(PulledPlugError):
+        federation.run_job(
+            job or parse_job(JOB), folder=folder, stopped=before, on_round=stopping(folder, number)
+        )
+
+
+def from_round(folder: Path, number: int, to: Path) -> tuple[JobConfig, Path]:
+    """The stopped run as of an earlier round, as a lying server shows it, and the job that resumes it."""
+    shutil.copytree(folder, to)
+    shutil.copy(folder / f"after-{number}" / CHECKPOINT, to / "server" / CHECKPOINT)
+    return resume.next_job(to / "server" / CHECKPOINT), to
+
+
+@pytest.mark.usefixtures("lasting")
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_resumed_job_does_not_go_back_to_an_older_round(tmp_path: Path, after: int) -> None:
+    """Silos verified that state, and gave shares of later ones. The job says so, and a lead has signed it."""
+    stopped(tmp_path / "run")
+    job, before = from_round(tmp_path / "run", after, tmp_path / "shown")
+    assert job.done == after
+    with pytest.raises(TightframeError, match="TF-608"):
+        federation.run_job(job, folder=tmp_path / "resumed", stopped=before)
+
+
+def test_else_it_would_be_summed_once_more(tmp_path: Path) -> None:
+    """Sites that remember nothing, as in the simulator: the round's second total, from the same state."""
+    stopped(tmp_path / "run")
+    job, before = from_round(tmp_path / "run", 1, tmp_path / "shown")
+    found = federation.run_job(job, folder=tmp_path / "resumed", stopped=before)
+    assert [row.round for row in found.outcome.rows if row.kind == "train"] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.usefixtures("lasting")
+def test_nor_is_an_older_state_shown_as_that_of_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job that the lead signed resumes after the last round; the server begins with another state."""
+    stopped(tmp_path / "run")
+    job, before = from_round(tmp_path / "run", 4, tmp_path / "shown")
+    older = resume.read(tmp_path / "run" / "after-1" / CHECKPOINT)[0].state
+    honest = resume.continued
+
+    def lying(*arguments: Any) -> Any:
+        stored, saved = honest(*arguments)  # type: ignore[misc]
+        return replace(stored, state=older), saved
+
+    monkeypatch.setattr(resume, "continued", lying)
+    with pytest.raises(TightframeError, match="TF-608"):
+        federation.run_job(job, folder=tmp_path / "lie", stopped=before)
+    monkeypatch.setattr(resume, "continued", honest)
+    found = federation.run_job(job, folder=tmp_path / "resumed", stopped=before)
+    assert found.outcome.rounds_done == 6
+
+
+@pytest.mark.usefixtures("lasting")
+def test_a_server_that_lost_its_last_checkpoint_goes_on(tmp_path: Path) -> None:
+    """It may stop between the opening of a sum and the checkpoint of the state that it rests on."""
+    stopped(tmp_path / "run")
+    job, before = from_round(tmp_path / "run", 3, tmp_path / "shown")
+    found = federation.run_job(job, folder=tmp_path / "resumed", stopped=before)
+    assert found.outcome.rounds_done == 6
+
+
+@pytest.mark.usefixtures("lasting")
+def test_one_state_is_not_resumed_from_without_end(tmp_path: Path) -> None:
+    """The server stops, each time, after the sum that rests on the checkpoint's state, and resumes again."""
+    stopped(tmp_path / "run")
+    job, before = from_round(tmp_path / "run", 4, tmp_path / "shown")
+    for number in range(1, MAX_JOBS_OF_STATE):
+        stopped(tmp_path / f"again-{number}", job=job, before=before)
+    with pytest.raises(TightframeError, match="TF-608"):
+        federation.run_job(job, folder=tmp_path / "once more", stopped=before)
