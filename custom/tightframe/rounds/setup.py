@@ -166,6 +166,37 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         JobError: listing every problem at once.
         TooLargeError: TF-632.
     """
+    setup, options = _assemble(values, ceilings)
+    job = setup.job
+    _check_encoder(setup)
+    _check_start(setup)
+    _check_withdrawal(setup, options)
+    if job.privacy is not None:
+        setup = _with_privacy(setup)
+    _check_sums(setup, ceilings)
+    _check_without_global_model(setup)
+    _check_head(setup, job.model_options)
+    return setup
+
+
+def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -> JobSetup:
+    """Join a job with what it names, without checks of its sums and without a plan of privacy.
+
+    For whoever uses a model of an ended run and starts none.
+
+    Args:
+        values: of the job.
+        ceilings: limits on what is built.
+
+    Raises:
+        JobError: listing values, names and options that are wrong.
+    """
+    setup, _ = _assemble(values, ceilings)
+    return setup
+
+
+def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[JobSetup, BaseModel]:
+    """Return the setup of a job's values, and the options of its data set."""
     raw = values.model_dump() if isinstance(values, JobConfig) else values
     job, problems = check_job(raw)
     if not isinstance(raw, dict):
@@ -214,16 +245,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
         for site, other in others.items()
     }
-    setup = JobSetup(job, method, dataset, setting, site_settings=own, start=start)
-    _check_encoder(setup)
-    _check_start(setup)
-    _check_withdrawal(setup, dataset_options)
-    if job.privacy is not None:
-        setup = _with_privacy(setup)
-    _check_sums(setup, ceilings)
-    _check_without_global_model(setup)
-    _check_head(setup, raw.get("model_options", {}))
-    return setup
+    return JobSetup(job, method, dataset, setting, site_settings=own, start=start), dataset_options
 
 
 def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
