@@ -167,7 +167,7 @@ def test_a_changed_file_is_refused(copied: Path) -> None:
     tensors = load_file(path)
     tensors["head.beta"] = tensors["head.beta"] + 1e-3
     save_file(tensors, path)
-    with pytest.raises(ModelError, match="TF-822: Expected .* with SHA-256 .* it was changed"):
+    with pytest.raises(ModelError, match=r"TF-822: Expected .* with SHA-256 .* it was changed"):
         tightframe.load_model(copied)
 
 

@@ -1,8 +1,8 @@
 """A model of an ended run, loaded from what the run left: the function that its evaluation used.
 
 The card (``model.json``) of a server's results, or a silo's own report, has the whole job. From it the
-network is built as in the run: the method's head, the frozen encoder, the normalisation of a job with privacy.
-The tensors have all the rest: an ETF's temperature, the scale of a closed form, pooled moments of the inputs.
+network is built as in the run: the method's head, the frozen encoder, the normalisation of a job with
+privacy. The tensors have all the rest: an ETF's temperature, the scale of a closed form, pooled moments.
 No record of the job is needed.
 """
 
@@ -31,7 +31,7 @@ from tightframe.results.model_card import Card
 from tightframe.rounds.setup import JobSetup, assemble
 
 PLACES = (".", "workspace", "server", "server/simulate_job")
-"""Where a run's results are: the folder itself, a downloaded job, a run in process, a simulation's workspace."""
+"""Where results are: in the folder itself, a downloaded job, a run in process, a simulation's workspace."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class TrainedModel:
         if given.dim() != 1 + len(wanted) or tuple(given.shape[1:]) != wanted:
             shown = ", ".join(map(str, wanted))
             raise ModelError(
-                f"Expected records of shape (n, {shown}), but got {tuple(given.shape)}: a single record needs "
-                "an axis in front.",
+                f"Expected records of shape (n, {shown}), but got {tuple(given.shape)}: a single record "
+                "needs an axis in front.",
                 code="TF-823",
             )
         records = given.detach().to("cpu", torch.float32)
@@ -144,8 +144,8 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
         model.predict_proba(x)                                            # (n, C)
 
     Args:
-        place: results of a run's server or of a silo, or a folder above them as a run in process, a simulation
-            or a download has it; or one of the model files in such a folder.
+        place: results of a run's server or of a silo, or a folder above them as a run in process, a
+            simulation or a download has it; or one of the model files in such a folder.
         device: on which it computes.
 
     Raises:
@@ -216,8 +216,8 @@ def _model_file(place: Path) -> Path:
     for folder in folders:
         if (folder / CARD).is_file() and Card.read(folder).model_sha256 is None:
             raise ModelError(
-                f"Expected a global model in {folder}, but the method has none: each silo keeps its own. Name "
-                "a silo's folder."
+                f"Expected a global model in {folder}, but the method has none: each silo keeps its own. "
+                "Name a silo's folder."
             )
         if (folder / OUTCOME).is_file():
             raise ModelError(
@@ -225,8 +225,8 @@ def _model_file(place: Path) -> Path:
                 "(see outcome.json)."
             )
     raise ModelError(
-        f"Expected {MODEL} in {place} or in {', '.join(PLACES[1:])} there, but there is none: name a folder of "
-        "a run's results, at the server or at a silo."
+        f"Expected {MODEL} in {place} or in {', '.join(PLACES[1:])} there, but there is none: name a folder "
+        "of a run's results, at the server or at a silo."
     )
 
 
@@ -276,7 +276,9 @@ def _load(module: nn.Module, content: bytes, path: Path) -> None:
         raise ModelError(f"Expected {path} in safetensors format, but got: {error}.", code="TF-822") from None
     wanted = module.state_dict()
     other = sorted(set(wanted) ^ set(tensors))
-    other += [name for name in sorted(set(wanted) & set(tensors)) if wanted[name].shape != tensors[name].shape]
+    other += [
+        name for name in sorted(set(wanted) & set(tensors)) if wanted[name].shape != tensors[name].shape
+    ]
     if other:
         raise ModelError(
             f"Expected the tensors of the network that the job describes in {path}, but {other[:5]} are "
