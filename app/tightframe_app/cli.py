@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, reports, transcripts
+from tightframe_app import data, reports, transcripts, use
 from tightframe_app.federation import commands as federations
 from tightframe_app.jobs import commands as job_commands
 from tightframe_app.jobs import method_table
@@ -36,6 +36,7 @@ app.add_typer(sites.app, name="site")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
 app.command("report")(reports.report)
+app.command("predict")(use.predict)
 app.command("watch")(watch.watch)
 app.command("methods")(method_table.methods)
 out = lines()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tightframe.data.base import DatasetSpec
     from tightframe.errors import TightframeError
     from tightframe.federation import run, run_job
+    from tightframe.inference.model import TrainedModel, load_model
     from tightframe.models.base import BackboneSpec
     from tightframe.phases import Method
     from tightframe.rounds.server.coordinator import Result
@@ -28,7 +29,9 @@ __all__ = [
     "Method",
     "Result",
     "TightframeError",
+    "TrainedModel",
     "__version__",
+    "load_model",
     "parse_job",
     "prepare",
     "run",
@@ -42,6 +45,8 @@ _HOMES = {
     "Method": "tightframe.phases",
     "Result": "tightframe.rounds.server.coordinator",
     "TightframeError": "tightframe.errors",
+    "TrainedModel": "tightframe.inference.model",
+    "load_model": "tightframe.inference.model",
     "parse_job": "tightframe.config.job",
     "prepare": "tightframe.rounds.setup",
     "run": "tightframe.federation",

@@ -520,6 +520,8 @@ class Method:
         personalise: makes a silo's personal model from (silo, the final model's tensors, the silo's
             committed state); ``predict`` is asked of it, and it stays at the silo. None takes the model
             right after one more round of local training.
+        personal_form: turns a model of a setting into one of the form of a personal model, with values of no
+            meaning, to load one into; None where a personal model has the form of the global one.
         rounded: whether the server's half uses matrix products, powers or decompositions, whose last bits
             differ between processors; a silo then takes over the server's result, checked against its own
             within rounding (``rounds.following``).
@@ -545,6 +547,7 @@ class Method:
     one_sum: OneSum | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
+    personal_form: Callable[[Setting, torch.nn.Module], torch.nn.Module] | None = None
     rounded: bool = False
     needs_encoder: str = ""
 

@@ -40,7 +40,7 @@ def lines(path: Path) -> list[Any]:
 
 def as_written(values: Any) -> Any:
     """What was written before there were these keys."""
-    later = ("format", "phases", "disclosed", "withdrawn")
+    later = ("format", "phases", "disclosed", "withdrawn", *(("job", "classes") if "silo" in values else ()))
     return {key: value for key, value in values.items() if key not in later} | (
         {"privacy": {key: item for key, item in values["privacy"].items() if key != "pld"}}
         if isinstance(values.get("privacy"), dict)

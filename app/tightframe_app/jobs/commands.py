@@ -90,6 +90,14 @@ _WithdrawFrom = Annotated[
         "this folder."
     ),
 ]
+_Evaluate = Annotated[
+    Path | None,
+    typer.Option(
+        "--evaluate",
+        help="Train nothing, and evaluate this model over all silos: a run's results, or with NAME a "
+        "safetensors file for that job's network.",
+    ),
+]
 
 
 @app.command()
@@ -110,18 +118,31 @@ def export(
     committed: _Committed = False,
     resume: _Resume = None,
     withdraw_from: _WithdrawFrom = None,
+    evaluate: _Evaluate = None,
 ) -> None:
     """Write a job folder: configuration only, no code.
 
     If --set names another method, dataset or model, the recipe's options of the old one are dropped, and
     the command lists them. With --resume the job is the stopped one, unchanged, and NAME is its name or
     recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. So it is with
-    --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. A job gets an
-    update_norm, as production sites require, unless --set names one or null.
+    --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. With --evaluate
+    the job is the one that trained the model, without training; NAME is for a model from elsewhere. A job
+    gets an update_norm, as production sites require, unless --set names one or null.
     """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
 
+    if evaluate is not None:
+        wrong = {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
+        wrong |= {"--committed": committed or None}
+        if given := [option for option, value in wrong.items() if value is not None]:
+            raise typer.BadParameter(f"nothing is trained: omit {', '.join(given)}", param_hint="--evaluate")
+        own = {"min_sites": min_sites, "seed": seed}
+        wanted_values = {key: value for key, value in own.items() if value is not None}
+        wanted_values |= _changes(change or [])
+        named = None if name is None and method is None else (name, method, dataset, preset)
+        _evaluate(evaluate, named, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
+        return
     if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
         raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
     numbers = {"rounds": rounds, "min_sites": min_sites, "seed": seed}
@@ -150,6 +171,44 @@ def export(
     if replaced := job_folders.write_job(files, folder, force=force, anew=committed):
         err.print(replaced)
     _print_export(recipe, job, preset, changes, folder)
+
+
+def _evaluate(
+    place: Path,
+    named: tuple[str | None, str | None, str | None, str] | None,
+    sites: list[str] | None,
+    changes: dict[str, Any],
+    output: Path | None,
+    gpus: int,
+    gpu_memory: int,
+    force: bool,
+) -> None:
+    """Export the job that evaluates a finished model."""
+    from tightframe_app.jobs import evaluating
+    from tightframe_app.jobs import folders as job_folders
+
+    if named is None:
+        made = evaluating.of_run(place, sites, changes)
+    else:
+        name, method, dataset, preset = named
+        if not place.is_file():
+            raise typer.BadParameter(
+                "expected a safetensors file with a job's NAME; a run's own folder says itself which job "
+                "trained the model: omit NAME",
+                param_hint="--evaluate",
+            )
+        if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
+            raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
+        recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
+        of_network = {key: value for key, value in changes.items() if not key.startswith("privacy")}
+        job = recipe.job(preset, sites=sites, changes=of_network)
+        made = evaluating.of_file(place, job, changes)
+    folder = output or Path("exported", made.job.job_name)
+    files = job_folders.job_files(made.job, gpus=gpus, gpu_memory=gpu_memory)
+    if replaced := job_folders.write_job(files, folder, force=force):
+        err.print(replaced)
+    for line in made.lines(folder):
+        out.print(line)
 
 
 def _changes(items: list[str]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Recipe:
         if "method" in changes and (rounds := _own_rounds(changes["method"])) is not None:
             values["rounds"] = rounds
         for key, value in changes.items():
-            _set(values, key, value)
+            set_value(values, key, value)
         return prepared(json.loads(json.dumps(values)))
 
     def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -434,7 +434,14 @@ def get(name: str) -> Recipe:
     raise KeyError(unknown_name(f"job {name!r}", name, [recipe.name for recipe in RECIPES]))
 
 
-def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+def set_value(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a value of a job, in place.
+
+    Args:
+        values: of the job.
+        dotted: its key, for example ``training.epochs``.
+        value: plain.
+    """
     *parents, last = dotted.split(".")
     place = values
     for part in parents:

@@ -11,7 +11,7 @@ from tightframe.errors import REASONS, TightframeError
 from tightframe.results.files import OUTCOME, ResultsError, parsed, read_bytes
 from tightframe.results.outcome import Outcome
 from tightframe.results.status import Status
-from tightframe.results.words import metric, one_answer, plural
+from tightframe.results.words import metric, one_answer
 
 COMPLETED = "FINISHED:COMPLETED"
 OVER = "FINISHED"
@@ -159,7 +159,7 @@ def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutco
     allowed = isinstance(found, Outcome) or found.allowed
     fetch = (f"its result: nvflare job download {job_id}",) if allowed else ()
     if outcome is not None and outcome.trained:
-        done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')} in {outcome.seconds:.0f} s"
+        done = f"{outcome.length} in {outcome.seconds:.0f} s"
         title = outcome.ended.upper()
         told = (*_reason(outcome, last), *outcome.notes, *_metrics(outcome), *_after(seen), *fetch)
         return Verdict(TRAINED, f"{title}, {done}", told)
@@ -167,9 +167,9 @@ def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutco
         on = () if outcome is None else _go_on(job_id, outcome)
         return _failed(seen, last, outcome, (*fetch, *on))
     if outcome is not None:
-        done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')} in {outcome.seconds:.0f} s"
+        done = f"{outcome.length} in {outcome.seconds:.0f} s"
         told = (*_reason(outcome, last), *outcome.notes, *fetch, *_go_on(job_id, outcome))
-        return Verdict(NOT_TRAINED, f"NOT TRAINED, {done}", told)
+        return Verdict(NOT_TRAINED, f"{outcome.ended.upper()}, {done}", told)
     if last is not None and last.state in ("trained", "stopped"):
         trained = last.state == "trained"
         said = (f"by the run's own last status; its outcome was not read: {found}",)
@@ -186,7 +186,7 @@ def _failed(seen: Seen, last: Status | None, outcome: Outcome | None, fetch: tup
     title, means = ENDS.get(seen.engine, (seen.engine, "the engine ended it"))
     lines = [f"{seen.engine}: {means}", *seen.told, *_reason(outcome, last)]
     if outcome is not None:
-        lines += [f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')} done", *outcome.notes]
+        lines += [f"{outcome.length} done", *outcome.notes]
     return Verdict(NOT_TRAINED, title, (*lines, *(() if seen.engine in NEVER_BEGAN else fetch)))
 
 

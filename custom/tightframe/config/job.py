@@ -206,6 +206,17 @@ class Withdraw(StrictModel):
     min_withdrawn: int = Field(default=10, ge=1, le=2**20)
 
 
+class EvaluateOnly(StrictModel):
+    """What a job that trains nothing says of the finished model that it evaluates.
+
+    Attributes:
+        normalisation: what the network has in place of BatchNorm: ``batch``: nothing else; ``group`` or
+            ``frozen``, as a job with privacy has trained it.
+    """
+
+    normalisation: Literal["batch", "group", "frozen"] = "batch"
+
+
 class JobConfig(Lasting):
     """One federated training job.
 
@@ -254,6 +265,8 @@ class JobConfig(Lasting):
             silo checks; None starts from the seed.
         resume: the stopped job that this one resumes; None starts a new one.
         withdraw: the ended run out of whose total this job takes records; None takes none out.
+        evaluate_only: train nothing (``rounds`` is 0), and evaluate the model of ``initial_model_sha256``
+            over all silos in one exchange; None trains.
     """
 
     job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -268,7 +281,7 @@ class JobConfig(Lasting):
     sites: Annotated[list[SiteName], Field(min_length=1, max_length=250)]
     min_sites: int = Field(ge=1)
     sites_per_round: int | None = Field(default=None, ge=1, le=250)
-    rounds: int = Field(ge=1, le=10_000)
+    rounds: int = Field(ge=0, le=10_000)
     seed: int = Field(default=0, ge=0, lt=2**31)
     training: Training = Training()
     evaluation: Evaluation = Evaluation()
@@ -292,6 +305,7 @@ class JobConfig(Lasting):
     initial_model_sha256: Annotated[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None, LATER] = None
     resume: Resume | None = None
     withdraw: Annotated[Withdraw | None, LATER] = None
+    evaluate_only: Annotated[EvaluateOnly | None, LATER] = None
 
     def model_at(self, site: str) -> SiteModel:
         """Return the model that a silo trains: its own, or the job's."""
@@ -309,6 +323,13 @@ class JobConfig(Lasting):
     def assumed_colluders(self, sites: int) -> int:
         """Return the number of silos that are assumed to collude in a roster of this size."""
         return default_colluders(sites) if self.colluders is None else self.colluders
+
+    @property
+    def normalisation(self) -> Literal["group", "frozen"] | None:
+        """The replacement of BatchNorm in the network; None leaves it."""
+        if self.evaluate_only is not None:
+            return None if self.evaluate_only.normalisation == "batch" else self.evaluate_only.normalisation
+        return None if self.privacy is None else self.privacy.normalisation
 
     @property
     def roster(self) -> tuple[str, ...]:
@@ -364,6 +385,7 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
         problems += _secure_problems(values, len(sites))
     if values.get("privacy") is not None:
         problems += _privacy_problems(values)
+    problems += _evaluation_problems(values)
     if values.get("withdraw") is not None and values.get("privacy") is not None:
         problems.append(
             "withdraw: not possible with `privacy`: the difference of two noisy totals would be one more "
@@ -373,6 +395,31 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
     done = resume.get("after_round") if isinstance(resume, dict) else None
     if isinstance(done, int) and isinstance(rounds, int) and done > rounds:
         problems.append(f"resume.after_round: Expected at most `rounds` ({rounds}), but got {done}")
+    return problems
+
+
+def _evaluation_problems(values: dict[str, Any]) -> list[str]:
+    """List options that contradict a job which evaluates only, or training rounds without any."""
+    rounds = values.get("rounds")
+    if values.get("evaluate_only") is None:
+        alone = "only a job with `evaluate_only` has none"
+        return [f"rounds: Expected 1 at least, but got 0: {alone}"] if rounds == 0 else []
+    problems = []
+    if rounds != 0:
+        problems.append(f"rounds: Expected 0 with `evaluate_only`, which trains nothing, but got {rounds}")
+    if values.get("initial_model_sha256") is None:
+        problems.append("initial_model_sha256: Expected that of the model to evaluate with `evaluate_only`")
+    trains = ("personalise", "local_baseline_epochs", "start", "resume", "withdraw", "sites_per_round")
+    problems += [
+        f"{name}: not possible with `evaluate_only`, which trains nothing and asks all silos"
+        for name in trains
+        if values.get(name)
+    ]
+    privacy = values.get("privacy")
+    if isinstance(privacy, dict) and privacy.get("evaluation", "local") != "noisy":
+        problems.append(
+            "privacy.evaluation: Expected 'noisy' with `evaluate_only`: nothing would be summed otherwise"
+        )
     return problems
 
 

@@ -533,6 +533,8 @@ def takes_norm(job: JobConfig, options: Any) -> bool:
     from tightframe import methods  # imports torch
 
     method = methods.get(job.method)
+    if job.evaluate_only is not None:
+        return False
     if method.own_model is not None or getattr(options, "splits_by_sign", False):
         return False
     return method.gradient_rate is None or job.privacy is None
@@ -562,6 +564,8 @@ def _releases(rounds: int, privacy: Any) -> int | None:
     """
     if privacy.releases is None:
         return None
+    if not rounds:
+        return 1  # the one evaluation of a job that trains nothing
     from tightframe.privacy.releases.plan import (
         release_rounds,
     )  # tasks of jobs without privacy do not need it

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field
 
+from tightframe.data.forms import RecordForm
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
@@ -85,6 +86,8 @@ class DatasetSpec:
             default by name.
         no_patients: why the patient of a record cannot be known; empty if the records may name it. A job that
             protects patients is refused for this reason.
+        form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
+            None where there is no such form.
     """
 
     name: str
@@ -98,6 +101,7 @@ class DatasetSpec:
     num_centers: int
     choosing: tuple[str, ...] = ()
     no_patients: str = ""
+    form: Callable[[Any], RecordForm] | None = None
 
     @property
     def num_classes(self) -> int:

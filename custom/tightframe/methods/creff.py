@@ -295,6 +295,13 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     return module
 
 
+def personal_form(setting: Setting, model: nn.Module) -> nn.Module:
+    """Return a model with the generic head alone, as ``personalise`` leaves it."""
+    own: Any = model
+    own.head = own.head.generic
+    return model
+
+
 METHOD = scheduled_method(
     name="creff",
     title="CReFF",
@@ -307,5 +314,6 @@ METHOD = scheduled_method(
     init_server=init_server,
     head=head,
     personalise=personalise,
+    personal_form=personal_form,
     rounded=True,
 )

@@ -157,6 +157,13 @@ def _personal_head(silo: SiloView, state: Tensors) -> nn.Module:
     return head.to(silo.device)
 
 
+def personal_form(setting: Setting, model: nn.Module) -> nn.Module:
+    """Return a model with the sum of both heads, as ``personalise`` leaves it."""
+    own: Any = model
+    own.head = SummedHead(own.head, nn.Linear(feature_width(model), setting.num_classes))
+    return model
+
+
 METHOD = composed_method(
     name="fedrod",
     title="FedROD",
@@ -167,4 +174,5 @@ METHOD = composed_method(
     config=FedRODConfig,
     parts=parts,
     personalise=personalise,
+    personal_form=personal_form,
 )

@@ -116,6 +116,8 @@ class SiloReport(ResultFile):
         personal: results of the personal model.
         privacy: what the job has cost the silo's records.
         disclosed: what left the silo; None in files of before it was recorded.
+        job: the job's plain values, by which the silo's models can be loaded; empty in older files.
+        classes: names, in the order of the models' outputs.
     """
 
     NAME = LOCAL
@@ -134,3 +136,5 @@ class SiloReport(ResultFile):
     personal: SiloPersonal | None = None
     privacy: SiloPrivacy | None = None
     disclosed: Disclosure | None = None
+    job: dict[str, Any] = {}
+    classes: list[str] = []

@@ -149,8 +149,25 @@ class Outcome(ResultFile):
         return values
 
     @property
+    def evaluates_only(self) -> bool:
+        """Check whether the job trained nothing and evaluated a finished model."""
+        return self.job.get("evaluate_only") is not None
+
+    @property
+    def length(self) -> str:
+        """Rounds done, in words."""
+        if self.evaluates_only:
+            return "no training"
+        return f"{self.rounds_done} of {plural(self.rounds, 'round')}"
+
+    @property
     def ended(self) -> str:
-        """End of the run in a few words: ``trained``, ``trained, not measured``, ``not trained``."""
+        """End of the run in a few words: ``trained``, ``trained, not measured``, ``not trained``.
+
+        Of a job that evaluates only: ``evaluated``, ``not evaluated``.
+        """
+        if self.evaluates_only:
+            return "evaluated" if self.measured and self.reason is None else "not evaluated"
         if not self.trained:
             return "not trained"
         return self.status or ("trained" if self.reason is None else NOT_MEASURED)
@@ -198,8 +215,7 @@ class Ended(Outcome):
         """Describe the run on one screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
         lines.append(
-            f" {self.ended.upper()}: {self.job_name}, {self.title}, "
-            f"{self.rounds_done} of {plural(self.rounds, 'round')} in {self.seconds:.0f} s"
+            f" {self.ended.upper()}: {self.job_name}, {self.title}, {self.length} in {self.seconds:.0f} s"
         )
         if self.reason:
             lines += [
@@ -224,12 +240,13 @@ class Ended(Outcome):
 
     def _silo_lines(self) -> list[str]:
         took_part = {name: 0 for name in self.roster}
-        train = [row for row in self.rows if row.kind == "train"]
+        train = [row for row in self.rows if row.kind == ("closing" if self.evaluates_only else "train")]
         for row in train:
             for name in row.silos:
                 took_part[name] = took_part.get(name, 0) + 1
         always = [name for name, count in took_part.items() if train and count == len(train)]
-        lines = [f" Silos: {len(always)} of {len(self.roster)} took part in every round"]
+        where = "the evaluation" if self.evaluates_only else "every round"
+        lines = [f" Silos: {len(always)} of {len(self.roster)} took part in {where}"]
         if always:
             lines[0] += f" ({', '.join(always)})"
         for name, code in sorted(self.not_enrolled.items()):
@@ -278,7 +295,8 @@ class Ended(Outcome):
                 for row in self.rows
                 if row.makes_model
             ]
-            lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
+            if not self.evaluates_only:
+                lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
         recall = (f"{name} {shown(value, 2)}" for name, value in test.recall.items())
         lines.append(" Recall: " + ", ".join(recall))
         if self.personal is not None:

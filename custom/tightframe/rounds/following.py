@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from tightframe.errors import RunError
+from tightframe.errors import JobError, RunError
 from tightframe.models.pretrained import InitialWeights, load_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.rounds import codec
@@ -67,6 +67,13 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
     model = setup.setting.build_model()
     model.load_state_dict(dict(state.model))
     loaded = load_weights(model, weights, "of the pretrained start")
+    if loaded.fresh and setup.job.evaluate_only is not None:
+        raise JobError(
+            [
+                f"evaluate_only: Expected a model for the {setup.dataset.num_classes} classes of "
+                f"{setup.dataset.title}, but the head of the file has another number"
+            ]
+        )
     tensors = {name: value.clone() for name, value in model.state_dict().items()}
     return state.evolve(model=tensors), loaded
 

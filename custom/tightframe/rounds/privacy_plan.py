@@ -126,8 +126,8 @@ class PrivacyPlan:
         extra += ["sums of frozen features once, for the start"] if self.frozen is not None else []
         others = f", beside it noisy {' and '.join(extra)}" if extra else ""
         how = f"{self.training_in_words()}, gradients clipped to {self.privacy.clip_norm:g}{others}"
-        if not self.trains and self.frozen is not None:
-            how = self.frozen.describe()
+        if not self.trains:
+            how = "no training" if self.frozen is None else self.frozen.describe()
         local = "evaluation stays at the silos"
         evaluation = local if self.evaluation is None else self.evaluation.describe()
         return (
@@ -141,6 +141,8 @@ def public_setting(job: JobConfig) -> PrivacySetting | None:
     """Return the part of a job's privacy that methods see; None without privacy."""
     if job.privacy is None:
         return None
+    if not job.rounds:
+        return PrivacySetting(job.privacy.feature_clip, ())
     rounds = release_plan.release_rounds(job.rounds, job.privacy.releases)
     return PrivacySetting(job.privacy.feature_clip, rounds)
 
@@ -172,7 +174,7 @@ def make_plan(
     fields = [(number, item) for number, of in phases for phase in of for item in phase.schema.fields]
     releases = tuple(dict.fromkeys(number for number, item in fields if is_class_sum(item)))
     frozen = [item for _, item in fields if is_frozen_sum(item)]
-    trains = (
+    trains = job.evaluate_only is None and (
         not frozen or gradient_rate is not None or any(item.mechanism == "training" for _, item in fields)
     )
     spare = privacy.spare_rounds if releases else 0
@@ -306,11 +308,12 @@ def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
     privacy = job.privacy
     if privacy is None or privacy.evaluation != "noisy":
         return None
-    after = release_rounds(job.rounds, privacy.evaluations, predicts=True)
+    after = release_rounds(job.rounds, privacy.evaluations, predicts=True) if job.rounds else (0,)
     number = len(after) + privacy.spare_rounds
     noise = accounting.solve(
         lambda multiplier: [Gaussian(multiplier)] * number,
-        epsilon=privacy.epsilon * privacy.evaluation_noise_share,
+        # All of it where nothing trains.
+        epsilon=privacy.epsilon * (privacy.evaluation_noise_share if job.rounds else 1.0),
         delta=privacy.delta,
     )
     config = EvaluationConfig(noise, num_classes)

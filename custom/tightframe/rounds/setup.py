@@ -80,6 +80,11 @@ class JobSetup:
         """Return the setting with the model that a silo trains."""
         return self.site_settings.get(site, self.setting)
 
+    @property
+    def trains(self) -> bool:
+        """Check whether the job makes a model, rather than evaluating a finished one only."""
+        return self.job.evaluate_only is None
+
     @cached_property
     def plan(self) -> RunPlan:
         """All exchanges of the run."""
@@ -96,6 +101,8 @@ class JobSetup:
 
     def statistics_phases(self) -> tuple[Phase, ...]:
         """Return the phases of the pooled statistics that the method or the model's input scaling needs."""
+        if not self.trains:
+            return ()  # what they would give is in the model
         names = self.method.statistics(self.setting) if self.method.statistics else ()
         if _standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
@@ -119,6 +126,8 @@ class JobSetup:
 
     def before_phases(self) -> tuple[Phase, ...]:
         """Return the phases before round 1: those that set the head, then the method's own."""
+        if not self.trains:
+            return ()
         own = self.method.before(self.setting) if self.method.before else ()
         if self.start is None or self.start.start is None:
             return own
@@ -141,7 +150,7 @@ class JobSetup:
 
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""
-        return self.method.after(self.setting) if self.method.after else ()
+        return self.method.after(self.setting) if self.method.after and self.trains else ()
 
     @property
     def evaluates(self) -> bool:
@@ -166,6 +175,38 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         JobError: listing every problem at once.
         TooLargeError: TF-632.
     """
+    setup, options = _assemble(values, ceilings)
+    job = setup.job
+    _check_evaluate_only(setup)
+    _check_encoder(setup)
+    _check_start(setup)
+    _check_withdrawal(setup, options)
+    if job.privacy is not None:
+        setup = _with_privacy(setup)
+    _check_sums(setup, ceilings)
+    _check_without_global_model(setup)
+    _check_head(setup, job.model_options)
+    return setup
+
+
+def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -> JobSetup:
+    """Join a job with what it names, without checks of its sums and without a plan of privacy.
+
+    For whoever uses a model of an ended run and starts none.
+
+    Args:
+        values: of the job.
+        ceilings: limits on what is built.
+
+    Raises:
+        JobError: listing values, names and options that are wrong.
+    """
+    setup, _ = _assemble(values, ceilings)
+    return setup
+
+
+def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[JobSetup, BaseModel]:
+    """Return the setup of a job's values, and the options of its data set."""
     raw = values.model_dump() if isinstance(values, JobConfig) else values
     job, problems = check_job(raw)
     if not isinstance(raw, dict):
@@ -178,7 +219,8 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     model_options = options_of(backbone, "options", raw, "model_options", problems)
     others = _site_models(method, raw.get("site_models"), problems)
     start = _start(raw.get("start"), problems)
-    if method is not None and method.rounds not in (None, raw.get("rounds")):
+    trains = raw.get("evaluate_only") is None
+    if trains and method is not None and method.rounds not in (None, raw.get("rounds")):
         problems.append(
             f"rounds: Expected {method.rounds} with {method.name}, which trains nothing afterwards, but got "
             f"{raw.get('rounds')}; to go on from its head choose another method, with start: {method.name}"
@@ -197,7 +239,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
             model.head = head
         if backbone.frozen or job.encoder != "trained":
             models.freeze(model)
-        return model if job.privacy is None else make_private(model, job.privacy.normalisation)
+        return model if job.normalisation is None else make_private(model, job.normalisation)
 
     setting = Setting(
         config=config,
@@ -214,16 +256,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
         for site, other in others.items()
     }
-    setup = JobSetup(job, method, dataset, setting, site_settings=own, start=start)
-    _check_encoder(setup)
-    _check_start(setup)
-    _check_withdrawal(setup, dataset_options)
-    if job.privacy is not None:
-        setup = _with_privacy(setup)
-    _check_sums(setup, ceilings)
-    _check_without_global_model(setup)
-    _check_head(setup, raw.get("model_options", {}))
-    return setup
+    return JobSetup(job, method, dataset, setting, site_settings=own, start=start), dataset_options
 
 
 def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
@@ -281,6 +314,18 @@ def _check_start(setup: JobSetup) -> None:
         raise JobError([f"start: {problem}"])
 
 
+def _check_evaluate_only(setup: JobSetup) -> None:
+    """Refuse to evaluate a model of the server's where the method has none.
+
+    Raises:
+        JobError: TF-101.
+    """
+    if setup.job.evaluate_only is not None and setup.method.own_model is not None:
+        raise JobError(
+            [f"evaluate_only: {setup.method.name} has no global model: silos evaluate their own in its runs"]
+        )
+
+
 def _check_withdrawal(setup: JobSetup, dataset_options: Any) -> None:
     """Refuse a withdrawal from a run whose model is no function of sums over its records alone.
 
@@ -325,7 +370,9 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         JobError: TF-101, naming each field or option that no mechanism protects.
     """
     job, method, config = setup.job, setup.method, setup.setting.config
-    if method.private is None:
+    if not setup.trains:
+        reasons: list[str] = []  # the evaluation alone needs noise
+    elif method.private is None:
         reasons = [f"{method.name} has no form for differential privacy"]
     else:
         reason = method.private(config)
@@ -372,7 +419,8 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
     if unprotected:
         names = dict.fromkeys(unprotected)
         raise JobError([f"privacy: nothing protects the field {name} of {method.name}" for name in names])
-    prior = method.private_prior is not None and method.private_prior(config)
+    prior = setup.trains and method.private_prior is not None and method.private_prior(config)
+    rate = rate if setup.trains else None
     try:
         rounds = [(0, before), *rounds]
         plan = privacy_plan.make_plan(

@@ -65,6 +65,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "personalise": (True, "counts of their own, of every silo alike"),
     "privacy": (None, "noise in place of a profile"),
     "resume": (None, "a resumed job goes on as the first one"),
+    "evaluate_only": (None, "no term but an evaluation, formed as at every closing"),
     "withdraw": (None, "terms are formed as in the first one; rules of its own say what is opened of them"),
 }
 """Options that do not: another value where there is one to try, and why."""

@@ -123,5 +123,6 @@ SPECS = {
         twin=deferred("tightframe.data.eicu.twin", "open_twin"),
         num_centers=len(REGIONS),
         choosing=("window", "silos", "train_hospitals", "equal_sizes"),
+        form=deferred("tightframe.data.eicu.form", "form"),
     ),
 }

@@ -69,5 +69,6 @@ SPECS = {
         open=deferred("tightframe.data.heart.silo", "open_site"),
         twin=deferred("tightframe.data.heart.twin", "open_twin"),
         num_centers=NUM_CENTERS,
+        form=deferred("tightframe.data.heart.form", "form"),
     ),
 }

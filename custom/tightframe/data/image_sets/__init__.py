@@ -175,6 +175,7 @@ def _spec(
 ) -> DatasetSpec:
     opener = deferred("tightframe.data.image_sets.silos", "open_site")
     share = deferred("tightframe.data.image_sets.silos", "open_share")
+    made = deferred("tightframe.data.image_sets.form", "form")
     return DatasetSpec(
         name=name,
         title=title,
@@ -186,6 +187,7 @@ def _spec(
         twin=None if files else partial(share, name),
         num_centers=silos,
         no_patients="its files do not name the person behind an image",
+        form=None if shape[0] == 2 else partial(made, name, shape),
     )
 
 

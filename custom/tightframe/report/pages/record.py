@@ -27,6 +27,7 @@ UNSET = {
     "privacy.noise_multiplier": "as each silo solves it",
     "resume": "none: it began anew",
     "withdraw": "none",
+    "evaluate_only": "none: the job trains",
 }
 """Meaning of a value without default that a job leaves out."""
 

@@ -26,7 +26,8 @@ def page(found: ServerResults) -> str:
     if outcome.personal is not None:
         parts.append(_personal(found))
     own, whose = outcome.own_models, _whose(found)
-    parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done, own_models=own))
+    if not outcome.evaluates_only:
+        parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done, own_models=own))
     if final is not None and (final.test.records or final.test.noisy):
         model, finds = ("the silos' own models", "find") if own else ("the final model", "finds")
         parts.append(results.recall(final.test, whose, f"{model} {finds}"))
@@ -57,17 +58,23 @@ def in_words(found: ServerResults) -> str:
     """Describe the run, its end and its model in one paragraph."""
     outcome = found.outcome
     data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
-    done = f"{outcome.rounds_done} of {plural(outcome.rounds, 'round')}"
+    done = outcome.length
     what = _models(outcome.job)
     verb = "trained" if outcome.trained else "was to train"
-    if outcome.one_sum is not None:
+    if outcome.evaluates_only:
+        verb = "had trained"
+        what = f"{what}, which was evaluated"
+    elif outcome.one_sum is not None:
         verb = "gave" if outcome.trained else "was to give"
         what += " its head from one sum, without training,"
     said = [
         f"The method {outcome.method} {verb} {what} over {plural(len(outcome.roster), 'silo')} with "
         f"{outcome.summation} sums. Data: {data}.",
     ]
-    if outcome.trained and outcome.reason is None:
+    if outcome.evaluates_only:
+        how = "ended as planned" if outcome.ended == "evaluated" else "did not evaluate the model"
+        said.append(f"The run {how}{_without(outcome)} after {outcome.seconds:.0f} s; nothing was trained.")
+    elif outcome.trained and outcome.reason is None:
         planned = "ended as planned, with" if outcome.ended == "trained" and not outcome.lost else "finished"
         said.append(f"The run {planned} {done}{_without(outcome)} after {outcome.seconds:.0f} s.")
     elif outcome.trained:
@@ -140,7 +147,7 @@ def _notices(found: ServerResults) -> list[Part]:
     notices: list[Part] = []
     verdict = tag("b", f"{outcome.ended.capitalize()}.")
     if outcome.trained and outcome.reason is None:
-        kind = "good" if outcome.ended == "trained" and not outcome.notes else "warn"
+        kind = "good" if outcome.ended in ("trained", "evaluated") and not outcome.notes else "warn"
         notices.append(layout.notice(kind, verdict, *outcome.notes))
     else:
         lines = (outcome.reason or "The results do not say why.").split("\n")
@@ -214,7 +221,8 @@ def _tiles(found: ServerResults) -> Markup:
             (shown(test.auroc), f"{noisy}AUROC, test{_limits(test, 'auroc')}"),
             (str(test.records), f"{counted}{records}"),
         ]
-    values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
+    if not outcome.evaluates_only:
+        values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
     # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
     if found.rows:
         joined = len(outcome.roster) - len(outcome.not_enrolled)

@@ -198,6 +198,18 @@ class Coordinator:
 
     def _announce(self) -> None:
         job, method = self.setup.job, self.setup.method
+        if not self.setup.trains:
+            self.log.info(
+                "%s: evaluation of a model of %s (%s) on %s with %s; %s, no training, %s sums",
+                job.job_name,
+                method.title,
+                method.name,
+                self.setup.dataset.title,
+                job.models,
+                plural(len(job.sites), "silo"),
+                job.summation,
+            )
+            return
         self.log.info(
             "%s: %s (%s) on %s with %s; %s, %s and a closing phase, %s sums, seed %d",
             job.job_name,
@@ -373,6 +385,8 @@ class Coordinator:
             raise RunError(f"statistics that the method needs could not be opened: {reason}.", code="TF-510")
         if exchange.after:
             self.log.warning("%s: %s", UNCHANGED, reason)
+        if exchange.closing and not self.setup.trains:
+            raise RunError(f"the evaluation could not be opened: {reason}.", code="TF-510")
 
     def _close(self, transport: Transport, shared: SharedState) -> SharedState:
         """Let every silo evaluate the last model and store it."""
@@ -380,6 +394,8 @@ class Coordinator:
             try:
                 shared, _ = self._exchange(transport, shared, exchange)
             except TooFewError as error:
+                if not self.setup.trains:
+                    raise  # nothing else was asked for
                 # The model is trained, and the silos that answered have it: the run has not failed.
                 self.log.warning("the final model was not measured: %s", error)
                 self.record.closing_failed = str(error)

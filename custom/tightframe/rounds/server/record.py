@@ -373,7 +373,7 @@ class RunRecord:
 
     def _one_sum(self) -> OpenedSum | None:
         told = self._method.one_sum
-        if told is None:
+        if told is None or not self._setup.trains:
             return None
         numbers = dict(told.opened(self._setup.setting))
         return OpenedSum(numbers=numbers, noisy=self.job.privacy is not None, follows=told.follows)

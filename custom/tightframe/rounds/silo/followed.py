@@ -83,6 +83,8 @@ class FollowedState:
         wanted, sent = message["state"], message.get("state_bytes")
         verified = self._verified_before()
         own = self._own(message)
+        if self._setup.job.evaluate_only is not None and total is None:
+            self._check_named(own, wanted)
         digest = "" if total is None else total.digest().hex()
         # A state that does not include the total told is not the run's: one model is not summed twice.
         # That a state was verified counts without a total alone: with one, an older state would come back.
@@ -117,6 +119,26 @@ class FollowedState:
         # A resumed run begins with a verified state; later one would be an earlier state once more.
         resumed = own is None and total is None and wanted in verified
         return self._keep(taken, sent).state, taken.computed or resumed
+
+    @staticmethod
+    def _check_named(own: _Own | None, wanted: str) -> None:
+        """Refuse to evaluate any model but the one that the job names by its hash.
+
+        Raises:
+            RunError: TF-505 if its file was not sent, TF-518 if another state is named.
+        """
+        if own is None:
+            raise RunError(
+                "Expected the model that the job names (`initial_model_sha256`) with the request, but none "
+                "came: a job that evaluates only takes no other state from the server.",
+                code="TF-505",
+            )
+        if own.sha256 != wanted:
+            raise RunError(
+                "Expected the state of the model that the job names (`initial_model_sha256`), but the server "
+                "names another: nothing was evaluated.",
+                code="TF-518",
+            )
 
     def _own(self, message: Message) -> _Own | None:
         """Return this silo's state: the stored one, or the start; None after a resumption."""

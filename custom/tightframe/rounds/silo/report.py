@@ -96,6 +96,8 @@ def close(
             weights=context.job.weights,
             sent=_sent(context),
         ),
+        job=context.job.model_dump(mode="json"),
+        classes=list(names),
     )
     _keep(context, report)
     context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)

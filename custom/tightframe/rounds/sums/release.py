@@ -92,6 +92,9 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     job, policy = setup.job, entry.policy.resolve(production=True)
     if job.privacy is not None:
         return None
+    if not setup.trains:  # nothing leaves but an evaluation, as at the closing of any job
+        told = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
+        return tuple(sorted((told | {"own min_test_count": str(policy.min_test_count)}).items()))
     phases = tuple(_phases(setup))
     values: dict[str, Any] = {
         "weights": job.weights,

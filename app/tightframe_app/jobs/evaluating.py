@@ -1,0 +1,135 @@
+"""Export of the job that evaluates a finished model: of a run, or of a file from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightframe.config.job import JobConfig
+from tightframe.errors import JobError
+from tightframe.results.files import PERSONAL
+from tightframe_app.jobs import recipes
+from tightframe_app.jobs.folders import prepared
+
+NOT_OF_IT = (
+    *("resume", "withdraw", "start", "personalise", "local_baseline_epochs", "site_models"),
+    *("sites_per_round", "prototype_sites"),
+)
+"""Values of the run that trained the model which an evaluation has not."""
+ENDING = "-evaluation"
+LONGEST = 63
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A job that evaluates a model.
+
+    Attributes:
+        job: validated.
+        model: file of it.
+        title: what it is, in one line.
+    """
+
+    job: JobConfig
+    model: Path
+    title: str
+
+    def lines(self, folder: Path) -> list[str]:
+        """Say what was written, and how it is run."""
+        job, quoted = self.job, shlex.quote(str(folder))
+        noise = "exact" if job.privacy is None else f"noisy, epsilon {job.privacy.epsilon:g}"
+        entry = json.dumps({"server": {"initial_model": str(self.model.absolute())}})
+        return [
+            f"{folder}: evaluation of {self.title}, {noise}, over {', '.join(job.roster)}; no training",
+            f"the model: SHA-256 {job.initial_model_sha256}",
+            f"name its file at the server, in local/tightframe.json or --site-config:  {entry}",
+            f"run it here:  tightframe simulate {quoted} --site-config FILE",
+            f"or at a federation:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+        ]
+
+
+def of_run(place: Path, sites: Sequence[str] | None, changes: Mapping[str, Any]) -> Evaluation:
+    """Return the job that evaluates a run's global model.
+
+    Args:
+        place: as of ``tightframe.load_model``.
+        sites: silos; those of the run by default.
+        changes: dotted key -> value, for example ``{"privacy.epsilon": 2}``.
+
+    Raises:
+        ModelError: TF-821, TF-822 if there is no such model.
+        JobError: if the job cannot be: the model is a silo's own, or a value is wrong.
+    """
+    from tightframe.inference.model import load_model
+
+    model = load_model(place)
+    if model.path.name == PERSONAL:
+        raise JobError([f"evaluate_only: {model.path} is a silo's personal model, which does not leave it"])
+    ran = model.setup.job
+    made = from_job(ran, model.hash, sites or ran.sites, ran.normalisation or "batch", changes)
+    title = f"{model.setup.method.title} on {model.setup.dataset.title} with {ran.models}"
+    return Evaluation(made, model.path, title)
+
+
+def of_file(path: Path, job: JobConfig, changes: Mapping[str, Any]) -> Evaluation:
+    """Return the job that evaluates a model from elsewhere.
+
+    Args:
+        path: safetensors file with the tensors of the job's network.
+        job: that names data set, network and silos.
+        changes: as in ``of_run``.
+
+    Raises:
+        JobError: if the file does not fit the network, listing every difference.
+    """
+    from tightframe.models.pretrained import read_weights
+    from tightframe.rounds.following import start_state
+    from tightframe.rounds.setup import prepare
+
+    content = read_weights(path)
+    made = from_job(
+        job, hashlib.sha256(content).hexdigest(), job.sites, job.normalisation or "batch", changes
+    )
+    start_state(prepare(made), content)  # refuses a file that does not fit
+    return Evaluation(made, path, f"{path.name} on {job.dataset} with {job.models}")
+
+
+def from_job(
+    job: JobConfig, sha256: str, sites: Sequence[str], normalisation: str, changes: Mapping[str, Any]
+) -> JobConfig:
+    """Return a training job's evaluation.
+
+    Args:
+        job: with the network and the data set.
+        sha256: of the model's file.
+        sites: silos.
+        normalisation: of the network, see ``config.job.EvaluateOnly``.
+        changes: as in ``of_run``.
+
+    Raises:
+        JobError: listing every problem.
+    """
+    values = {key: value for key, value in job.model_dump(mode="json").items() if key not in NOT_OF_IT}
+    name = str(values["job_name"]).removesuffix(ENDING)
+    values |= {
+        "job_name": f"{name[: LONGEST - len(ENDING)]}{ENDING}",
+        "rounds": 0,
+        "sites": list(sites),
+        "min_sites": recipes.minimum(len(sites)),
+        "initial_model_sha256": sha256,
+        "evaluate_only": {"normalisation": normalisation},
+    }
+    if values.get("encoder") == "random":
+        values["encoder"] = "frozen"  # its weights are in the file
+    for key, value in changes.items():
+        recipes.set_value(values, key, value)
+    if isinstance(values.get("privacy"), dict) and "privacy.evaluation" not in changes:
+        values["privacy"] = {**values["privacy"], "evaluation": "noisy", "evaluations": 1}
+    if values.get("privacy") is not None and "weights" not in changes:
+        values["weights"] = "uniform"
+    return prepared(json.loads(json.dumps(values)))

@@ -1,0 +1,100 @@
+"""``tightframe predict``: a trained model's answers for pictures or rows of a table."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightframe_app.screens import lines, shown
+
+SHOWN = 200
+EVERY = 2.0
+out = lines()
+err = lines(stderr=True)
+
+_Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL_DIR",
+        help="Results of a run's server or of a silo, or a model file in them (personal_model.safetensors).",
+    ),
+]
+
+
+def predict(
+    model_dir: _Model,
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(help="Pictures (PNG, JPEG, TIFF, DICOM) or folders with them; or one CSV file."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")],
+    operating_point: Annotated[
+        str | None,
+        typer.Option(help="CLASS=P: answer this class from probability P on, else the best of the others."),
+    ] = None,
+    originals: Annotated[
+        bool,
+        typer.Option(help="Pictures are as the camera gave them: prepare them as training records were."),
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option(help="Column of a table that names a row in the output.")
+    ] = None,
+    modality: Annotated[str | None, typer.Option(help="The only modality that DICOM files may have.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
+    force: Annotated[bool, typer.Option(help="Replace the output.")] = False,
+) -> None:
+    """Write what a trained model says of each input: a probability for each class, the answer, the model.
+
+    The form of all inputs is checked first. Inputs that cannot be read are listed at the end, with codes,
+    and the exit code is 1 then; all others are in the output. No medical device: for research only.
+    """
+    from tightframe.inference import inputs as files
+    from tightframe.inference.errors import ModelError
+    from tightframe.inference.model import load_model
+    from tightframe.inference.predictions import OperatingPoint, header, line, predictions
+
+    if output.exists() and not force:
+        raise FileExistsError(f"Expected {output} to be free, but it is there: give --force to replace it.")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"Expected the folder {output.parent} for the output, but there is none.")
+    try:
+        model = load_model(model_dir, device=device)
+    except RuntimeError as error:
+        raise ModelError(f"Expected a device that torch has, but {device!r} gives: {error}.") from None
+    point = None if operating_point is None else OperatingPoint.parsed(operating_point, model.class_names)
+    found = files.find(model, inputs, originals=originals, name_column=name, modality=modality)
+    err.print(f"model {model.hash[:12]}: {model.setup.method.title}, classes {', '.join(model.class_names)}")
+    if model.synthetic:
+        err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
+    last = time.monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            err.print(f"{done} of {of}")
+
+    partial, count = output.with_name(f".{output.name}.{os.getpid()}"), 0
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as stream:
+            stream.write(header(model, point))
+            for made in predictions(model, found, point, progress):
+                stream.write(line(model, made, point))
+                count += 1
+        partial.replace(output)
+    finally:
+        partial.unlink(missing_ok=True)
+    out.print(f"{output}: {count} of {len(found)} inputs")
+    if found.left:
+        err.print(f"{found.left} other files in these folders are no pictures by their names, and were left")
+    if found.problems:
+        err.print(f"{len(found.problems)} inputs could not be judged:")
+        for problem in found.problems[:SHOWN]:
+            err.print(shown(f"  {problem}"))
+        if (more := len(found.problems) - SHOWN) > 0:
+            err.print(f"  and {more} more")
+        raise typer.Exit(1)

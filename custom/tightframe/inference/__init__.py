@@ -1,0 +1,1 @@
+"""A trained model outside a run: loaded from the folder that a run left, applied to records, exported."""

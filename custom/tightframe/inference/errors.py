@@ -1,0 +1,15 @@
+"""Errors of whoever uses a trained model."""
+
+from __future__ import annotations
+
+from tightframe.errors import TightframeError
+
+
+class ModelError(TightframeError):
+    """A trained model cannot be used.
+
+    TF-821 no model to load, TF-822 another model than its card says, TF-823 input of another form than the
+    model takes, TF-824 a record that cannot be read or judged.
+    """
+
+    code = "TF-821"

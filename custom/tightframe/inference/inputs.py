@@ -1,0 +1,300 @@
+"""Files that a trained model is to judge, as records: pictures, DICOM files, rows of a table.
+
+What is wrong is collected, not raised: a run over a thousand files loses none of them to one that is broken.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tightframe.data import dicom
+from tightframe.data.forms import PictureForm, Pixels, TableForm
+from tightframe.errors import TightframeError
+from tightframe.inference.errors import ModelError
+from tightframe.inference.model import TrainedModel
+
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
+DICOM = (".dcm", ".dicom")
+TABLE = ".csv"
+MODES = ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Pillow's modes of 8 bits a channel."""
+MOST_COLUMNS = 100_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An input that cannot be judged.
+
+    Attributes:
+        name: of the input.
+        code: TF-xxx.
+        reason: what was expected, and what came.
+    """
+
+    name: str
+    code: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.code}: {self.reason}"
+
+
+class Inputs(Protocol):
+    """What is to be judged, in order."""
+
+    problems: list[Problem]
+    left: int
+
+    def __len__(self) -> int:
+        """Return the number of inputs, with those that cannot be read."""
+
+    def records(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, record) of each that can be read; the others go to ``problems``."""
+
+
+def find(
+    model: TrainedModel,
+    places: Sequence[Path],
+    *,
+    originals: bool = False,
+    name_column: str | None = None,
+    modality: str | None = None,
+) -> Inputs:
+    """Find what is to be judged, and hold its form against the model's, before anything is computed.
+
+    Args:
+        model: that judges.
+        places: files, or folders with pictures; for a model of a table one CSV file.
+        originals: pictures are as the camera gave them, and are prepared as training records were.
+        name_column: of a table: the column that names a row in the output.
+        modality: the only one that DICOM files may have.
+
+    Raises:
+        ModelError: TF-823 listing all that is wrong at once.
+    """
+    spec = model.setup.dataset
+    options = spec.options.model_validate(model.setup.job.dataset_options)
+    form = None if spec.form is None else spec.form(options)
+    if form is None:
+        raise ModelError(
+            f"Expected a data set whose records can be made from files, but {spec.title} does not say how "
+            "(`DatasetSpec.form`): use tightframe.load_model and give records as arrays.",
+            code="TF-823",
+        )
+    problems = [
+        f"Expected {place}, but there is no such file or folder" for place in places if not _is(place)
+    ]
+    if isinstance(form, TableForm):
+        problems += _wrong_options(originals=originals, modality=modality)
+        problems += [f"Expected one CSV file, but got {len(places)}"] if len(places) != 1 else []
+        problems += [
+            f"Expected a table (.csv) with {form.said}, but got {place}"
+            for place in places
+            if _is(place) and place.suffix.lower() != TABLE
+        ]
+        _refuse(problems)
+        return TableRows(places[0], form, name_column)
+    if name_column is not None:
+        problems.append("--name is for a table: pictures are called by their files")
+    if originals and form.originals is None:
+        problems.append(f"--originals: pictures of {spec.title} need no preparation")
+    files, others = _files(places)
+    problems += [f"Expected {form.said}, but {path} is no picture" for path in others if path in places]
+    if not files and not problems:
+        kinds = ", ".join((*PICTURES, "DICOM"))
+        problems.append(f"Expected {form.said} ({kinds}), but found none in {_named(places)}")
+    _refuse(problems)
+    return PictureFiles(files, form, originals, modality, left=len(others))
+
+
+def _wrong_options(*, originals: bool, modality: str | None) -> list[str]:
+    given = {"--originals": originals, "--modality": modality is not None}
+    return [
+        f"{name} is for pictures, but the model judges rows of a table" for name, on in given.items() if on
+    ]
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        listed = "".join(f"\n  - {item}" for item in problems)
+        raise ModelError(f"the model cannot judge this input:{listed}", code="TF-823")
+
+
+def _is(place: Path) -> bool:
+    return place.is_file() or place.is_dir()
+
+
+def _named(places: Sequence[Path]) -> str:
+    return ", ".join(str(place) for place in places[:3])
+
+
+def _files(places: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the pictures among files and below folders, sorted in each, and all other files."""
+    found: list[Path] = []
+    others: list[Path] = []
+    for place in places:
+        inside = place.is_dir()
+        paths = sorted(item for item in place.rglob("*") if item.is_file()) if inside else [place]
+        for path in paths:
+            known = path.suffix.lower() in (*PICTURES, *DICOM) or dicom.is_dicom(path)
+            (found if known else others).append(path)
+    return list(dict.fromkeys(found)), others
+
+
+@dataclass
+class PictureFiles:
+    """Pictures, each in a file.
+
+    Attributes:
+        files: of the pictures.
+        form: of the model.
+        originals, modality: see ``find``.
+        left: number of other files in the folders.
+        problems: see ``Inputs``.
+    """
+
+    files: list[Path]
+    form: PictureForm
+    originals: bool = False
+    modality: str | None = None
+    left: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def records(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``Inputs``."""
+        for path in self.files:
+            try:
+                pixels = self._sized(path, self._pixels(path))
+                record: Any = self.form.transform(pixels)
+            except TightframeError as error:
+                self.problems.append(Problem(str(path), error.code, str(error.args[0])))
+                continue
+            yield str(path), record
+
+    def _pixels(self, path: Path) -> Pixels:
+        """Return the pixels with the form's channels."""
+        if path.suffix.lower() not in PICTURES:
+            read = dicom.read(path)
+            if self.modality is not None and read.modality != self.modality:
+                raise _unreadable(f"the modality {self.modality}", read.modality or "none")
+            return _with_channels(read.pixels, self.form.channels)
+        from PIL import Image
+
+        try:
+            with Image.open(path) as image:
+                if (frames := getattr(image, "n_frames", 1)) != 1:
+                    raise _unreadable("one picture", f"{frames} in one file: split it first")
+                if image.mode not in MODES:
+                    raise _unreadable("8 bits a channel", f"the mode {image.mode}: convert it first")
+                made: Pixels = np.asarray(image.convert("RGB" if self.form.channels == 3 else "L"), np.uint8)
+        except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+            raise _unreadable("a picture that can be decoded", str(error).replace(str(path), "it")) from None
+        return made if made.ndim == 3 else made[..., None]
+
+    def _sized(self, path: Path, pixels: Pixels) -> Pixels:
+        """Return the pixels prepared, if they are originals, and of the size that the model takes."""
+        if self.originals and self.form.originals is not None:
+            pixels = self.form.originals(pixels)
+        if self.form.size is not None and pixels.shape[:2] != self.form.size:
+            height, width = self.form.size
+            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise _unreadable(f"{width} x {height} pixels", found)
+        return pixels
+
+
+def _with_channels(pixels: Pixels, channels: int) -> Pixels:
+    if pixels.shape[2] == channels:
+        return pixels
+    if channels == 3:
+        return np.repeat(pixels, 3, axis=2)
+    raise _unreadable("a grey picture", "colours")
+
+
+@dataclass
+class TableRows:
+    """Rows of a CSV file.
+
+    Attributes:
+        path: of it.
+        form: of the model.
+        name_column: see ``find``.
+        left: see ``PictureFiles``; always 0.
+        problems: see ``Inputs``.
+
+    Raises:
+        ModelError: TF-823 for a header without the model's columns, with all that is wrong.
+    """
+
+    path: Path
+    form: TableForm
+    name_column: str | None = None
+    left: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        header = self.header
+        self._columns, wrong = self.form.choose(header)
+        if self.name_column is not None and header.count(self.name_column) != 1:
+            wrong = [*wrong, f"Expected one column {self.name_column!r} that names a row"]
+        if wrong:
+            wrong.append(f"the model takes {self.form.said}")
+        _refuse(wrong)
+        self._places = [header.index(name) for name in self._columns]
+
+    @cached_property
+    def header(self) -> list[str]:
+        """Names of the columns."""
+        lines = self._lines
+        if not lines or len(lines[0][1]) > MOST_COLUMNS:
+            raise ModelError(
+                f"Expected a table with a header in {self.path}, but it has none.", code="TF-823"
+            )
+        return [name.strip() for name in lines[0][1]]
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, list[str]]]:
+        try:
+            with self.path.open(newline="", encoding="utf-8-sig") as stream:
+                reader = csv.reader(stream)
+                return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise ModelError(
+                f"Expected {self.path} as CSV in UTF-8, but got: {error}.", code="TF-823"
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._lines) - 1
+
+    def records(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``Inputs``."""
+        for number, row in self._lines[1:]:
+            name = f"line {number}"
+            if len(row) != len(self.header):
+                reason = f"Expected {len(self.header)} values, as the header has, but got {len(row)}"
+                self.problems.append(Problem(name, "TF-824", reason))
+                continue
+            if self.name_column is not None:
+                name = row[self.header.index(self.name_column)].strip() or name
+            values = [row[place].strip() for place in self._places]
+            made: NDArray[np.float32]
+            made, wrong = self.form.encode(self._columns, values)
+            if wrong:
+                self.problems.append(Problem(name, "TF-824", "; ".join(wrong)))
+                continue
+            yield name, torch.from_numpy(made)
+
+
+def _unreadable(expected: str, found: str) -> ModelError:
+    return ModelError(f"Expected {expected}, but got {found}.", code="TF-824")

@@ -1,0 +1,289 @@
+"""A model of an ended run, loaded from what the run left: the function that its evaluation used.
+
+The card (``model.json``) of a server's results, or a silo's own report, has the whole job. From it the
+network is built as in the run: the method's head, the frozen encoder, the normalisation of a job with
+privacy. The tensors have all the rest: an ETF's temperature, the scale of a closed form, pooled moments.
+No record of the job is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+
+from tightframe.errors import JobError
+from tightframe.inference.errors import ModelError
+from tightframe.learning import loop
+from tightframe.learning.model_update import build_template
+from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, read_bytes
+from tightframe.results.local_report import SiloReport
+from tightframe.results.model_card import Card
+from tightframe.rounds.setup import JobSetup, assemble
+
+PLACES = (".", "workspace", "server", "server/simulate_job")
+"""Where results are: in the folder itself, a downloaded job, a run in process, a simulation's workspace."""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model that gives what the evaluation of its run used.
+
+    Attributes:
+        path: of its file.
+        hash: SHA-256 (hex) of the file.
+        card: of the run, or the silo's own report where the model is of a silo's folder.
+        setup: of the run's job.
+        module: the network, in evaluation mode, on ``device``.
+        device: on which it computes.
+    """
+
+    path: Path
+    hash: str
+    card: Card | SiloReport
+    setup: JobSetup = field(repr=False)
+    module: nn.Module = field(repr=False)
+    device: torch.device = field(repr=False)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the probabilities."""
+        return self.setup.dataset.class_names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one record."""
+        return tuple(self.setup.setting.input_shape)
+
+    @cached_property
+    def synthetic(self) -> bool:
+        """Whether it was trained on generated records, so that it says nothing about real ones."""
+        return self.card.synthetic
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, C) of a batch as it is, without gradients."""
+        with torch.no_grad():
+            given = x.to(self.device)
+            if given.dim() == 4:
+                given = given.contiguous(memory_format=torch.channels_last)
+            return self.setup.method.predict(self.module, given).float()
+
+    def predict_proba(self, x: ArrayLike | torch.Tensor) -> NDArray[np.float64]:
+        """Return the probability of each class, (n, C), rows summing to 1.
+
+        Args:
+            x: records (n, *input_shape) as the model takes them, which is after the transforms that the
+                evaluation applies; ``inference.inputs`` makes them from files.
+
+        Raises:
+            ModelError: TF-823 for another shape, values that are no numbers or not finite; TF-824 if a
+                probability is not finite.
+        """
+        records = self._checked(x)
+        batches = loop.merge_single_tail(records, self.setup.job.evaluation.batch_size)
+        parts = [torch.softmax(self.logits(batch).double(), dim=1).cpu() for batch in batches]
+        made = torch.cat(parts) if parts else torch.zeros(0, len(self.class_names), dtype=torch.float64)
+        if not bool(torch.isfinite(made).all()):
+            first = int((~torch.isfinite(made)).any(1).nonzero()[0])
+            raise ModelError(
+                f"Expected finite probabilities, but record {first} has none: the record is far outside of "
+                "what the model was trained on, or its training diverged.",
+                code="TF-824",
+            )
+        return made.numpy()
+
+    def predict(self, x: ArrayLike | torch.Tensor) -> NDArray[np.int64]:
+        """Return the most probable class of each record, (n,), as an index of ``class_names``.
+
+        Raises:
+            ModelError: see ``predict_proba``.
+        """
+        return self.predict_proba(x).argmax(1).astype(np.int64)
+
+    def _checked(self, x: Any) -> torch.Tensor:
+        """Return the records as float32 (n, *input_shape)."""
+        try:
+            given = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.asarray(x, dtype=np.float32))
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"Expected records as numbers, but got: {error}.", code="TF-823") from None
+        wanted = self.input_shape
+        if given.dim() != 1 + len(wanted) or tuple(given.shape[1:]) != wanted:
+            shown = ", ".join(map(str, wanted))
+            raise ModelError(
+                f"Expected records of shape (n, {shown}), but got {tuple(given.shape)}: a single record "
+                "needs an axis in front.",
+                code="TF-823",
+            )
+        records = given.detach().to("cpu", torch.float32)
+        finite = torch.isfinite(records).reshape(len(records), -1).all(1) if len(records) else None
+        if finite is not None and not bool(finite.all()):
+            first = int((~finite).nonzero()[0])
+            raise ModelError(
+                f"Expected finite numbers, but record {first} has others ({int((~finite).sum())} records).",
+                code="TF-823",
+            )
+        return records
+
+
+def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> TrainedModel:
+    """Load a model of an ended run.
+
+    ::
+
+        model = tightframe.load_model("simulator_workspace")              # the global model
+        model = tightframe.load_model("site-1/personal_model.safetensors")  # a silo's personal one
+        model.predict_proba(x)                                            # (n, C)
+
+    Args:
+        place: results of a run's server or of a silo, or a folder above them as a run in process, a
+            simulation or a download has it; or one of the model files in such a folder.
+        device: on which it computes.
+
+    Raises:
+        ModelError: TF-821 if there is no model, or the run left too little to load it; TF-822 if the file is
+            not the one that the run wrote, or does not fit.
+        ResultsError: TF-802 if a card or report cannot be read.
+        JobError: TF-101 if its job names what is not installed here, or values that this version does not
+            know.
+    """
+    path = _model_file(Path(place))
+    folder = path.parent
+    card = Card.read(folder) if (folder / CARD).is_file() else None
+    report = SiloReport.read(folder) if (folder / LOCAL).is_file() else None
+    described: Card | SiloReport | None = report or card
+    if described is None:
+        raise ModelError(
+            f"Expected {CARD} of a server's results, or {LOCAL} of a silo's, beside {path}, but there is "
+            "neither: copy it from the run. The weights alone do not say what they are."
+        )
+    job = described.job or (card.job if card is not None else {})
+    if not job:
+        raise ModelError(
+            f"Expected {folder / LOCAL} to have the job of the run, but it has none: a version that did not "
+            f"write it there made it. Copy {CARD} of the same run's server beside it."
+        )
+    content = read_bytes(path)
+    found = hashlib.sha256(content).hexdigest()
+    _check_hash(path, found, card if report is None else report)
+    try:
+        setup = assemble(job)
+    except JobError as error:
+        raise ModelError(
+            f"Expected a job in {folder} that this version can build, with all that it names installed, but "
+            + "; ".join(error.problems),
+        ) from None
+    _check_classes(described if described.classes else card, setup, folder)
+    setting = setup.setting if report is None else setup.setting_at(report.silo)
+    module = build_template(setting)
+    if path.name == PERSONAL and setup.method.personal_form is not None:
+        module = setup.method.personal_form(setting, module)
+    _load(module, content, path)
+    if len(setting.input_shape) == 3:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    used = torch.device(device)
+    return TrainedModel(path, found, described, setup, module.to(used).eval(), used)
+
+
+def _model_file(place: Path) -> Path:
+    """Return the file of the model that is meant.
+
+    Raises:
+        ModelError: TF-821, saying what is there instead.
+    """
+    if place.is_file():
+        if place.name in (MODEL, BEST, PERSONAL):
+            return place
+        raise ModelError(
+            f"Expected one of {MODEL}, {BEST} and {PERSONAL}, as runs call them, but got {place}: what a "
+            "model is stands in the files beside it. A model from elsewhere is evaluated by a job "
+            "(`tightframe jobs export --evaluate`)."
+        )
+    if not place.is_dir():
+        raise ModelError(f"Expected a folder with a run's results at {place}, but there is none.")
+    folders = [place / part for part in PLACES]
+    for folder in folders:
+        if (folder / MODEL).is_file():
+            return folder / MODEL
+    for folder in folders:
+        if (folder / CARD).is_file() and Card.read(folder).model_sha256 is None:
+            raise ModelError(
+                f"Expected a global model in {folder}, but the method has none: each silo keeps its own. "
+                "Name a silo's folder."
+            )
+        if (folder / OUTCOME).is_file():
+            raise ModelError(
+                f"Expected {MODEL} in {folder}, but the run has left none: it has not trained to its end "
+                "(see outcome.json)."
+            )
+    raise ModelError(
+        f"Expected {MODEL} in {place} or in {', '.join(PLACES[1:])} there, but there is none: name a folder "
+        "of a run's results, at the server or at a silo."
+    )
+
+
+def _check_hash(path: Path, found: str, described: Card | SiloReport | None) -> None:
+    """Refuse a file that is not the one that its run has on record.
+
+    Raises:
+        ModelError: TF-822.
+    """
+    wanted = None
+    if path.name == MODEL and described is not None:
+        wanted = described.model_sha256
+    elif path.name == PERSONAL and isinstance(described, SiloReport) and described.personal is not None:
+        wanted = described.personal.model_sha256
+    if wanted is not None and wanted != found:
+        raise ModelError(
+            f"Expected {path} with SHA-256 {wanted}, as the files beside it say, but it has {found}: it was "
+            "changed, or is of another run. Copy the folder again from the run.",
+            code="TF-822",
+        )
+
+
+def _check_classes(described: Card | SiloReport | None, setup: JobSetup, folder: Path) -> None:
+    """Refuse a model whose classes the installed data set calls or orders otherwise.
+
+    Raises:
+        ModelError: TF-822.
+    """
+    names = setup.dataset.class_names
+    if described is not None and described.classes and tuple(described.classes) != names:
+        raise ModelError(
+            f"Expected the classes {list(names)} of {setup.dataset.title}, but the model in {folder} has "
+            f"{described.classes}: another version of the data set is installed here.",
+            code="TF-822",
+        )
+
+
+def _load(module: nn.Module, content: bytes, path: Path) -> None:
+    """Put the tensors of a file into a module of their form.
+
+    Raises:
+        ModelError: TF-822 naming what does not fit.
+    """
+    try:
+        tensors = load(content)
+    except SafetensorError as error:
+        raise ModelError(f"Expected {path} in safetensors format, but got: {error}.", code="TF-822") from None
+    wanted = module.state_dict()
+    other = sorted(set(wanted) ^ set(tensors))
+    other += [
+        name for name in sorted(set(wanted) & set(tensors)) if wanted[name].shape != tensors[name].shape
+    ]
+    if other:
+        raise ModelError(
+            f"Expected the tensors of the network that the job describes in {path}, but {other[:5]} are "
+            "missing, unknown or of another shape: another version of the network is installed here, or the "
+            "file is of another run.",
+            code="TF-822",
+        )
+    module.load_state_dict(tensors)

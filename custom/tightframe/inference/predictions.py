@@ -1,0 +1,141 @@
+"""A trained model's answers for many inputs, as rows of a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tightframe.inference.errors import ModelError
+from tightframe.inference.inputs import Inputs, Problem
+from tightframe.inference.model import TrainedModel
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The probability from which on one class is the answer; below it the most probable of the others is.
+
+    Attributes:
+        of_class: its name.
+        least: the probability, above 0 and at most 1.
+    """
+
+    of_class: str
+    least: float
+
+    @classmethod
+    def parsed(cls, text: str, class_names: tuple[str, ...]) -> OperatingPoint:
+        """Read ``CLASS=PROBABILITY``.
+
+        Raises:
+            ModelError: TF-823 for another form, an unknown class, or no probability.
+        """
+        name, _, value = text.rpartition("=")
+        try:
+            least = float(value)
+        except ValueError:
+            least = float("nan")
+        if name not in class_names or not 0 < least <= 1:
+            raise ModelError(
+                f"Expected an operating point CLASS=PROBABILITY with a class of {list(class_names)} and a "
+                f"probability above 0 and at most 1, but got {text!r}.",
+                code="TF-823",
+            )
+        return cls(name, least)
+
+    def __str__(self) -> str:
+        return f"{self.of_class}>={self.least:g}"
+
+    def answer(self, probabilities: np.ndarray, class_names: tuple[str, ...]) -> int:
+        """Return the class, as an index, for probabilities (C,)."""
+        place = class_names.index(self.of_class)
+        if probabilities[place] >= self.least:
+            return place
+        others = probabilities.copy()
+        others[place] = -1
+        return int(others.argmax())
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One input, judged.
+
+    Attributes:
+        name: of the input.
+        probabilities: (C,).
+        answer: index of the class.
+    """
+
+    name: str
+    probabilities: np.ndarray
+    answer: int
+
+
+def predictions(
+    model: TrainedModel,
+    inputs: Inputs,
+    point: OperatingPoint | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Iterator[Predicted]:
+    """Yield what the model says of each input that can be read, in order.
+
+    Args:
+        model: that judges.
+        inputs: in whose ``problems`` the others are afterwards.
+        point: by which the answer is chosen; None takes the most probable class.
+        progress: called after each batch with the number of inputs judged, and of all.
+    """
+    size, waiting, done = model.setup.job.evaluation.batch_size, [], 0
+    for item in inputs.records():
+        waiting.append(item)
+        if len(waiting) == size:
+            yield from _judged(model, waiting, point, inputs.problems)
+            done, waiting = done + len(waiting), []
+            progress(done, len(inputs))
+    yield from _judged(model, waiting, point, inputs.problems)
+    progress(done + len(waiting), len(inputs))
+
+
+def _judged(
+    model: TrainedModel,
+    items: list[tuple[str, torch.Tensor]],
+    point: OperatingPoint | None,
+    problems: list[Problem],
+) -> Iterator[Predicted]:
+    if not items:
+        return
+    try:
+        made = model.predict_proba(torch.stack([record for _, record in items]))
+    except ModelError as error:
+        if len(items) == 1:
+            problems.append(Problem(items[0][0], error.code, str(error.args[0])))
+            return
+        for item in items:  # one record must not take the others with it
+            yield from _judged(model, [item], point, problems)
+        return
+    for (name, _), row in zip(items, made, strict=True):
+        names = model.class_names
+        yield Predicted(name, row, int(row.argmax()) if point is None else point.answer(row, names))
+
+
+def header(model: TrainedModel, point: OperatingPoint | None) -> str:
+    """Return the first line: input, one probability a class, the answer, the operating point, the model."""
+    named = [f"p_{name}" for name in model.class_names]
+    return _line(["input", *named, "answer", *([] if point is None else ["operating_point"]), "model_sha256"])
+
+
+def line(model: TrainedModel, made: Predicted, point: OperatingPoint | None) -> str:
+    """Return the line of an input; probabilities as they are, to the last bit."""
+    values = [repr(float(value)) for value in made.probabilities]
+    shown = [] if point is None else [str(point)]
+    return _line([made.name, *values, model.class_names[made.answer], *shown, model.hash])
+
+
+def _line(cells: list[str]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerow(cells)
+    return stream.getvalue()
