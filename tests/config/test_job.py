@@ -104,6 +104,13 @@ def test_hash_depends_on_every_value(small: dict[str, Any]) -> None:
     assert first.sha256() != parse_job(small | {"seed": 4}).sha256()
 
 
+def test_plain_sums_do_not_open_whole(small: dict[str, Any]) -> None:
+    with pytest.raises(JobError, match="whole_sums: not possible with plain sums"):
+        parse_job(small | {"summation": "plain", "whole_sums": True})
+    private = {"method": "fedncm", "weights": "uniform", "privacy": {}}
+    assert parse_job(small | {"summation": "plain"} | private).whole_sums is None
+
+
 def test_roster_is_sorted(small: dict[str, Any]) -> None:
     assert parse_job(small | {"sites": ["b", "a", "c"]}).roster == ("a", "b", "c")
 

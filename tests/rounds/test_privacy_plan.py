@@ -9,7 +9,7 @@ import pytest
 from opacus.accountants import PRVAccountant
 
 from tightframe import methods
-from tightframe.config.job import parse_job
+from tightframe.config.job import ONE_RELEASE, parse_job
 from tightframe.errors import JobError
 from tightframe.phases import Field, Phase, Schema
 from tightframe.privacy.events import Gaussian
@@ -157,4 +157,36 @@ def test_the_honest_share_is_the_threshold_less_the_colluders() -> None:
     job = parse_job(JOB)
     assert honest_silos(job, 6) == 4  # t = 5, c = 1
     assert honest_silos(parse_job({**JOB, "summation": "plain"}), 6) == 1
-    assert honest_silos(parse_job({**JOB, "server_trust": "semi_honest"}), 6) == 3
+    lenient = {**JOB, "server_trust": "semi_honest", "min_sites": 3}
+    assert honest_silos(parse_job(lenient), 6) == 3  # t = 4
+
+
+def test_no_smaller_sum_than_the_jobs_own_minimum_is_opened_so_shares_may_be_smaller() -> None:
+    whole = parse_job({**JOB, "min_sites": 3, "whole_sums": True})
+    assert [honest_silos(whole, enrolled) for enrolled in (6, 5, 4, 3)] == [5, 4, 3, 2], "n - c of the roster"
+    assert honest_silos(parse_job({**JOB, "min_sites": 6}), 6) == 5
+    assert honest_silos(parse_job({**JOB, "whole_sums": True, "colluders": 2}), 6) == 4
+    assert honest_silos(parse_job({**JOB, "min_sites": 3, "whole_sums": False}), 6) == 4
+
+
+@pytest.mark.parametrize("method", sorted(PRIVATE))
+def test_private_jobs_of_one_release_plan_no_repeat_and_open_whole_and_no_others(method: str) -> None:
+    rounds = methods.get(method).rounds or JOB["rounds"]
+    values = {**JOB, "method": method, "method_options": PRIVATE[method], "rounds": rounds}
+    setup = prepare(values)
+    assert setup.privacy is not None
+    one = setup.privacy.frozen is not None and not setup.privacy.trains
+    assert (method in ONE_RELEASE) == one, "the names are those of the registry"
+    job = setup.job
+    assert job.privacy is not None and job.privacy.spare_rounds == (0 if one else 1)
+    assert (job.whole_sums, honest_silos(job, 6)) == ((True, 5) if one else (None, 4))
+    assert ("whole_sums" in job.model_dump()) == one, "other jobs keep their files and hashes"
+    assert parse_job(job.model_dump(mode="json")).sha256() == job.sha256()
+    given = {**values, "whole_sums": False, "privacy": {"epsilon": 4.0, "spare_rounds": 1}}
+    said = parse_job(given)
+    assert (said.whole_sums, said.privacy and said.privacy.spare_rounds) == (False, 1), (
+        "a job may say otherwise"
+    )
+    assert parse_job(said.model_dump(mode="json")).sha256() == said.sha256()
+    exact = parse_job({**values, "privacy": None})
+    assert exact.whole_sums is None and "whole_sums" not in exact.model_dump()

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_serializer
+from pydantic import BeforeValidator, Field, ValidationError, model_serializer, model_validator
 
 from tightframe.errors import JobError
 from tightframe.options import StrictModel, listed, unknown_name
@@ -27,6 +27,10 @@ BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
 
 LATER = "later"
 """Marks options of later versions: left out of files and hashes of jobs at their defaults."""
+
+ONE_RELEASE = frozenset({"fed3r", "fedcgs", "fedncm"})
+"""Methods that release one sum under privacy and train nothing; by name, because a process that only answers
+the protocol imports no method."""
 
 
 def _nothing_to_build(values: Any) -> Any:
@@ -125,7 +129,8 @@ class Privacy(Lasting):
         noise_multiplier: of DP-SGD, or of the one release of a method that trains nothing; None computes it
             from the budget, for DP-SGD at each silo from its number of records (or patients).
         spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
-            repeated round is charged again and the guarantee holds in any case.
+            repeated round is charged again and the guarantee holds in any case. A job of a method of one
+            release that says nothing has 0.
         releases: the most rounds in which class sums are released.
         feature_clip: L2 norm to which each record's features are clipped in class sums.
         class_noise_share: part of epsilon for class sums and class counts, if a method needs any, and for the
@@ -240,6 +245,9 @@ class JobConfig(Lasting):
         server_trust: the trust model of secure sums: ``malicious``, or ``semi_honest`` for a server that
             follows the protocol, which needs fewer silos.
         colluders: silos that are assumed to collude; ``max(1, floor(n / 10))`` by default.
+        whole_sums: open secure sums only with all silos that enrolled: a drop-out ends the run, and each
+            silo's share of noise is smaller, because more of them are in each sum. None: only where a method
+            of one release has ``privacy``.
         class_rules: ``off`` uses class sums of any class, however few silos hold it; only if every site's
             policy allows it.
         weights: precision with which a silo's public weight discloses its number of training records.
@@ -288,6 +296,7 @@ class JobConfig(Lasting):
     summation: Literal["secure", "plain"] = "secure"
     server_trust: Trust = "malicious"
     colluders: int | None = Field(default=None, ge=1, le=MAX_SITES - 2)
+    whole_sums: Annotated[bool | None, LATER] = None
     class_rules: Literal["on", "off"] = "on"
     weights: Literal["exact", "power_of_two", "uniform"] = "exact"
     max_weight_share: float = Field(default=0.6, gt=0, le=1)
@@ -306,6 +315,23 @@ class JobConfig(Lasting):
     resume: Resume | None = None
     withdraw: Annotated[Withdraw | None, LATER] = None
     evaluate_only: Annotated[EvaluateOnly | None, LATER] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_one_release(cls, values: Any) -> Any:
+        """Set what a private job of one release leaves open: no repeat is planned, and sums open whole.
+
+        Filled in rather than meant by a default, so that files and hashes of all other jobs stay.
+        """
+        if not isinstance(values, dict) or values.get("method") not in ONE_RELEASE:
+            return values
+        privacy = values.get("privacy")
+        if not isinstance(privacy, dict):
+            return values
+        filled = {**values, "privacy": {"spare_rounds": 0, **privacy}}
+        if values.get("whole_sums") is None and values.get("summation", "secure") == "secure":
+            filled["whole_sums"] = True
+        return filled
 
     def model_at(self, site: str) -> SiteModel:
         """Return the model that a silo trains: its own, or the job's."""
@@ -383,6 +409,10 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
             problems += [f"{key}: {site}: {unknown_name('site of `sites`', site, sites)}" for site in unknown]
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
+    elif values.get("whole_sums"):
+        problems.append(
+            "whole_sums: not possible with plain sums, which the server opens one by one: leave it out"
+        )
     if values.get("privacy") is not None:
         problems += _privacy_problems(values)
     problems += _evaluation_problems(values)

@@ -20,7 +20,8 @@ from tightframe.privacy.releases.frozen_plan import FrozenSumsConfig
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
 from tightframe.results.words import plural
-from tightframe.securesum.rules import honest_sites, threshold
+from tightframe.rounds.sums.common import minimum
+from tightframe.securesum.rules import honest_sites
 
 CLASS_COUNTS = "class counts"
 
@@ -106,7 +107,7 @@ class PrivacyPlan:
         )
 
     def training_shares(self, honest: int) -> int:
-        """Return of how many shares the noise of training is made: t - c, or 1 where it is a silo's own."""
+        """Return of how many shares the noise of training is made: s - c, or 1 where it is a silo's own."""
         return honest if self.privacy.noise == "shared" else 1
 
     def training_in_words(self) -> str:
@@ -232,7 +233,11 @@ def is_frozen_sum(item: Field) -> bool:
 
 
 def honest_silos(job: JobConfig, enrolled: int) -> int:
-    """Return the least number of honest silos in any sum that can be opened, t - c; 1 for plain sums.
+    """Return the least number of honest silos in any sum that can be opened, s - c; 1 for plain sums.
+
+    s is the smallest sum that silos open (``minimum``): the threshold, ``min_sites`` if that is more, and all
+    that enrolled where sums open whole only. It follows from the job and the roster, so that each silo knows
+    it before it draws its share.
 
     The server of plain sums sees each silo's own term, so each silo adds all of the noise.
 
@@ -242,8 +247,7 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
     """
     if job.summation == "plain":
         return 1
-    colluders = job.assumed_colluders(enrolled)
-    return honest_sites(threshold(enrolled, colluders, job.server_trust), colluders)
+    return honest_sites(minimum(job, enrolled), job.assumed_colluders(enrolled))
 
 
 MAX_RECORDS = 2**24

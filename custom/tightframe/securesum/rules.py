@@ -42,9 +42,18 @@ def threshold(sites: int, colluders: int, trust: Trust = "malicious") -> int:
     return max(2 * sites // 3 + 1, (sites + colluders) // 2 + 1)
 
 
-def honest_sites(threshold: int, colluders: int) -> int:
-    """Return ``max(1, t - c)``: the least number of honest sites in any sum that can be opened."""
-    return max(1, threshold - colluders)
+def honest_sites(survivors: int, colluders: int) -> int:
+    """Return ``max(1, s - c)``: the least number of honest sites in any sum that can be opened.
+
+    A sum opens by t shares, of which at least t - c >= 1 are honest sites'; each of these gives its shares
+    only for a survivor set of at least s sites, whose receipts it has verified, and a malicious server gets t
+    shares for one set only (``2t > n + c``). So s terms are in the sum, and all but c of them are honest.
+
+    Args:
+        survivors: s, the size of the smallest survivor set, see ``minimum_survivors``.
+        colluders: c.
+    """
+    return max(1, survivors - colluders)
 
 
 def minimum_survivors(params: Params) -> int:

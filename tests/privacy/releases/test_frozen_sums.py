@@ -226,12 +226,15 @@ def test_the_shares_of_the_least_silos_and_what_holds_alone() -> None:
     assert 1.5 < audit(*canary(), honest=4, shares=1).mu <= 2.0
 
 
-@pytest.mark.parametrize(("silos", "lost"), [(4, 0), (4, 1), (6, 0), (6, 1), (10, 3)])
+@pytest.mark.parametrize(
+    ("silos", "lost", "honest"),
+    # t - c by the secure sum's table, with c = 1; n - c where sums open whole only.
+    [(4, 0, 2), (4, 1, 2), (6, 0, 4), (6, 1, 4), (10, 3, 6), (4, 0, 3), (6, 0, 5), (10, 0, 9)],
+)
 def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
-    silos: int, lost: int, monkeypatch: pytest.MonkeyPatch
+    silos: int, lost: int, honest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against z^2 D^2 over the squared weights, by the formula of the specification."""
-    honest = {4: 2, 6: 4, 10: 6}[silos]  # t - c by the secure sum's table, with c = 1
     config = FrozenSumsConfig(1.5, True, product_weight=0.7, count_weight=0.4)
     squared = 0.7**2 + 1 + 0.4**2
     weights = {"diagonal": 0.7, "products": 0.7 * math.sqrt(2), "sums": 1.0, "counts": 0.4}

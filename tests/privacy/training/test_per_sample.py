@@ -180,3 +180,19 @@ def test_unknown_engines_are_refused() -> None:
         running("fast", RecordLoss(nn.Linear(1, 1), [cross_entropy()]), []),  # type: ignore[arg-type]
     ):
         pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU its generator is seeded, too")
+def test_masks_begin_anew_without_a_traceback_for_a_gpu_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which PyTorch takes to seed CUDA once it starts, at up to 20 ms each."""
+
+    def seeding(seed: int) -> None:
+        raise AssertionError("a GPU is seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeding)
+    with same_masks():
+        drawn = torch.rand(1, 4)
+    with same_masks():
+        assert torch.equal(torch.rand(1, 4), drawn)

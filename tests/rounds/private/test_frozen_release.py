@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.plain import RefusedError
+from tightframe.rounds.sums.secure_server import SecureSums
 
 SILOS = [f"silo-{number}" for number in range(4)]
 BASE: dict[str, Any] = {**PIXELS, "encoder": "random", "weights": "uniform", "seed": 2}
-HONEST = 2
-"""t - c of four silos, t = 3 and c = 1, by the protocol's own table."""
+HONEST = 3
+"""n - c of four silos with c = 1: a release opens with all of them, or not at all."""
 
 
 @pytest.fixture(autouse=True)
@@ -140,18 +143,14 @@ def test_a_budget_that_does_not_hold_it_is_refused_before_anything_is_drawn(
         private("fedncm", privacy={"epsilon": 2.0, "noise_multiplier": 0.5, "spare_rounds": 0})
 
 
-@pytest.mark.whole
-@pytest.mark.parametrize("lost", [0, 1])
-def test_the_opened_noise_is_what_was_promised_and_half_of_it_is_found(
-    lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No record is in the sums here, so that what a secure sum opens is noise and nothing else."""
+def losing(monkeypatch: pytest.MonkeyPatch, lost: str | None) -> list[Any]:
+    """Let the last silo go at a task; return the list of the totals that are opened, at which runs end."""
     handle = SiloSession.handle
     opened: list[Any] = []
 
     def dropping(self: SiloSession, task: str, message: Any) -> Any:
         answer = handle(self, task, message)
-        if lost and self.context.name == "silo-3" and task == "contribute" and message["kind"] == "train":
+        if lost == task and self.context.name == "silo-3" and message.get("kind", "train") == "train":
             raise RunError("gone", code="TF-502")
         return answer
 
@@ -160,14 +159,36 @@ def test_the_opened_noise_is_what_was_promised_and_half_of_it_is_found(
         raise RunError("enough", code="TF-510")
 
     monkeypatch.setattr(SiloSession, "handle", dropping)
-    monkeypatch.setattr(frozen_sums.FrozenTotals, "_add", lambda *_: None)
     monkeypatch.setattr("tightframe.learning.one_sum.read", reading)
+    return opened
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("whole", "lost", "silos", "honest"),
+    [
+        (None, None, 4, 3),
+        (None, "enroll", 3, 2),  # shares follow the roster that enrolled: three of the job's four
+        (False, None, 4, 2),
+        (False, "contribute", 3, 2),
+    ],
+)
+def test_the_opened_noise_is_what_was_promised_and_half_of_it_is_found(
+    whole: bool | None,
+    lost: str | None,
+    silos: int,
+    honest: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No record is in the sums here, so that what a secure sum opens is noise and nothing else."""
+    opened = losing(monkeypatch, lost)
+    monkeypatch.setattr(frozen_sums.FrozenTotals, "_add", lambda *_: None)
 
     def carried(name: str) -> tuple[float, float]:
         """The squared noise over the promised variance, and the deviation that the method is told."""
         opened.clear()
         with pytest.raises(RunError):
-            private("fed3r", privacy={"epsilon": 4.0, "spare_rounds": 0}, min_sites=3)
+            private("fed3r", privacy={"epsilon": 4.0}, min_sites=3, whole_sums=whole)
         values = opened[0][f"released/{name}"]
         weight = {"products": 0.5 * math.sqrt(2), "sums": 1.0}[name]
         squared = 0.5**2 + 1 + 0.15**2
@@ -178,12 +199,53 @@ def test_the_opened_noise_is_what_was_promised_and_half_of_it_is_found(
 
     low, high = stats.chi2.ppf([1e-7, 1 - 1e-7], 640) / 640
     found, told = carried("sums")
-    assert low < found * HONEST / (4 - lost) < high
-    assert told * HONEST / (4 - lost) == pytest.approx(1, rel=1e-3)
-    assert found > high, "at least what was promised: three silos are more than two"
+    assert low < found * honest / silos < high
+    assert told * honest / silos == pytest.approx(1, rel=1e-3)
+    assert found > high, "at least what was promised: one silo more than the honest ones"
     real = Part.share_variance
     monkeypatch.setattr(Part, "share_variance", lambda part, honest: real(part, honest) // 4)
-    assert carried("sums")[0] * HONEST / (4 - lost) < low
+    assert carried("sums")[0] * honest / silos < low
+
+
+@pytest.mark.whole
+def test_a_release_without_one_silo_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The three others' shares would carry all of the noise only if none of them colluded."""
+    opened = losing(monkeypatch, "contribute")
+    with pytest.raises(RunError, match="TF-501"):
+        private("fedncm", tmp_path, privacy={"epsilon": 4.0}, min_sites=3)
+    assert not opened
+    assert len(charges_of(tmp_path, "silo-0")) == 1, "what was drawn stays charged"
+
+
+@pytest.mark.whole
+def test_nor_by_a_server_that_opens_smaller_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each silo refuses by itself: to sign or reveal for less than all, and to enrol by other parameters."""
+    opened = losing(monkeypatch, "contribute")
+    refused: list[str] = []
+    handle = SiloSession.handle
+
+    def noting(self: SiloSession, task: str, message: Any) -> Any:
+        try:
+            return handle(self, task, message)
+        except TightframeError as error:
+            if task in ("agree", "reveal"):
+                refused.append(f"{task} {error.code} {error}")
+            raise
+
+    monkeypatch.setattr(SiloSession, "handle", noting)
+    with monkeypatch.context() as lying:
+        lying.setattr("tightframe.securesum.server.minimum_survivors", lambda params: 3)
+        with pytest.raises(RunError, match="TF-501"):
+            private("fedncm", privacy={"epsilon": 4.0}, min_sites=3)
+    assert len(refused) == 3 and not opened
+    assert all(item.startswith("agree TF-611") and "at least 4" in item for item in refused)
+    params = SecureSums._params
+    monkeypatch.setattr(
+        SecureSums, "_params", lambda sums, roster: replace(params(sums, roster), min_sites=3)
+    )
+    with pytest.raises(RefusedError, match=r"silo-0 refused: TF-601"):
+        private("fedncm", privacy={"epsilon": 4.0}, min_sites=3)
+    assert not opened
 
 
 TABLE = {"rounds": 1, "model": "identity", "model_options": {}, "training": {"batch_size": 3}}

@@ -56,6 +56,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "summation": ("plain", "a plain sum shows each term: nothing is left to combine"),
     "server_trust": ("semi_honest", "who can open a sum"),
     "colluders": (2, "who can open a sum"),
+    "whole_sums": (True, "who can open a sum"),
     "site_timeout": (9, "time"),
     "fetch_timeout": (9, "time"),
     "threads": (2, "rounding"),

@@ -48,7 +48,7 @@ def count_noise(num_classes: int, noise_multiplier: float, honest: int) -> torch
     Args:
         num_classes: C.
         noise_multiplier: z.
-        honest: t - c where the counts are summed over silos; 1 where this silo's own are used.
+        honest: s - c where the counts are summed over silos; 1 where this silo's own are used.
 
     Raises:
         RandomnessError: TF-720, if the operating system gives no random numbers.

@@ -127,7 +127,7 @@ def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> t
     Args:
         shape: of the sums, (C, d + 1).
         config: see there.
-        honest: t - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
+        honest: s - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
 
     Returns:
         int64 tensor of that shape.

@@ -94,7 +94,7 @@ def cell_deviation(config: EvaluationConfig, *, silos: int, honest: int) -> floa
     Args:
         config: see there.
         silos: in the sum, each with its share.
-        honest: t - c.
+        honest: s - c.
     """
     shares = whole("silos", silos, 1, MAX_SILOS) * config.share_variance(honest)
     return math.sqrt(shares) / config.confusion_units

@@ -88,7 +88,7 @@ class Part(NoisyRelease):
 
         Args:
             silos: in the sum, each with its share.
-            honest: t - c.
+            honest: s - c.
         """
         return math.sqrt(whole("silos", silos, 1, MAX_SILOS) * self.share_variance(honest)) / self.grid
 

@@ -95,7 +95,7 @@ class GradientSumConfig(NoisyRelease):
         """Return what one round is charged as.
 
         Args:
-            honest: t - c for what a round costs if no other silo adds noise, ``z / sqrt(t - c)``.
+            honest: s - c for what a round costs if no other silo adds noise, ``z / sqrt(s - c)``.
         """
         noise = self.noise_multiplier / math.sqrt(honest)
         if self.sampling_rate >= 1:

@@ -68,7 +68,7 @@ class NoisyRelease(ABC):
 
         Args:
             shape: of the integers.
-            honest: t - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
+            honest: s - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
 
         Raises:
             RandomnessError: TF-720, if the operating system gives no random numbers.
@@ -89,7 +89,7 @@ class NoisyRelease(ABC):
         return (Gaussian(noise_multiplier=self.noise_multiplier),) * releases
 
     def lone_event(self, honest: int) -> Gaussian | None:
-        """Return what one release is if no other silo adds noise: ``z / sqrt(t - c)``.
+        """Return what one release is if no other silo adds noise: ``z / sqrt(s - c)``.
 
         None where ``honest`` is 1: all of the noise is the silo's own then.
 
@@ -106,8 +106,9 @@ def variance_of_share(noise_multiplier: float, squared_sensitivity: int, honest:
     Args:
         noise_multiplier: z.
         squared_sensitivity: ``D**2``, in squared units of the grid.
-        honest: t - c, the least number of honest silos in any sum that can be opened. A sum over more
-            silos carries more noise than was promised: n silos ``sqrt(n / (t - c))`` times the deviation.
+        honest: s - c, the least number of honest silos in any sum that can be opened
+            (``rounds.privacy_plan.honest_silos``). A sum over more silos carries more noise than was
+            promised: n silos ``sqrt(n / (s - c))`` times the deviation.
             1 is local privacy: the silo's own noise is all that is promised.
 
     Raises:

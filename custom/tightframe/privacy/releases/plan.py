@@ -126,7 +126,7 @@ def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:
     Args:
         config: see there.
         num_records: a public limit of the records of one silo, never its actual number.
-        honest: t - c, see ``share_variance``.
+        honest: s - c, see ``share_variance``.
     """
     return (largest_term(config, num_records) + noise_tail(config, honest)) / config.grid
 
@@ -138,7 +138,7 @@ def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest
         config: see there.
         num_records: a public limit of the records of one silo.
         num_silos: n, terms of the sum.
-        honest: t - c, see ``share_variance``.
+        honest: s - c, see ``share_variance``.
 
     Raises:
         ContributionError: TF-404, if such a total could wrap around the ring, or would not be exact as a

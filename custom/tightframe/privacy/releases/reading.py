@@ -75,7 +75,7 @@ class ReleaseAverage:
         Args:
             total: (C, d + 1) int64.
             silos: silos in the sum.
-            honest: t - c, as it was for ``noise_for``.
+            honest: s - c, as it was for ``noise_for``.
             decay: what earlier releases count for beside this one; 1 is the plain average, 0 this one alone.
 
         Raises:

@@ -162,14 +162,14 @@ def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribu
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:
     """Return a contribution that changes nothing, with this silo's share of the noise of noisy totals.
 
-    The others' records are hidden by the noise of t - c honest silos, whoever of them fails. Noise alone says
+    The others' records are hidden by the noise of s - c honest silos, whoever of them fails. Noise alone says
     nothing of this silo's records, so that nothing is charged.
 
     Args:
         made: of ``neutral``.
         schema: of the phase, with its riders.
         plan: of the job's releases.
-        honest: t - c, see ``privacy.releases.noise``.
+        honest: s - c, see ``privacy.releases.noise``.
     """
     noise = {}
     for item in schema.fields:

@@ -46,7 +46,7 @@ def read(
         state: of the server.
         totals: as opened.
         silos: number of silos in the sum.
-        honest: t - c of the enrolled silos.
+        honest: s - c of the enrolled silos.
 
     Returns:
         The state with this release, and the totals with averaged class sums.

@@ -54,7 +54,7 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
     Args:
         counted: exact counts, as of ``evaluation.count``.
         config: of the noisy evaluation.
-        honest: t - c of the enrolled silos, among whom the noise is divided.
+        honest: s - c of the enrolled silos, among whom the noise is divided.
     """
     units = {"confusion": config.confusion_units, "scores": config.score_units}
     made: dict[str, torch.Tensor] = {}
@@ -85,7 +85,7 @@ def summarise(
         config: of the noisy evaluation.
         class_names: names of the C classes.
         silos: number of silos in the sum, each with its share of the noise.
-        honest: t - c of the enrolled silos.
+        honest: s - c of the enrolled silos.
     """
     cell = evaluation_totals.cell_deviation(config, silos=silos, honest=honest)
     bin_deviation = cell * config.confusion_units / config.score_units

@@ -62,7 +62,7 @@ def expected_records(
         state: of the server.
         total: opened, in units of the clipping norm.
         silos: in the sum.
-        honest: t - c, of which each silo's noise is a share.
+        honest: s - c, of which each silo's noise is a share.
     """
     added = (total * config.grid / config.count_units, silos, silos / honest)
     zero = torch.zeros((), dtype=torch.float64)

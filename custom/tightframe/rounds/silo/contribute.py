@@ -74,7 +74,7 @@ class Contributor:
             message: of the task ``contribute``.
             weights: public weights of all silos enrolled.
             total: the last one opened; None before the first.
-            honest: t - c, the least number of honest silos in a sum that can be opened; each adds 1/honest
+            honest: s - c, the least number of honest silos in a sum that can be opened; each adds 1/honest
                 of the noise's variance.
             fold_silos: number of silos that evaluate each fold, in a secure sum; None in a plain one, where
                 the server sees each term.

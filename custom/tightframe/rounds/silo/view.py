@@ -36,7 +36,7 @@ class RequestedSum:
 
     Attributes:
         cohort: the silos enrolled, in order.
-        honest: t - c, the least number of honest silos in a sum that can be opened.
+        honest: s - c, the least number of honest silos in a sum that can be opened.
         left_out: folds that this silo's evaluation leaves out.
         lost: silos that dropped out, as reported by the server.
     """

@@ -45,10 +45,12 @@ def package_errors() -> Iterator[None]:
 def minimum(job: JobConfig, sites: int) -> int:
     """Return the smallest number of silos in a sum, by the threshold, c, and the job's own minimum.
 
-    For fewer silos than any secure sum can have it is the least number of a secure sum.
+    Where sums open whole only (``whole_sums``) it is the roster that enrolled. For fewer silos than any
+    secure sum can have it is the least number of a secure sum.
     """
     if sites < rules.MIN_SITES:
         return rules.MIN_SITES
     colluders = job.assumed_colluders(sites)
     needed = rules.threshold(sites, colluders, job.server_trust)
-    return rules.smallest_set(needed, colluders, job.min_sites)
+    least = rules.smallest_set(needed, colluders, job.min_sites)
+    return max(least, sites) if job.whole_sums else least

@@ -155,7 +155,7 @@ class SecureSite:
         Args:
             raw: bytes of ``TermRequest``.
             state: SHA-256 (hex) of the run's state that the server names; a repeated request names the same.
-            train: makes the term from the public weights of all silos, from t - c, the least number of
+            train: makes the term from the public weights of all silos, from s - c, the least number of
                 honest silos in a sum that can be opened, from the number of silos that evaluate each fold,
                 and from the total that the request rests on, which is not verified yet.
             setup: plans the job's sums.
@@ -177,7 +177,8 @@ class SecureSite:
                 name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
-            honest = rules.honest_sites(params.threshold, params.colluders)  # both are the job's own
+            # By parameters that are the job's own: this silo gives no share for a smaller sum.
+            honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
             encoded = train(weights, honest, fold_silos(declared.values()), total=total)
             del total  # as large as a model; the request has it
             if encoded.sum_id != request.sum_id:
