@@ -22,7 +22,7 @@ from tightframe.config.job import JobConfig, check_job
 from tightframe.config.policy import Ceilings
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError, TooLargeError
-from tightframe.learning import model_update
+from tightframe.learning import iterate_average, model_update
 from tightframe.models.frozen import HEAD
 from tightframe.options import listed
 from tightframe.phases import (
@@ -90,8 +90,20 @@ class JobSetup:
         return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
-        """Return the method's phases of one training round (1-based), under privacy without losses."""
-        phases = self.method.plan(self.setting, round_number, self.job.rounds)
+        """Return the method's phases of one training round (1-based), under privacy without losses.
+
+        With ``average_last`` those of the last rounds keep the mean of their models.
+        """
+        job = self.job
+        phases = self.method.plan(self.setting, round_number, job.rounds)
+        if job.average_last > 1:
+            phases = iterate_average.attach(
+                phases,
+                iterate_average.averaged_names(self.setting),
+                number=round_number,
+                rounds=job.rounds,
+                last=job.average_last,
+            )
         return phases if self.job.privacy is None else tuple(map(_without_losses, phases))
 
     def statistics_phases(self) -> tuple[Phase, ...]:
@@ -442,6 +454,10 @@ def _check_without_global_model(setup: JobSetup) -> None:
     if setup.method.own_model is None:
         return
     problems = []
+    if setup.job.average_last > 1:
+        problems.append(
+            f"average_last: {setup.method.name} has no global model, of which a mean could be kept"
+        )
     if setup.job.local_baseline_epochs:
         problems.append(
             f"local_baseline_epochs: {setup.method.name} has no global model from which such a baseline "
