@@ -122,6 +122,8 @@ class Privacy(Lasting):
             if the data set knows the patient of each record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
             gradient of each patient's records.
+        views: augmented views of each record in a step, whose mean gradient is clipped; for data sets that
+            augment. More cost time, not epsilon.
         noise_multiplier: of DP-SGD, or of the one release of a method that trains nothing; None computes it
             from the budget, for DP-SGD at each silo from its number of records (or patients).
         spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
@@ -145,6 +147,7 @@ class Privacy(Lasting):
     noise: Annotated[Literal["own", "shared"], LATER] = "own"
     neighbours: Neighbours = "record"
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
+    views: Annotated[int, LATER] = Field(default=1, ge=1, le=64)
     noise_multiplier: float | None = Field(default=None, ge=0.01, le=1e6)
     spare_rounds: int = Field(default=1, ge=0, le=1000)
     releases: int = Field(default=10, ge=1, le=100_000)

@@ -85,6 +85,7 @@ class DatasetSpec:
             default by name.
         no_patients: why the patient of a record cannot be known; empty if the records may name it. A job that
             protects patients is refused for this reason.
+        augments: whether ``records`` differ from one ``augment_seed`` to another.
     """
 
     name: str
@@ -98,6 +99,7 @@ class DatasetSpec:
     num_centers: int
     choosing: tuple[str, ...] = ()
     no_patients: str = ""
+    augments: bool = False
 
     @property
     def num_classes(self) -> int:

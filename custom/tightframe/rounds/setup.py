@@ -361,6 +361,8 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
             f"{setup.dataset.title} cannot hide patients, because {setup.dataset.no_patients}; "
             "use neighbours 'record'"
         )
+    if job.privacy is not None and job.privacy.views > 1:
+        reasons += _views_problems(setup)
     if reasons:
         raise JobError([f"privacy: {reason}" for reason in reasons])
     numbers = range(1, job.rounds + 1)
@@ -393,6 +395,18 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         return replace(setup, privacy=plan)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None
+
+
+def _views_problems(setup: JobSetup) -> list[str]:
+    """List the reasons why several views of a record would all be the same."""
+    problems = []
+    if not setup.dataset.augments:
+        problems.append(
+            f"views are augmented ones, but {setup.dataset.title} augments nothing: leave it at 1"
+        )
+    if not setup.job.training.augment:
+        problems.append("views are augmented ones: set training.augment to true, or leave it at 1")
+    return problems
 
 
 def _without_losses(phase: Phase) -> Phase:

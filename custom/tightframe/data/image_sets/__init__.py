@@ -164,6 +164,10 @@ def _shape(shape: tuple[int, ...]) -> Callable[[Any], tuple[int, ...]]:
     return lambda _options: shape
 
 
+AUGMENTED = frozenset({"cifar10", "cifar100"})
+"""Sets whose training images are shifted and mirrored."""
+
+
 def _spec(
     name: str,
     title: str,
@@ -186,6 +190,7 @@ def _spec(
         twin=None if files else partial(share, name),
         num_centers=silos,
         no_patients="its files do not name the person behind an image",
+        augments=name in AUGMENTED,
     )
 
 

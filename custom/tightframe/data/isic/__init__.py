@@ -100,5 +100,6 @@ SPECS = {
         twin=deferred("tightframe.data.isic.twin", "open_twin"),
         num_centers=NUM_CENTERS,
         no_patients="its metadata name images, and lesions for HAM10000, but no patients",
+        augments=True,
     ),
 }
