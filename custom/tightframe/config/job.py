@@ -126,6 +126,8 @@ class Privacy(Lasting):
             if the data set knows the patient of each record.
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
             gradient of each patient's records.
+        views: augmented views of each record in a step, whose mean gradient is clipped; for data sets that
+            augment. More cost time, not epsilon.
         noise_multiplier: of DP-SGD, or of the one release of a method that trains nothing; None computes it
             from the budget, for DP-SGD at each silo from its number of records (or patients).
         spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
@@ -150,6 +152,7 @@ class Privacy(Lasting):
     noise: Annotated[Literal["own", "shared"], LATER] = "own"
     neighbours: Neighbours = "record"
     clip_norm: float = Field(default=1.0, gt=0, le=1e6)
+    views: Annotated[int, LATER] = Field(default=1, ge=1, le=64)
     noise_multiplier: float | None = Field(default=None, ge=0.01, le=1e6)
     spare_rounds: int = Field(default=1, ge=0, le=1000)
     releases: int = Field(default=10, ge=1, le=100_000)
@@ -264,6 +267,8 @@ class JobConfig(Lasting):
         threads: intra-op threads of torch in every process.
         local_baseline_epochs: epochs of the local-only baseline at each silo after the run; 0 skips it.
         privacy: differential privacy; None runs without it, and reports say so.
+        average_last: the model that is kept, evaluated at the end and made personal is the mean of those
+            after the last so many rounds; 1 keeps the last one.
         personalise: let each silo make a personal model after the run, by the method's own rule. It stays at
             the silo; only the mean quality of these models is summed.
         start: a method of one sum (``fed3r``, ``fedcgs``, ``fedncm``; with its default options), by which the
@@ -308,6 +313,7 @@ class JobConfig(Lasting):
     answer_grid: Annotated[float | None, LATER] = Field(default=None, ge=0, le=3600)
     threads: int = Field(default=1, ge=1, le=256)
     local_baseline_epochs: int = Field(default=0, ge=0, le=100_000)
+    average_last: Annotated[int, LATER] = Field(default=1, ge=1, le=10_000)
     personalise: bool = False
     privacy: Privacy | None = None
     start: Annotated[str | None, LATER] = None
@@ -402,6 +408,9 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
     if isinstance(least, int) and least > len(sites):
         problems.append(f"min_sites: Expected at most the number of sites ({len(sites)}), but got {least}")
     problems += _sampling_problems(values, len(sites))
+    last, rounds = values.get("average_last"), values.get("rounds")
+    if isinstance(last, int) and isinstance(rounds, int) and last > rounds:
+        problems.append(f"average_last: Expected at most `rounds` ({rounds}), but got {last}")
     for key, kind in (("prototype_sites", list), ("site_models", dict)):
         named = values.get(key)
         if isinstance(named, kind):
@@ -421,7 +430,7 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
             "withdraw: not possible with `privacy`: the difference of two noisy totals would be one more "
             "release, which nothing has charged. Start a new job without these records instead"
         )
-    resume, rounds = values.get("resume"), values.get("rounds")
+    resume = values.get("resume")
     done = resume.get("after_round") if isinstance(resume, dict) else None
     if isinstance(done, int) and isinstance(rounds, int) and done > rounds:
         problems.append(f"resume.after_round: Expected at most `rounds` ({rounds}), but got {done}")

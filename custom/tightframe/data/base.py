@@ -88,6 +88,7 @@ class DatasetSpec:
             protects patients is refused for this reason.
         form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
             None where there is no such form.
+        augments: whether ``records`` differ from one ``augment_seed`` to another.
     """
 
     name: str
@@ -102,6 +103,7 @@ class DatasetSpec:
     choosing: tuple[str, ...] = ()
     no_patients: str = ""
     form: Callable[[Any], RecordForm] | None = None
+    augments: bool = False
 
     @property
     def num_classes(self) -> int:

@@ -22,7 +22,7 @@ from tightframe.config.job import JobConfig, check_job
 from tightframe.config.policy import Ceilings
 from tightframe.data.base import DatasetSpec
 from tightframe.errors import ContributionError, JobError, TooLargeError
-from tightframe.learning import model_update
+from tightframe.learning import iterate_average, model_update
 from tightframe.models.frozen import HEAD
 from tightframe.options import listed
 from tightframe.phases import (
@@ -95,8 +95,20 @@ class JobSetup:
         return self.method.init_server(self.setting, stream_seed(self.job.seed, "server", "init"))
 
     def training_phases(self, round_number: int) -> tuple[Phase, ...]:
-        """Return the method's phases of one training round (1-based), under privacy without losses."""
-        phases = self.method.plan(self.setting, round_number, self.job.rounds)
+        """Return the method's phases of one training round (1-based), under privacy without losses.
+
+        With ``average_last`` those of the last rounds keep the mean of their models.
+        """
+        job = self.job
+        phases = self.method.plan(self.setting, round_number, job.rounds)
+        if job.average_last > 1:
+            phases = iterate_average.attach(
+                phases,
+                iterate_average.averaged_names(self.setting),
+                number=round_number,
+                rounds=job.rounds,
+                last=job.average_last,
+            )
         return phases if self.job.privacy is None else tuple(map(_without_losses, phases))
 
     def statistics_phases(self) -> tuple[Phase, ...]:
@@ -396,6 +408,8 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
             f"{setup.dataset.title} cannot hide patients, because {setup.dataset.no_patients}; "
             "use neighbours 'record'"
         )
+    if job.privacy is not None and job.privacy.views > 1:
+        reasons += _views_problems(setup)
     if reasons:
         raise JobError([f"privacy: {reason}" for reason in reasons])
     numbers = range(1, job.rounds + 1)
@@ -429,6 +443,18 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         return replace(setup, privacy=plan)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None
+
+
+def _views_problems(setup: JobSetup) -> list[str]:
+    """List the reasons why several views of a record would all be the same."""
+    problems = []
+    if not setup.dataset.augments:
+        problems.append(
+            f"views are augmented ones, but {setup.dataset.title} augments nothing: leave it at 1"
+        )
+    if not setup.job.training.augment:
+        problems.append("views are augmented ones: set training.augment to true, or leave it at 1")
+    return problems
 
 
 def _without_losses(phase: Phase) -> Phase:
@@ -490,6 +516,10 @@ def _check_without_global_model(setup: JobSetup) -> None:
     if setup.method.own_model is None:
         return
     problems = []
+    if setup.job.average_last > 1:
+        problems.append(
+            f"average_last: {setup.method.name} has no global model, of which a mean could be kept"
+        )
     if setup.job.local_baseline_epochs:
         problems.append(
             f"local_baseline_epochs: {setup.method.name} has no global model from which such a baseline "

@@ -48,7 +48,8 @@ def summed(records: Any, *, rate: float = 1.0, patients: Any = None, **given: An
         **{"charge": lambda: None, "patients": patients},
     }
     terms = given.pop("terms", [cross_entropy()])
-    return clipped_gradient_sum(model, records, terms, **{**values, **given})
+    views = records if callable(records) else lambda view: records
+    return clipped_gradient_sum(model, views, terms, **{**values, **given})
 
 
 def gradients(records: Records) -> torch.Tensor:
@@ -205,7 +206,7 @@ def scores(present: NDArray[np.bool_], noise: float, *, by_patient: bool) -> NDA
     config = GradientSumConfig(noise, 2 * CANARIES + 2)
     total = clipped_gradient_sum(
         model,
-        [(units[owner], 1) for owner in owners],  # type: ignore[arg-type]
+        lambda view: [(units[owner], 1) for owner in owners],  # type: ignore[arg-type,return-value]
         [cross_entropy()],
         config=config,
         clip_norm=0.5,

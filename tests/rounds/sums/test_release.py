@@ -63,6 +63,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "answer_grid": (2.0, "time"),
     "initial_model_sha256": ("0" * 64, "another start, not another way of forming terms"),
     "local_baseline_epochs": (1, "stays at the silo"),
+    "average_last": (2, "what is made of totals"),
     "personalise": (True, "counts of their own, of every silo alike"),
     "privacy": (None, "noise in place of a profile"),
     "resume": (None, "a resumed job goes on as the first one"),

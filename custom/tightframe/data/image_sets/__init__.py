@@ -164,6 +164,10 @@ def _shape(shape: tuple[int, ...]) -> Callable[[Any], tuple[int, ...]]:
     return lambda _options: shape
 
 
+AUGMENTED = frozenset({"cifar10", "cifar100"})
+"""Sets whose training images are shifted and mirrored."""
+
+
 def _spec(
     name: str,
     title: str,
@@ -188,6 +192,7 @@ def _spec(
         num_centers=silos,
         no_patients="its files do not name the person behind an image",
         form=None if shape[0] == 2 else partial(made, name, shape),
+        augments=name in AUGMENTED,
     )
 
 

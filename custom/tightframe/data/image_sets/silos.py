@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 Options = PartitionOptions | DerivedOptions
 
-AUGMENTED = frozenset({"cifar10", "cifar100"})
-"""The sets whose training images are cropped and flipped, as is usual."""
-
 MAKERS: dict[str, Callable[..., list[Share]]] = {
     "color_mnist": color_mnist,
     "rotated_cifar10": rotated_cifar10,
@@ -260,7 +257,7 @@ class BenchmarkSilo:
 
         mean, std = NORMALISED[self._spec.name]
         images = self._share.folds[fold]
-        augmented = augment_seed if self._spec.name in AUGMENTED else None
+        augmented = augment_seed if self._spec.augments else None
         return BatchRecords(images.labels, PixelBatches(images, mean=mean, std=std, augment_seed=augmented))
 
 

@@ -101,5 +101,6 @@ SPECS = {
         num_centers=NUM_CENTERS,
         no_patients="its metadata name images, and lesions for HAM10000, but no patients",
         form=deferred("tightframe.data.isic.form", "form"),
+        augments=True,
     ),
 }

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.utils.data import Dataset
 
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Batch, Stage, Term
@@ -27,12 +25,12 @@ from tightframe.privacy.releases.class_sums import clip_features, on_grid
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.training.clipping import Members, PatientMeans, rows
 from tightframe.privacy.training.per_sample import EngineName, RecordLoss
-from tightframe.privacy.training.portions import Portions, loaded, probe_with_made_up
+from tightframe.privacy.training.portions import Portions, Records, loaded, probe_with_made_up
 
 
 def clipped_gradient_sum(
     model: nn.Module,
-    records: Dataset[Any],
+    records: Records,
     terms: Sequence[Term],
     *,
     config: GradientSumConfig,
@@ -41,6 +39,7 @@ def clipped_gradient_sum(
     batch_size: int,
     charge: Callable[[], None],
     patients: NDArray[np.int64] | None = None,
+    views: int = 1,
     engine: EngineName | None = None,
     workers: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -50,7 +49,7 @@ def clipped_gradient_sum(
 
     Args:
         model: made private by ``normalisation.make_private``; afterwards in evaluation mode.
-        records: the training records, (input, int label), each once.
+        records: the training records by view, each data set with every record once.
         terms: of the loss; all weighted ones per-record, see ``probe``.
         config: see there.
         clip_norm: C.
@@ -58,6 +57,7 @@ def clipped_gradient_sum(
         batch_size: records that are loaded at a time.
         charge: called once, before anything is drawn; what it raises stops the round.
         patients: whose each record is, (n,), to hide patients; None hides records.
+        views: of each record; the mean of their gradients is what is clipped.
         engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
         workers: processes that load records.
         progress: gets a line about the choice of the engine.
@@ -75,13 +75,15 @@ def clipped_gradient_sum(
         RandomnessError: TF-720 if the operating system gives no random numbers.
     """
     device = torch.device(device)
-    count = len(records)  # type: ignore[arg-type]
+    count = len(records(0))  # type: ignore[arg-type]
     if count < 1:
         raise ValueError("Expected at least one record, but got none.")
+    if views < 1:
+        raise ValueError(f"Expected at least one view of each record, but got {views}.")
     members = None if patients is None else Members.of(patients, count)
     # The optimiser is the server's; a stage is what the probe looks at.
     stages = [Stage(terms, OptimizerSettings("sgd", 1.0), steps=1)]
-    probe_with_made_up(model, records, stages, device)
+    probe_with_made_up(model, records(0), stages, device)
     charge()
     trained = [item for item in model.parameters() if item.requires_grad]
     total = torch.zeros(sum(item.numel() for item in trained) + 1, dtype=torch.int64)
@@ -92,7 +94,8 @@ def clipped_gradient_sum(
         taken = poisson_batch(count if members is None else len(members), config.sampling_rate, random_bytes)
         places = taken if members is None else members.records(taken)
         chunks = [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
-        batches = (batch for batch in loaded(lambda _: records, 0, chunks, workers, device) if batch)
+        in_chunks = loaded(lambda step: records(step % views), 0, chunks, workers, device, views)
+        batches = (batch for batch in in_chunks if batch)
         portions = Portions(device, engine, progress)
         model.train()
         try:

@@ -29,7 +29,10 @@ EngineName = Literal["loop", "vmap", "hooks"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 
 Engine = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
-"""(inputs, labels) of b records -> for each trained parameter, a gradient a record, (b, *shape)."""
+"""(inputs, labels) of b records -> for each trained parameter, a gradient a record, (b, *shape).
+
+Labels are (b,); or, with K views of each record, (b, K), and inputs (b, K, ...): then a record's gradient is
+the mean of its views' gradients."""
 
 MASK_SEED = 20240229
 TIMED = 8  # records by which the loop is timed
@@ -108,10 +111,8 @@ def running(name: EngineName, loss: RecordLoss, trained: Sequence[nn.Parameter])
 
 def _looped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
     def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-        alone = [
-            gradients(loss(inputs[place : place + 1], labels[place : place + 1]), trained)
-            for place in range(len(labels))
-        ]
+        batches = zip(*_alone(inputs, labels), strict=True)
+        alone = [gradients(loss(*batch), trained) for batch in batches]
         if len(alone) == 1:
             return [item.unsqueeze(0) for item in alone[0]]
         return [torch.stack(items) for items in zip(*alone, strict=True)]
@@ -119,13 +120,17 @@ def _looped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
     return engine
 
 
+def _alone(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs (b, K, ...) and labels (b, K) of b batches, each of one record's K views."""
+    return (inputs, labels) if labels.dim() == 2 else (inputs.unsqueeze(1), labels.unsqueeze(1))
+
+
 def _vmapped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
     places = {id(parameter): name for name, parameter in loss.named_parameters()}
     names = [places[id(parameter)] for parameter in trained]
 
-    def one(parameters: dict[str, torch.Tensor], record: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        arguments = (record.unsqueeze(0), label.unsqueeze(0))
-        value: torch.Tensor = torch.func.functional_call(loss, parameters, arguments)
+    def one(parameters: dict[str, torch.Tensor], views: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = torch.func.functional_call(loss, parameters, (views, labels))
         return value
 
     # Each record has dropout masks of its own, as in the loop.
@@ -133,7 +138,7 @@ def _vmapped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
 
     def engine(inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
         current = {name: item.detach() for name, item in zip(names, trained, strict=True)}
-        by_name = every(current, inputs, labels)
+        by_name = every(current, *_alone(inputs, labels))
         return [by_name[name] for name in names]
 
     return engine
@@ -148,11 +153,12 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
             with warnings.catch_warnings():
                 # The first layer's inputs need no gradient, which torch remarks on at each step.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                loss(inputs, labels).backward()
+                views, of = _alone(inputs, labels)
+                loss(views.flatten(0, 1), of.flatten()).backward()
             samples = [getattr(parameter, "grad_sample", None) for parameter in trained]
-            if any(not isinstance(item, torch.Tensor) or len(item) != len(labels) for item in samples):
+            if any(not isinstance(item, torch.Tensor) or len(item) != of.numel() for item in samples):
                 raise NotImplementedError("hooks do not see every trained parameter of this model")
-            return samples  # type: ignore[return-value]
+            return [item.unflatten(0, of.shape).mean(1) for item in samples]  # type: ignore[union-attr]
         finally:
             hooks.set_grad_sample_to_none()
             for parameter in trained:

@@ -126,10 +126,22 @@ class _Views(Dataset[Any]):
 
 
 def loaded(
-    records: Records, first: int, chosen: Sequence[list[int]], workers: int, device: torch.device
+    records: Records,
+    first: int,
+    chosen: Sequence[list[int]],
+    workers: int,
+    device: torch.device,
+    views: int = 1,
 ) -> Iterator[Batch | None]:
-    """Yield the batch of each step, None where nobody takes part."""
-    keys = [[(first + step, place) for place in places] for step, places in enumerate(chosen)]
+    """Yield the batch of each step, None where nobody takes part.
+
+    With K > 1 ``views`` a batch has K of each record, inputs (b, K, ...) and labels (b, K): those that the
+    steps K s to K s + K - 1 of ``records`` would see.
+    """
+    keys = [
+        [(views * (first + step) + view, place) for view in range(views) for place in places]
+        for step, places in enumerate(chosen)
+    ]
     loader: DataLoader[Any] = DataLoader(
         _Views(records),
         batch_sampler=[item for item in keys if item],
@@ -143,4 +155,9 @@ def loaded(
             yield None
             continue
         inputs, labels = next(batches)
+        if views > 1:  # loaded view by view, each with one opening of the records
+            inputs, labels = (
+                item.unflatten(0, (views, len(places))).transpose(0, 1).contiguous()
+                for item in (inputs, labels)
+            )
         yield inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)

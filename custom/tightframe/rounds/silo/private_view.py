@@ -79,6 +79,7 @@ class PrivateSilo(LocalSilo):
             settings=settings,
             device=self.device,
             patients=self._patients,
+            views=self._plan.privacy.views,
             charge=lambda events: self._budget.charge(f"round {self.round} training", events),
             workers=self.context.site.loader_workers,
             progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
@@ -253,7 +254,7 @@ class PrivateSilo(LocalSilo):
         alone = None if shares == 1 else config.event(shares)
         units = clipped_gradient_sum(
             model,
-            self._views(0),
+            self._views,
             terms,
             config=config,
             clip_norm=self._plan.privacy.clip_norm,
@@ -263,6 +264,7 @@ class PrivateSilo(LocalSilo):
                 f"round {self.round} training", (config.event(),), alone=alone
             ),
             patients=self._patients,
+            views=self._plan.privacy.views,
             workers=self.context.site.loader_workers,
             progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
         )
