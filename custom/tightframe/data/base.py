@@ -85,6 +85,8 @@ class DatasetSpec:
             default by name.
         no_patients: why the patient of a record cannot be known; empty if the records may name it. A job that
             protects patients is refused for this reason.
+        by_options: (this, options) -> this with the title, classes and ``no_patients`` that a job's options
+            give it; None if they are the same for all jobs. Use ``of``.
     """
 
     name: str
@@ -98,6 +100,11 @@ class DatasetSpec:
     num_centers: int
     choosing: tuple[str, ...] = ()
     no_patients: str = ""
+    by_options: Callable[[DatasetSpec, Any], DatasetSpec] | None = None
+
+    def of(self, options: Any) -> DatasetSpec:
+        """Return the data set that a job's validated options make of this one."""
+        return self if self.by_options is None else self.by_options(self, options)
 
     @property
     def num_classes(self) -> int:

@@ -185,6 +185,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         )
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
+    dataset = dataset.of(dataset_options)
     input_shape = dataset.input_shape(dataset_options)
 
     def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
