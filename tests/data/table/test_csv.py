@@ -364,6 +364,12 @@ def test_a_site_may_pin_the_contract(tmp_path: Path) -> None:
     [
         {"file": "ward.csv"},
         {"file": "/x/ward.xlsx"},
+        {},
+        {"file": "/x/w.csv", "database": {"url_env": "A", "query": "SELECT 1"}},
+        {"database": {"query": "SELECT 1"}},
+        {"database": {"url_env": "A", "url_file": "/x", "query": "SELECT 1"}},
+        {"database": {"url_env": "A", "query": "SELECT 1"}, "encoding": "cp1252"},
+        {"file": "/x/w.parquet", "delimiter": ";"},
         {"file": "/x/w.csv", "encoding": "none"},
         {"file": "/x/w.csv", "encoding": "hex"},
         {"file": "/x/w.csv", "delimiter": ",", "decimal": ","},

@@ -60,11 +60,34 @@ class Unit(StrictModel):
         return self
 
 
-class TableSite(StrictModel):
-    """A site's entry for its table.
+class Database(StrictModel):
+    """A query of the site's own, which reads.
 
     Attributes:
-        file: ``.csv``, ``.tsv`` or ``.txt`` with a header, also ``.gz``.
+        url_env: environment variable with the database's address, ``postgresql://`` or ``sqlite://``.
+        url_file: file with it in its place, closed to others.
+        query: one SELECT.
+    """
+
+    url_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    url_file: SitePath | None = None
+    query: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _has_one_address(self) -> Database:
+        if (self.url_env is None) == (self.url_file is None):
+            raise ValueError(
+                "Expected `url_env` or `url_file`, where the database's address is, and not both"
+            )
+        return self
+
+
+class TableSite(StrictModel):
+    """A site's entry for its table, a file or a query.
+
+    Attributes:
+        file: ``.csv``, ``.tsv`` or ``.txt`` with a header, also ``.gz``; or ``.parquet``.
+        database: what is asked in its place.
         contract: SHA-256 of the one contract that this site takes part with; any by default.
         columns: the site's name of a column -> the contract's, where they differ.
         codes: the contract's column -> the site's code -> the contract's, where they differ.
@@ -75,7 +98,8 @@ class TableSite(StrictModel):
             them out, counted and listed in the site's own log.
     """
 
-    file: SitePath
+    file: SitePath | None = None
+    database: Database | None = None
     contract: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     columns: dict[str, str] = {}
     codes: dict[str, dict[str, str]] = {}
@@ -86,12 +110,25 @@ class TableSite(StrictModel):
     missing: list[str] = [""]
     invalid: Literal["refuse", "set_aside"] = "refuse"
 
+    @property
+    def place(self) -> str:
+        """Where the table is, for messages."""
+        return "the site's query" if self.file is None else str(self.file)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the table is a text file."""
+        return self.file is not None and self.file.name.lower().endswith(CSV_ENDINGS)
+
     @model_validator(mode="after")
     def _can_be_read(self) -> TableSite:
-        if not self.file.name.lower().endswith(CSV_ENDINGS):
-            raise ValueError(
-                f"Expected `file` to end in one of {list(CSV_ENDINGS)}, but got {self.file.name!r}"
-            )
+        if (self.file is None) == (self.database is None):
+            raise ValueError("Expected `file` or `database`, and not both")
+        if self.file is not None and not self.file.name.lower().endswith(CSV_ENDINGS + PARQUET_ENDINGS):
+            known = [*CSV_ENDINGS, *PARQUET_ENDINGS]
+            raise ValueError(f"Expected `file` to end in one of {known}, but got {self.file.name!r}")
+        if not self.is_text and {"delimiter", "encoding", "decimal"} & self.model_fields_set:
+            raise ValueError("Expected no `delimiter`, `encoding` and `decimal` but with a text file")
         if self.delimiter == self.decimal or self.delimiter in '"\r\n':
             raise ValueError("Expected a `delimiter` that is no decimal point, quote or end of a line")
         twice = {name for name in self.columns.values() if list(self.columns.values()).count(name) > 1}

@@ -82,6 +82,29 @@ def check_mapping(contract: Contract, site: TableSite) -> None:
         raise DataError(f"Expected the site's entry to fit the job's contract, but{listed}", code="TF-218")
 
 
+def is_number(text: str, decimal: str = ".") -> bool:
+    """Check whether a cell is a number: digits with one decimal mark and an exponent, and nothing else."""
+    return _NUMBER.fullmatch(_pointed(text, decimal)) is not None
+
+
+def _pointed(text: str, decimal: str) -> str:
+    return text if decimal == "." else text.replace(".", "x").replace(decimal, ".")
+
+
+def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
+    """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
+    booleans = {item.column for item in contract.columns if item.kind == "boolean"}
+    found = {}
+    for column, known in _levels(contract).items():
+        codes = site.codes.get(column, {})
+        mapped = {cell: codes.get(cell, cell) for cell in set(rows.cells[column]) if cell is not None}
+        lower = column in booleans
+        unknown = [cell for cell, code in mapped.items() if (code.lower() if lower else code) not in known]
+        if unknown:
+            found[column] = sorted(unknown)
+    return found
+
+
 def _levels(contract: Contract) -> dict[str, set[str]]:
     """Return each column with codes -> its codes."""
     levels = {item.column: set(item.vocabulary) for item in contract.columns if item.kind == "category"}
@@ -191,7 +214,7 @@ def _numbers(
             if column.missing == "refuse":
                 faults.setdefault(_MISSING, []).append(place)
             continue
-        text = cell if decimal == "." else cell.replace(".", "x").replace(decimal, ".")
+        text = _pointed(cell, decimal)
         if not _NUMBER.fullmatch(text):
             faults.setdefault("no number", []).append(place)
             continue

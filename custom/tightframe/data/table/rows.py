@@ -10,7 +10,7 @@ import difflib
 import gzip
 import io
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -20,6 +20,7 @@ from tightframe.data.table import TableSite
 from tightframe.errors import DataError
 
 Cells = list[str | None]
+Line = tuple[int, Sequence[str | None]]
 _FIELD_LIMIT = 1 << 20
 _UTF8 = frozenset({"utf-8", "utf8", "utf_8"})
 
@@ -82,31 +83,102 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
     return {column: at[own][0] for column, own in names.items()}
 
 
-def read_text(contract: Contract, site: TableSite) -> Rows:
-    """Read a text file with a header.
+def read(contract: Contract, site: TableSite) -> Rows:
+    """Read the columns of a site's table that a contract wants.
+
+    Rows of a database are put in the order of their records' names, or of all their cells, because a database
+    promises none: folds and runs repeat.
 
     Raises:
-        DataError: TF-205 without the file, TF-206 if it cannot be decoded or parsed, TF-204 for its header.
+        DataError: TF-205 without the file, TF-206 if it cannot be read, TF-204 for its header, TF-217 for a
+            database, TF-219 without a package that it takes.
     """
-    path, missing = site.file, frozenset(site.missing)
-    lines = text_lines(path, site)
-    header = next(lines, None)
-    if header is None:
-        raise DataError(f"Expected {path} to have a header and rows, but it is empty.", code="TF-208")
-    hint = _delimiter_hint(header[1], site.delimiter)
-    found = places(header[1], own_names(contract, site), str(path), hint)
-    width, taken = len(header[1]), list(found.items())
+    names, missing = own_names(contract, site), frozenset(site.missing)
+    header, lines = opened(site, names.values())
+    hint = _delimiter_hint(header, site.delimiter) if site.is_text else ""
+    found = places(header, names, site.place, hint)
+    taken = list(found.items())
     columns: dict[str, Cells] = {column: [] for column in found}
-    rows = Rows(columns, [], str(path))
+    rows = Rows(columns, [], site.place)
+    if site.database is not None:
+        first = [found[column] for column in (contract.record,) if column is not None]
+        order = [*first, *(place for _, place in taken)]
+        sorted_lines = sorted(
+            (cells for _, cells in lines), key=lambda cells: [cells[i] or "" for i in order]
+        )
+        lines = enumerate(sorted_lines, start=1)
     for number, cells in lines:
-        if len(cells) != width:
+        if len(cells) != len(header):
             rows.ragged.append(number)
             continue
         rows.numbers.append(number)
         for column, place in taken:
-            text = cells[place].strip()
-            columns[column].append(None if text in missing else text)
+            text = cells[place]
+            columns[column].append(None if text is None or text in missing else text)
     return rows
+
+
+def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], Iterator[Line]]:
+    """Return the header of a site's table, and its rows with their numbers, as text.
+
+    Args:
+        site: the entry.
+        wanted: the site's names of the columns that are needed; None for all.
+
+    Raises:
+        DataError: as ``read``.
+    """
+    if site.database is not None:
+        from tightframe.data.table.sql import open_query
+
+        return open_query(site.database)
+    assert site.file is not None  # noqa: S101 - the entry has checked
+    if not site.is_text:
+        from tightframe.data.table.parquet import open_parquet
+
+        return open_parquet(site.file, wanted)
+    lines = text_lines(site.file, site)
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"Expected {site.file} to have a header and rows, but it is empty.", code="TF-208")
+    return first[1], ((number, [cell.strip() for cell in cells]) for number, cells in lines)
+
+
+def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells]]:
+    """Return a file's header, and the cells of each of its columns, for a proposal.
+
+    Args:
+        site: an entry with the file.
+        most: number of columns.
+
+    Raises:
+        DataError: TF-204 with more columns, or one twice; TF-206; TF-208 without rows.
+    """
+    header, lines = opened(site, None)
+    if len(header) > most or len(set(header)) < len(header):
+        twice = sorted({name for name in header if header.count(name) > 1})[:5] if len(header) <= most else []
+        what = f"{twice} twice" if twice else f"{len(header)}"
+        raise DataError(
+            f"Expected {site.place} to have {most} columns at most, but got {what}.", code="TF-204"
+        )
+    missing, rows = frozenset(site.missing), [cells for _, cells in lines if len(cells) == len(header)]
+    if not rows:
+        raise DataError(f"Expected {site.place} to have rows, but it has none.", code="TF-208")
+    return header, {
+        name: [None if (cell := cells[place]) is None or cell in missing else cell for cells in rows]
+        for place, name in enumerate(header)
+    }
+
+
+def text_header(site: TableSite) -> str:
+    """Return the first line of a text file that can be decoded to its end.
+
+    Raises:
+        DataError: as ``text_lines``.
+    """
+    assert site.file is not None  # noqa: S101 - a text file
+    first, *_ = [cells[0] for _, cells in text_lines(site.file, site)] or [""]
+    return first
 
 
 def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
@@ -150,7 +222,7 @@ def _unreadable(path: Path, what: str, do: str) -> DataError:
 
 def _delimiter_hint(header: Sequence[str], delimiter: str) -> str:
     """Return what to say of a header that another character divides."""
-    if len(header) > 1:
+    if len(header) != 1:
         return ""
     counts = {other: header[0].count(other) for other in ",;\t|" if other != delimiter}
     likely = max(counts, key=lambda other: counts[other])

@@ -15,7 +15,7 @@ from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.encoding import Encoded, check_mapping, encode
 from tightframe.data.table.findings import Finding, rows_in_words
-from tightframe.data.table.rows import Rows, read_text
+from tightframe.data.table.rows import read
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -107,20 +107,11 @@ def _read(features: NDArray[np.float32], indices: Sequence[int]) -> NDArray[np.f
     return chosen
 
 
-def read(contract: Contract, site: TableSite) -> Rows:
-    """Read the columns of a site's table that a contract wants, as text.
-
-    Raises:
-        DataError: as the reader of its kind.
-    """
-    return read_text(contract, site)
-
-
 def open_site(site: TableSite, options: TableOptions) -> TableData:
     """Open the records of a configured site.
 
     Raises:
-        DataError: TF-204 to TF-206 if the table cannot be read, TF-215 if records break the contract and the
+        DataError: as ``read`` if the table cannot be read, TF-215 if records break the contract and the
             site refuses them, TF-216 for a patient in two folds, TF-208 for an empty fold, TF-218 if the
             site's entry does not fit the contract.
     """
