@@ -1,4 +1,4 @@
-"""``tightframe data``: convert downloaded data sets into the form that the readers expect."""
+"""``tightframe data``: a site's own tables, and downloaded data sets in the form that the readers expect."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app import tables
 from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
-app = typer.Typer(help="Prepare data sets.", no_args_is_help=True)
+app = typer.Typer(help="A site's own tables, and downloaded data sets.", no_args_is_help=True)
 prepare = typer.Typer(
     help="Convert a download into the form that a data set's reader expects, checked by counts and hashes.",
     no_args_is_help=True,
@@ -39,9 +40,8 @@ out = lines()
 err = lines(stderr=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep ``prepare`` as a subcommand although it is the only one."""
+app.command("init")(tables.init)
+app.command("check")(tables.check)
 
 
 @prepare.command("isic2019")

@@ -105,7 +105,9 @@ class DataError(TightframeError):
     TF-203 no such folder, TF-204 no or malformed split file or table, TF-205 missing files,
     TF-206 unreadable files, TF-207 unknown class, TF-208 empty centre or fold, TF-209 another vocabulary,
     TF-210 patients unknown, TF-212 another shape than the model takes, TF-213 labels that are no classes,
-    TF-214 withdrawn records that the site does not have.
+    TF-214 withdrawn records that the site does not have, TF-215 records that break a contract,
+    TF-216 a patient in two folds, TF-217 a database that cannot be asked, TF-218 a site's entry that does not
+    fit a contract, TF-219 no package for this kind of table.
     """
 
     code = "TF-203"
@@ -165,6 +167,11 @@ REASONS: Mapping[str, str] = {
     "TF-212": "records of another shape than the model takes",
     "TF-213": "labels that do not fit the classes or the records",
     "TF-214": "withdrawn records that it does not have",
+    "TF-215": "records that break the job's contract",
+    "TF-216": "a patient in two folds",
+    "TF-217": "its database cannot be asked",
+    "TF-218": "its entry does not fit the job's contract",
+    "TF-219": "a package that its kind of table takes is not installed",
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",

@@ -46,6 +46,12 @@ _Data = Annotated[
         help="... on fed_isic2019, eicu or fed_heart_disease. For others: NAME with --set dataset=digits.",
     ),
 ]
+_Contract = Annotated[
+    Path | None,
+    typer.Option(
+        help="... or on the sites' own tables: a data contract, as `tightframe data init` proposes it."
+    ),
+]
 _Preset = Annotated[str, typer.Option(help="rehearsal (minutes on a CPU) or full (GPU, paper scale).")]
 _Output = Annotated[
     Path | None,
@@ -105,6 +111,7 @@ def export(
     name: _Name = None,
     method: _Method = None,
     dataset: _Data = None,
+    contract: _Contract = None,
     preset: _Preset = "rehearsal",
     output: _Output = None,
     force: _Force = False,
@@ -134,7 +141,7 @@ def export(
 
     if evaluate is not None:
         wrong = {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
-        wrong |= {"--committed": committed or None}
+        wrong |= {"--committed": committed or None, "--contract": contract}
         if given := [option for option, value in wrong.items() if value is not None]:
             raise typer.BadParameter(f"nothing is trained: omit {', '.join(given)}", param_hint="--evaluate")
         own = {"min_sites": min_sites, "seed": seed}
@@ -143,8 +150,10 @@ def export(
         named = None if name is None and method is None else (name, method, dataset, preset)
         _evaluate(evaluate, named, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
         return
-    if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
-        raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
+    on = [item for item in (dataset, contract) if item is not None]
+    if (name is None) == (method is None or len(on) != 1) or (name and (method or on)):
+        expected = "expected a job's NAME, or --method with --data or --contract"
+        raise typer.BadParameter(expected, param_hint="NAME")
     numbers = {"rounds": rounds, "min_sites": min_sites, "seed": seed}
     if resume is not None or withdraw_from is not None:
         others: dict[str, Any] = {f"--{key.replace('_', '-')}": value for key, value in numbers.items()}
@@ -156,7 +165,12 @@ def export(
         elif withdraw_from is not None:
             _withdraw(name, withdraw_from, output, others, **again)
         return
-    recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
+    if name is not None:
+        recipe = _recipe(name)
+    elif contract is not None:
+        recipe = pairs.pair_with_contract(str(method), contract)
+    else:
+        recipe = pairs.pair(str(method), str(dataset))
     if preset not in recipe.presets:
         raise typer.BadParameter(
             f"expected one of {list(recipe.presets)}, got {preset!r}", param_hint="--preset"

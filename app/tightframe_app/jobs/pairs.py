@@ -1,4 +1,4 @@
-"""A job of any method on any data set: ``tightframe jobs export --method NAME --data SET``.
+"""A job of any method on any data set: ``tightframe jobs export --method``, ``--data`` or ``--contract``.
 
 If there is a recipe for the pair, it is used. Otherwise the job has the data set's own setting, with the
 training options that the method requires; the job's validation refuses pairs that cannot be combined.
@@ -6,8 +6,10 @@ training options that the method requires; the job's validation refuses pairs th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tightframe.errors import JobError
@@ -42,7 +44,7 @@ def pair(method: str, dataset: str) -> Recipe:
     """
     from tightframe import methods
 
-    chosen = methods.get(method)
+    methods.get(method)  # an unknown method is named before the data set
     if dataset not in BASES:
         raise JobError(
             [
@@ -54,7 +56,64 @@ def pair(method: str, dataset: str) -> Recipe:
         own = recipe.values
         if (own["method"], own["dataset"]) == (method, dataset) and "privacy" not in own:
             return recipe
-    base = recipes.get(BASES[dataset])
+    return _on(recipes.get(BASES[dataset]), method, dataset)
+
+
+def pair_with_contract(method: str, path: Path) -> Recipe:
+    """Return the recipe of a method on the tables of a contract.
+
+    The setting is that of heart disease, with more rounds: an ``mlp`` with one hidden layer, whose inputs are
+    standardised by pooled moments. A method that needs one sum only gets the values themselves as features.
+
+    Args:
+        method: one of ``tightframe methods``.
+        path: of the contract, as ``tightframe data init`` writes it.
+
+    Raises:
+        JobError: if there is no such method, or the contract is wrong, listing all its problems.
+    """
+    from tightframe import methods
+
+    contract = read_contract(path)
+    chosen = methods.get(method)
+    base = recipes.get(BASES["fed_heart_disease"])
+    alone: dict[str, Any] = {"dataset": "table", "dataset_options": {"contract": contract}}
+    if chosen.start is not None:
+        alone |= {"model": "identity", "model_options": {"standardise": True}}
+    presets = {name: {**base.presets[name], "rounds": rounds} for name, rounds in _TABLE_ROUNDS.items()}
+    base = replace(base, name="of_table", values={**base.values, **alone}, presets=presets)
+    return _on(base, method, str(contract["title"]))
+
+
+def read_contract(path: Path) -> dict[str, Any]:
+    """Return the values of a contract's file, as the job has them.
+
+    Raises:
+        JobError: TF-101, listing what is wrong.
+    """
+    from pydantic import ValidationError
+
+    from tightframe.data.contract import Contract
+    from tightframe.options import listed
+
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        Contract.model_validate(values)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ValidationError):
+            raise JobError(listed(error, "contract.", Contract)) from None
+        raise JobError([f"contract: Expected {path} to be readable JSON, but got: {error}"]) from None
+    return dict(values)
+
+
+_TABLE_ROUNDS = {"rehearsal": 20, "full": 100}
+
+
+def _on(base: Recipe, method: str, dataset: str) -> Recipe:
+    """Return a data set's recipe with another method."""
+    from tightframe import methods
+
+    chosen = methods.get(method)
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
     values |= {"method": method, "personalise": chosen.personalise is not None}
     presets = {name: dict(layer) for name, layer in base.presets.items()}

@@ -95,9 +95,10 @@ class Recipe:
         # A title says whether training is private, not how private it is.
         if as_titled and (job.privacy is None) == (own.get("privacy") is None):
             return self.title
-        from tightframe import data, methods
+        from tightframe import methods
+        from tightframe.config.site import dataset_of
 
-        title = f"{methods.get(job.method).title} on {data.get(job.dataset).title} with {job.models}"
+        title = f"{methods.get(job.method).title} on {dataset_of(job)[0].title} with {job.models}"
         title += ", personal models" if job.personalise else ""
         return title if job.privacy is None else f"{title}, differential privacy"
 

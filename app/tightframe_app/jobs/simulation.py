@@ -68,7 +68,7 @@ def unconfigured(job: JobConfig) -> str:
     """
     # With too many sites, the last one of the roster is the first to have no share.
     stand_in = open_data(job, job.roster[-1], None)
-    title = data.get(job.dataset).title
+    title = dataset_of(job)[0].title
     if stand_in.synthetic:
         return (
             f"trains on the synthetic twin of {title}, generated records; for real ones, give "

@@ -160,8 +160,12 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope) -> 
     for name, values in entry.data.items():
         spec = data.get(name)
         asks = job is not None and job.dataset == name
+        if not asks and any(item.is_required() for item in spec.options.model_fields.values()):
+            yield Finding(area, "note", f"{name}: not opened: what its records are, a job says (--job)")
+            continue
         try:
             options = spec.options.model_validate(dict(job.dataset_options) if asks and job else {})
+            spec = spec.of(options)
             records = spec.open(spec.site.model_validate(values), options)
             if scope.records:
                 records.check(scope.progress)

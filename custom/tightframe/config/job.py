@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -56,8 +57,33 @@ class Lasting(StrictModel):
         }
 
 
+def _plain_tree(values: Any, place: str = "", depth: int = 0) -> Any:
+    """Refuse what is no JSON, nested too deep, or has a key from which the engine would build an object."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"{place}: Expected at most {MAX_DEPTH} levels of nesting")
+    _nothing_to_build(values)
+    if isinstance(values, dict):
+        for key, value in values.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{place}: Expected text as a key, but got {type(key).__name__}")
+            _plain_tree(value, f"{place}.{key}".lstrip("."), depth + 1)
+    elif isinstance(values, list):
+        for number, value in enumerate(values):
+            _plain_tree(value, f"{place}.{number}", depth + 1)
+    elif not (
+        values is None
+        or isinstance(values, str | int)
+        or (isinstance(values, float) and math.isfinite(values))
+    ):
+        raise ValueError(f"{place}: Expected plain values as in JSON, but got {values!r}")
+    return values
+
+
+MAX_DEPTH = 8
 PlainValue = str | int | float | bool | None
 Options = Annotated[dict[str, PlainValue | list[PlainValue]], BeforeValidator(_nothing_to_build)]
+NestedOptions = Annotated[dict[str, Any], BeforeValidator(_plain_tree)]
+"""Options with blocks in them, such as a data contract."""
 
 
 class Training(StrictModel):
@@ -286,7 +312,7 @@ class JobConfig(Lasting):
     method: str
     method_options: Options = {}
     dataset: str
-    dataset_options: Options = {}
+    dataset_options: NestedOptions = {}
     model: str
     model_options: Options = {}
     encoder: Annotated[Literal["trained", "frozen", "random"], LATER] = "trained"

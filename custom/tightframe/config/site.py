@@ -294,9 +294,10 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
 
 
 def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
-    """Return the data set that a job names, with its validated options."""
+    """Return the data set that a job names and its options make, with these options, validated."""
     spec = data.get(job.dataset)
-    return spec, spec.options.model_validate(job.dataset_options)
+    options = spec.options.model_validate(job.dataset_options)
+    return spec.of(options), options
 
 
 def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:

@@ -21,6 +21,7 @@ DATASETS: list[Listed[DatasetSpec]] = [
     Listed("fed_isic2019", "tightframe.data.isic"),
     Listed("eicu", "tightframe.data.eicu"),
     Listed("fed_heart_disease", "tightframe.data.heart"),
+    Listed("table", "tightframe.data.table"),
     *(Listed[DatasetSpec](name, "tightframe.data.image_sets") for name in _IMAGE_SETS),
 ]
 

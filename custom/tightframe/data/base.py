@@ -89,6 +89,8 @@ class DatasetSpec:
         form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
             None where there is no such form.
         augments: whether ``records`` differ from one ``augment_seed`` to another.
+        by_options: (this, options) -> this with the title, classes and ``no_patients`` that a job's options
+            give it; None if they are the same for all jobs. Use ``of``.
     """
 
     name: str
@@ -104,6 +106,11 @@ class DatasetSpec:
     no_patients: str = ""
     form: Callable[[Any], RecordForm] | None = None
     augments: bool = False
+    by_options: Callable[[DatasetSpec, Any], DatasetSpec] | None = None
+
+    def of(self, options: Any) -> DatasetSpec:
+        """Return the data set that a job's validated options make of this one."""
+        return self if self.by_options is None else self.by_options(self, options)
 
     @property
     def num_classes(self) -> int:

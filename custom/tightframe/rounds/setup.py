@@ -239,6 +239,7 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
         )
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
+    dataset = dataset.of(dataset_options)
     input_shape = dataset.input_shape(dataset_options)
 
     def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:

@@ -1,0 +1,196 @@
+"""``tightframe data init`` and ``check``: a contract for a table, and a table against its contract.
+
+All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tightframe_app.screens import console, lines, print_list, shown
+
+if TYPE_CHECKING:
+    from tightframe.data.contract import Contract
+    from tightframe.data.table import TableSite
+
+WIDTH = 120
+out = lines()
+err = lines(stderr=True)
+
+_Contract = Annotated[
+    Path,
+    typer.Option("--contract", help="The job's data contract (JSON), as `tightframe data init` writes it."),
+]
+_Config = Annotated[
+    Path,
+    typer.Option(
+        "--site-config",
+        "-s",
+        help="The site's configuration, or the simulator's with an entry for each site.",
+    ),
+]
+_Site = Annotated[str | None, typer.Option(help="Only this site of a file for several.")]
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(help="A table with a header: .csv, .tsv, .txt (also .gz), .parquet.")
+    ],
+    label: Annotated[str | None, typer.Option(help="The column that is to be learned.")] = None,
+    record: Annotated[str | None, typer.Option(help="The column that names each record.")] = None,
+    patient: Annotated[str | None, typer.Option(help="The column that tells the patient.")] = None,
+    fold: Annotated[str | None, typer.Option(help="The column with train, validation, test.")] = None,
+    title: Annotated[str | None, typer.Option(help="Name of the data; the file's by default.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Contract to write; notes are written beside it.")
+    ] = Path("contract.json"),
+) -> None:
+    """Propose a data contract from a table: kinds, ranges, vocabularies, what is missing.
+
+    Writes the contract, and beside it NAME.notes.md with what a person must decide, before anybody else sees
+    it: units, ranges, levels, classes. Prints the entry for the site's configuration. Without --label it
+    lists the columns that could be one. Nothing is overwritten.
+
+    Exit code 0: written. 2: the file cannot be read, or --label is missing or no class.
+    """
+    from tightframe.data.table import proposal
+
+    if label is None:
+        known = ", ".join(proposal.candidates(file)) or "none"
+        raise typer.BadParameter(
+            f"expected the column to be learned; possible are: {known}", param_hint="--label"
+        )
+    notes = output.with_name(f"{output.name.removesuffix('.json')}.notes.md")
+    if there := [path for path in (output, notes) if path.exists()]:
+        raise FileExistsError(f"{there[0]} exists already: choose another --output, or move it away.")
+    roles = {"label": label, "record": record, "patient": patient, "fold": fold}
+    made = proposal.propose(file, roles, title=title)
+    output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
+    out.print(f"{output}: {len(made.contract['columns'])} columns, label {shown(label)}")
+    print_list(out, f"To decide ({notes}):", [shown(note) for note in made.notes])
+    out.print()
+    out.print("For a site's configuration:")
+    out.print(shown(json.dumps({"data": {"table": made.site}}, ensure_ascii=False)))
+    out.print(f"then: tightframe data check --contract {output} --site-config FILE")
+
+
+def check(contract: _Contract, site_config: _Config, site: _Site = None) -> None:
+    """Hold a site's table against a contract: every finding at once, with the rows' numbers.
+
+    Row numbers are lines of a text file, else places from 1. Codes that the contract does not have are shown,
+    so that they can be mapped. `tightframe site check --job` includes this check, and shows no codes.
+
+    Exit code 0: the site can take part, if need be without the rows that it sets aside. 1: it cannot.
+    2: there is no such contract or entry.
+    """
+    bad = 0
+    agreed = read_contract(contract)
+    for name, entry in entries(site_config, site):
+        bad += not _checked(name, agreed, entry)
+    if bad:
+        out.print(
+            f"{bad} of the tables cannot take part as they are" if bad > 1 else "it cannot take part so"
+        )
+        raise typer.Exit(1)
+    out.print("no problem was found")
+
+
+def read_contract(path: Path) -> Contract:
+    """Return the contract of a file.
+
+    Raises:
+        JobError: TF-101, listing what is wrong.
+    """
+    from tightframe.data.contract import Contract
+    from tightframe_app.jobs.pairs import read_contract as values
+
+    return Contract.model_validate(values(path))
+
+
+def entries(config: Path, site: str | None) -> list[tuple[str, TableSite]]:
+    """Return the tables of a site's configuration, or of several sites'.
+
+    Raises:
+        FileNotFoundError, SiteConfigError: if there is no file, no such site, or no table in it.
+    """
+    from tightframe.config.site import parse_single, parse_site_file, read_object
+    from tightframe.data.table import TableSite
+    from tightframe.errors import SiteConfigError
+
+    if not config.is_file():
+        raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
+    values = read_object(config)
+    if "sites" in values:
+        several = parse_site_file(values, str(config)).sites
+    else:
+        several = {site or "": parse_single(values, str(config))[0]}
+    chosen = {name: entry for name, entry in several.items() if site in (None, name)}
+    tables = [
+        (name, TableSite.model_validate(entry.data["table"]))
+        for name, entry in chosen.items()
+        if "table" in entry.data
+    ]
+    if not tables:
+        raise SiteConfigError(
+            f"Expected {config} to have an entry `table` in `data`{f' of {site}' if site else ''}, but has "
+            "none.",
+            code="TF-201",
+        )
+    return tables
+
+
+def _checked(name: str, contract: Contract, entry: TableSite) -> bool:
+    """Print what is found at one site; return whether it can take part."""
+    from tightframe.errors import DataError
+
+    out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    good = True
+    try:
+        for state, text in _found(contract, entry):
+            good = good and state != "problem"
+            style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
+            table.add_row(Text(state, style=style), shown(text))
+    except DataError as error:
+        good = False
+        table.add_row(Text("problem", style="bold red"), str(error))
+    console(WIDTH).print(table)
+    return good
+
+
+def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
+    """Yield what is found, each with its state; the last is how many records there are, if any."""
+    from tightframe.data.base import FOLDS, class_counts, count_table
+    from tightframe.data.table.encoding import check_mapping, encode, unknown_codes
+    from tightframe.data.table.silo import divided, read
+    from tightframe.errors import DataError
+
+    try:
+        check_mapping(contract, entry)
+    except DataError as error:
+        yield "problem", str(error)
+    rows = read(contract, entry)
+    encoded = encode(rows, contract, entry)
+    aside = entry.invalid == "set_aside"
+    for finding in encoded.findings:
+        yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
+    for column, codes in unknown_codes(rows, contract, entry).items():
+        some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
+        yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
+    if encoded.findings and not aside:
+        return
+    data = divided(encoded, contract)
+    sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
+    counts = class_counts(data.labels("train"), len(contract.label.classes))
+    classes = count_table(dict(zip(contract.label.titles, counts.tolist(), strict=True)))
+    yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

@@ -1,0 +1,246 @@
+"""The data contract: what every silo's records of a job must be, whatever their files look like.
+
+A contract is part of the *job* (``dataset_options``), the same at all silos; where the records lie, and what
+columns and codes are called there, is the *site's* own (``data.table``). It is public: ranges, levels and
+classes must not be taken from the records of a silo without thought. Torch-free.
+
+No key of it may be called ``name``, ``path``, ``class_path`` or ``config_type``, from which the engine would
+build an object, and no text may hold a brace, in whose place it would put variables of its environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from tightframe.options import StrictModel
+
+Kind = Literal["number", "category", "boolean"]
+Missing = Literal["refuse", "fill", "indicator"]
+
+MAX_COLUMNS = 4096
+MAX_LEVELS = 256
+SHARES = (0.7, 0.15, 0.15)
+FOLD_CODES = ("train", "validation", "test")
+_LARGEST = 1e30
+_DATE = (
+    "Expected number, category or boolean, but got 'date': a date is no measurement, and may tell who the "
+    "patient is; give an age or a number of days instead"
+)
+_MULTI_LABEL = (
+    "Expected one label with one class for each record; several labels for a record (multi-label) are not "
+    "supported: train a job for each of them"
+)
+
+
+def _text(value: str) -> str:
+    if not value or value != value.strip() or len(value) > 200 or not value.isprintable():
+        raise ValueError("Expected 1 to 200 printable characters, without spaces around them")
+    if "{" in value or "}" in value:
+        raise ValueError("Expected no braces, in whose place the engine would put its own variables")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Bound = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)]
+
+
+class Column(StrictModel):
+    """A measurement of every record.
+
+    A number becomes ``2 (x - low) / (high - low) - 1``, in [-1, 1] at every silo; a boolean 0 or 1; a
+    category one value for each level but the first, the reference: 1 where the record has that level.
+
+    Attributes:
+        column: its name in the contract.
+        kind: ``number``, ``category`` or ``boolean``.
+        unit: of a number; a site with another one converts it.
+        low, high: range of a number, limits included; a value outside breaks the contract.
+        vocabulary: levels of a category; the first is the reference.
+        missing: ``refuse``: a record without a value breaks the contract; ``fill``: it counts as ``fill``;
+            ``indicator``: the same, and a further column is 1 (for a category: a level of its own).
+        fill: in place of a missing value; by default the middle of a number's range.
+    """
+
+    column: Text
+    kind: Kind
+    unit: Text | None = None
+    low: Bound | None = None
+    high: Bound | None = None
+    vocabulary: Annotated[tuple[Text, ...], Field(strict=False, max_length=MAX_LEVELS)] = ()
+    missing: Missing = "refuse"
+    fill: bool | float | Text | None = None
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _is_no_date(cls, value: Any) -> Any:
+        if value in ("date", "datetime", "time", "timestamp"):
+            raise ValueError(_DATE)
+        return value
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Column:
+        allowed = {"number": ("unit", "low", "high"), "category": ("vocabulary",), "boolean": ()}[self.kind]
+        own = {"unit": self.unit, "low": self.low, "high": self.high, "vocabulary": self.vocabulary or None}
+        problems = [f"no {key}" for key, value in own.items() if value is not None and key not in allowed]
+        if self.kind == "number":
+            if self.low is None or self.high is None or not self.low < self.high:
+                problems.append("a range: `low` below `high`, the limits of what is possible")
+        elif self.kind == "category" and not 2 <= len(set(self.vocabulary)) == len(self.vocabulary):
+            problems.append("a `vocabulary` of at least two levels, each once")
+        if problem := self._fill_problem():
+            problems.append(problem)
+        if problems:
+            raise ValueError(f"Expected the {self.kind} {self.column!r} to have {'; '.join(problems)}")
+        return self
+
+    def _fill_problem(self) -> str:
+        if self.missing == "refuse" or (self.missing == "indicator" and self.kind != "number"):
+            return "" if self.fill is None else f"no `fill` with missing {self.missing!r}"
+        if self.kind == "number":
+            if self.fill is None:
+                return ""
+            inside = isinstance(self.fill, float) and self.low is not None and self.high is not None
+            good = inside and self.low <= self.fill <= self.high  # type: ignore[operator]
+            return "" if good else "a number in its range as `fill`"
+        if self.kind == "boolean":
+            return "" if isinstance(self.fill, bool) else "true or false as `fill`"
+        return "" if self.fill in self.vocabulary else "a level as `fill`"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the values that a record gets from this column."""
+        own = [self.column]
+        if self.kind == "category":
+            own = [f"{self.column} = {level}" for level in self.vocabulary[1:]]
+        return (*own, *([f"{self.column} missing"] if self.missing == "indicator" else []))
+
+
+class Class(StrictModel):
+    """A class of the label.
+
+    Attributes:
+        code: in the records.
+        title: in reports; the code by default.
+    """
+
+    code: Text
+    title: Text | None = None
+
+
+class Label(StrictModel):
+    """What is learned: one class for each record.
+
+    Attributes:
+        column: of the codes.
+        classes: in label order; of two, the second is the positive one. A list: the order of a mapping is in
+            no hash of a job.
+    """
+
+    column: Text
+    classes: Annotated[tuple[Class, ...], Field(strict=False, min_length=2, max_length=1000)]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Label:
+        for what, values in (
+            ("code", [item.code for item in self.classes]),
+            ("title", list(self.titles)),
+        ):
+            if len(set(values)) != len(values):
+                raise ValueError(f"Expected classes with a {what} each of its own")
+        return self
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the classes in reports."""
+        return tuple(item.title or item.code for item in self.classes)
+
+
+class Folds(StrictModel):
+    """The column that says in which fold a record is: ``train``, ``validation`` or ``test``.
+
+    Attributes:
+        column: of the folds.
+        validation: part of the training fold that becomes validation, stratified, by a fixed hash; None if
+            the column tells it.
+    """
+
+    column: Text
+    validation: float | None = Field(default=None, gt=0, le=0.5)
+
+
+class Contract(StrictModel):
+    """What a record is.
+
+    Attributes:
+        title: of the data, for reports.
+        columns: in the order of the record's values.
+        label: what is learned.
+        record: column with a name of its own for each record, by which a site can withdraw it.
+        patient: column that tells whose record it is; all records of a patient are in one fold.
+        fold: column of the folds; by default a fixed hash of patient, record or content decides.
+        shares: of train, validation and test, where the hash decides.
+    """
+
+    title: Text
+    columns: Annotated[tuple[Column, ...], Field(strict=False, min_length=1, max_length=MAX_COLUMNS)]
+    label: Label
+    record: Text | None = None
+    patient: Text | None = None
+    fold: Folds | None = None
+    shares: Annotated[tuple[float, float, float], Field(strict=False)] = SHARES
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_label(cls, values: Any) -> Any:
+        if isinstance(values, dict) and ("labels" in values or isinstance(values.get("label"), list)):
+            raise ValueError(_MULTI_LABEL)
+        return values
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Contract:
+        measured = [item.column for item in self.columns]
+        problems = [f"column {twice!r} once" for twice in sorted(_repeated(measured))]
+        roles = {"label": self.label.column, "record": self.record, "patient": self.patient}
+        roles["fold"] = None if self.fold is None else self.fold.column
+        for role, column in roles.items():
+            if column in measured:
+                problems.append(f"{column!r} as {role} and not among `columns`, from which the model learns")
+        # A record may be a patient; no other column has two roles.
+        once = {role: column for role, column in roles.items() if column is not None}
+        if self.record == self.patient:
+            once.pop("record", None)
+        problems += [f"one role for the column {twice!r}" for twice in sorted(_repeated(list(once.values())))]
+        if min(self.shares) <= 0 or not math.isclose(sum(self.shares), 1.0, abs_tol=1e-9):
+            problems.append("`shares` above 0 that add up to 1")
+        if self.fold is not None and self.shares != SHARES:
+            problems.append("no `shares` where a column tells the fold")
+        if problems:
+            raise ValueError(f"Expected {'; '.join(problems)}")
+        return self
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of a record's values, in order."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Every column that a site must have, by its name in the contract."""
+        fold = None if self.fold is None else self.fold.column
+        others = (self.label.column, self.record, self.patient, fold)
+        named = [item.column for item in self.columns] + [item for item in others if item is not None]
+        return tuple(dict.fromkeys(named))
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the canonical JSON, by which a site can pin a contract."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _repeated(names: list[str]) -> set[str]:
+    return {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()

@@ -1,0 +1,268 @@
+"""From a site's text to a record's values, by the contract; and every row that breaks it. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.contract import FOLD_CODES, Column, Contract
+from tightframe.data.table import TableSite, Unit
+from tightframe.data.table.findings import Finding
+from tightframe.data.table.rows import Cells, Rows
+from tightframe.errors import DataError
+
+BOOLEANS: Mapping[str, float] = {
+    **{"true": 1.0, "yes": 1.0, "1": 1.0},
+    **{"false": 0.0, "no": 0.0, "0": 0.0},
+}
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_MISSING = "no value, which the contract refuses"
+
+Faults = dict[str, list[int]]
+"""Rule in words -> places of the rows that break it."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows of a table as a contract's values; of rows in ``broken`` they mean nothing.
+
+    Attributes:
+        features: float32 (n, D).
+        labels: int64 (n,).
+        folds: index of each row's fold in ``FOLD_CODES``, (n,); None if no column tells it.
+        records, patients: names, (n,); None if no column tells them.
+        broken: True for rows that break the contract, (n,).
+        findings: all of them.
+        numbers: of the rows in their table, (n,).
+        where: what they were read from.
+    """
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    folds: NDArray[np.int64] | None
+    records: list[str] | None
+    patients: list[str] | None
+    broken: NDArray[np.bool_]
+    findings: tuple[Finding, ...]
+    numbers: NDArray[np.int64]
+    where: str
+
+
+def check_mapping(contract: Contract, site: TableSite) -> None:
+    """Refuse an entry whose names are not the contract's.
+
+    Raises:
+        DataError: TF-218, listing all problems.
+    """
+    levels = _levels(contract)
+    problems = []
+    if site.contract is not None and site.contract != contract.sha256():
+        problems.append(
+            f"`contract`: this site takes part with the contract {site.contract[:16]}... only, but the job "
+            f"has {contract.sha256()[:16]}...; whoever answers for the records decides"
+        )
+    for own, column in site.columns.items():
+        if column not in contract.wanted:
+            problems.append(f"`columns`: {own!r} is mapped to {column!r}, which the contract does not have")
+    for column in site.codes.keys() - levels.keys():
+        problems.append(f"`codes`: the contract has no codes for a column {column!r}")
+    for column, codes in site.codes.items():
+        if column in levels and (unknown := sorted(set(codes.values()) - levels[column])):
+            known = sorted(levels[column])
+            problems.append(f"`codes`: {column!r} has {known[:20]}, but codes are mapped to {unknown[:20]}")
+    numbers = {item.column for item in contract.columns if item.kind == "number"}
+    for column in sorted(site.units.keys() - numbers):
+        problems.append(f"`units`: the contract has no number {column!r}")
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise DataError(f"Expected the site's entry to fit the job's contract, but{listed}", code="TF-218")
+
+
+def is_number(text: str, decimal: str = ".") -> bool:
+    """Check whether a cell is a number: digits with one decimal mark and an exponent, and nothing else."""
+    return _NUMBER.fullmatch(_pointed(text, decimal)) is not None
+
+
+def _pointed(text: str, decimal: str) -> str:
+    return text if decimal == "." else text.replace(".", "x").replace(decimal, ".")
+
+
+def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
+    """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
+    booleans = {item.column for item in contract.columns if item.kind == "boolean"}
+    found = {}
+    for column, known in _levels(contract).items():
+        codes = site.codes.get(column, {})
+        mapped = {cell: codes.get(cell, cell) for cell in set(rows.cells[column]) if cell is not None}
+        lower = column in booleans
+        unknown = [cell for cell, code in mapped.items() if (code.lower() if lower else code) not in known]
+        if unknown:
+            found[column] = sorted(unknown)
+    return found
+
+
+def _levels(contract: Contract) -> dict[str, set[str]]:
+    """Return each column with codes -> its codes."""
+    levels = {item.column: set(item.vocabulary) for item in contract.columns if item.kind == "category"}
+    levels |= {item.column: set(BOOLEANS) for item in contract.columns if item.kind == "boolean"}
+    levels[contract.label.column] = {item.code for item in contract.label.classes}
+    if contract.fold is not None:
+        levels[contract.fold.column] = set(FOLD_CODES)
+    return levels
+
+
+def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
+    """Return the values of all rows, and what breaks the contract."""
+    numbers = np.asarray(rows.numbers, dtype=np.int64)
+    count = len(numbers)
+    broken = np.zeros(count, dtype=np.bool_)
+    found: list[Finding] = []
+    if rows.ragged:
+        found.append(Finding("", "another number of cells than the header", tuple(rows.ragged)))
+
+    def note(column: str, faults: Faults) -> None:
+        for rule, places in faults.items():
+            broken[places] = True
+            found.append(Finding(column, rule, tuple(numbers[places].tolist())))
+
+    parts = []
+    for column in contract.columns:
+        values, faults = _column(rows.cells[column.column], column, site)
+        parts.append(values.astype(np.float32))
+        note(column.column, faults)
+    label = contract.label
+    classes = {item.code: float(place) for place, item in enumerate(label.classes)}
+    labels, faults = _codes(rows.cells[label.column], classes, site.codes.get(label.column, {}), "class")
+    note(label.column, faults)
+    folds = None
+    if contract.fold is not None:
+        known = {code: float(place) for place, code in enumerate(FOLD_CODES)}
+        column_of_fold = contract.fold.column
+        folds, faults = _codes(rows.cells[column_of_fold], known, site.codes.get(column_of_fold, {}), "fold")
+        note(column_of_fold, faults)
+    named = {}
+    for role, column_of_role in (("record", contract.record), ("patient", contract.patient)):
+        if column_of_role is not None:
+            named[role], faults = _names(rows.cells[column_of_role], once=role == "record")
+            note(column_of_role, faults)
+    return Encoded(
+        features=np.concatenate(parts, axis=1) if parts else np.zeros((count, 0), np.float32),
+        labels=labels.astype(np.int64),
+        folds=None if folds is None else folds.astype(np.int64),
+        records=named.get("record"),
+        patients=named.get("patient"),
+        broken=broken,
+        findings=tuple(found),
+        numbers=numbers,
+        where=rows.where,
+    )
+
+
+def _column(cells: Cells, column: Column, site: TableSite) -> tuple[NDArray[np.float64], Faults]:
+    """Return the values of a column's features, (n, k), and its faults."""
+    codes = site.codes.get(column.column, {})
+    if column.kind == "number":
+        values, faults = _numbers(cells, column, site.units.get(column.column), site.decimal)
+        return _with_indicator(values[:, None], cells, column), faults
+    if column.kind == "boolean":
+        known = dict(BOOLEANS)
+        read, faults = _codes(cells, known, codes, "boolean", lower=True, empty=_empty(column))
+        return _with_indicator(read[:, None], cells, column), faults
+    known = {level: float(place) for place, level in enumerate(column.vocabulary)}
+    read, faults = _codes(cells, known, codes, "level", empty=_empty(column))
+    single = read[:, None] == np.arange(1, len(column.vocabulary))
+    return _with_indicator(single.astype(np.float64), cells, column), faults
+
+
+def _with_indicator(values: NDArray[np.float64], cells: Cells, column: Column) -> NDArray[np.float64]:
+    if column.missing != "indicator":
+        return values
+    missing = np.array([cell is None for cell in cells], dtype=np.float64)
+    return np.concatenate([values, missing[:, None]], axis=1)
+
+
+def _empty(column: Column) -> float | None:
+    """Return the code of a missing level or boolean; None if it is refused."""
+    if column.missing == "refuse":
+        return None
+    if column.missing == "indicator":
+        return 0.0
+    return (
+        float(column.vocabulary.index(column.fill))
+        if isinstance(column.fill, str)
+        else float(bool(column.fill))
+    )
+
+
+def _numbers(
+    cells: Cells, column: Column, unit: Unit | None, decimal: str
+) -> tuple[NDArray[np.float64], Faults]:
+    """Return a number's values, scaled by its range to [-1, 1], (n,), and its faults."""
+    low, high = column.low, column.high
+    assert low is not None and high is not None  # noqa: S101 - the contract has checked
+    fill = (low + high) / 2 if column.fill is None else float(column.fill)
+    values = np.full(len(cells), fill, dtype=np.float64)
+    faults: Faults = {}
+    limits = f"outside {low:g} to {high:g}" + (f" {column.unit}" if column.unit else "")
+    factor, offset = (1.0, 0.0) if unit is None else (unit.factor, unit.offset)
+    for place, cell in enumerate(cells):
+        if cell is None:
+            if column.missing == "refuse":
+                faults.setdefault(_MISSING, []).append(place)
+            continue
+        text = _pointed(cell, decimal)
+        if not _NUMBER.fullmatch(text):
+            faults.setdefault("no number", []).append(place)
+            continue
+        value = float(text) * factor + offset
+        if low <= value <= high:
+            values[place] = value
+        else:
+            faults.setdefault(limits, []).append(place)
+    return 2.0 * (values - low) / (high - low) - 1.0, faults
+
+
+def _codes(
+    cells: Cells,
+    known: Mapping[str, float],
+    codes: Mapping[str, str],
+    what: str,
+    *,
+    lower: bool = False,
+    empty: float | None = None,
+) -> tuple[NDArray[np.float64], Faults]:
+    """Return the place of each cell's code among the known ones, (n,), and the faults."""
+    values = np.zeros(len(cells), dtype=np.float64)
+    faults: Faults = {}
+    for place, cell in enumerate(cells):
+        if cell is None:
+            if empty is None:
+                faults.setdefault(_MISSING, []).append(place)
+            else:
+                values[place] = empty
+            continue
+        code = codes.get(cell, cell)
+        found = known.get(code.lower() if lower else code)
+        if found is None:
+            faults.setdefault(f"a code that is no {what} of the contract", []).append(place)
+        else:
+            values[place] = found
+    return values, faults
+
+
+def _names(cells: Cells, *, once: bool) -> tuple[list[str], Faults]:
+    """Return the names in a column, and the rows without one, or with one that an earlier row has."""
+    faults: Faults = {}
+    seen: set[str] = set()
+    for place, cell in enumerate(cells):
+        if cell is None:
+            faults.setdefault("no name", []).append(place)
+        elif once and cell in seen:
+            faults.setdefault("the name of an earlier row", []).append(place)
+        elif once:
+            seen.add(cell)
+    return [cell or "" for cell in cells], faults

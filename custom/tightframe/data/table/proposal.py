@@ -1,0 +1,227 @@
+"""A contract proposed from a file, and what a person must decide about it. Torch-free, pandas-free.
+
+Ranges are rounded outwards, because a contract is public and the least and the largest value are records'.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tightframe.data.contract import MAX_COLUMNS, Contract
+from tightframe.data.table import TableSite
+from tightframe.data.table.encoding import BOOLEANS, is_number
+from tightframe.data.table.rows import Cells, read_all, text_header
+from tightframe.errors import DataError
+from tightframe.options import listed
+
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
+MOST_LEVELS = 20
+FEW_NUMBERS = 5
+MOST_CLASSES = 20
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_ROLES = ("label", "record", "patient", "fold")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A contract and an entry for the file that they come from.
+
+    Attributes:
+        contract: values of the contract, which is valid.
+        site: values of the site's entry.
+        notes: what a person must decide, one sentence each.
+    """
+
+    contract: dict[str, Any]
+    site: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = None) -> Proposal:
+    """Propose a contract from a file.
+
+    Args:
+        path: of the table.
+        roles: ``label``, and where there are such columns ``record``, ``patient``, ``fold``.
+        title: of the data; the file's stem by default.
+
+    Raises:
+        DataError: TF-204 to TF-208 if the file cannot be read, has no such columns, more columns than a
+            contract may have, or none to learn from.
+    """
+    entry = guessed(path)
+    site = TableSite.model_validate({**entry, "missing": list(MISSING)})
+    header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
+    chosen = {role: column for role, column in roles.items() if column is not None}
+    if unknown := sorted(set(chosen.values()) - set(header)):
+        raise DataError(
+            f"Expected {path} to have the columns {unknown}, but it has {', '.join(header[:40])}"
+            f"{', ...' if len(header) > 40 else ''}.",
+            code="TF-204",
+        )
+    notes: list[str] = []
+    label, classes = chosen["label"], _levels(cells[chosen["label"]])
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise DataError(
+            f"Expected {label!r} to hold 2 to {MOST_CLASSES} classes, but it holds {len(classes)} different "
+            "values: name another column as the label, or one with its classes in it.",
+            code="TF-207",
+        )
+    columns = []
+    for column in header:
+        if column in chosen.values():
+            continue
+        made, said = _column(column, cells[column], site.decimal)
+        columns += [made] if made else []
+        notes += said
+    if not columns:
+        raise DataError(f"Expected {path} to have columns to learn from, but it has none.", code="TF-208")
+    contract: dict[str, Any] = {
+        "title": title or path.name.partition(".")[0],
+        "columns": columns,
+        "label": {"column": label, "classes": [{"code": code, "title": code} for code in classes]},
+        **{role: chosen[role] for role in ("record", "patient") if role in chosen},
+        **({"fold": {"column": chosen["fold"]}} if "fold" in chosen else {}),
+    }
+    try:
+        Contract.model_validate(contract)
+    except ValidationError as error:
+        listed_problems = "".join(f"\n  - {line}" for line in listed(error, "contract.", Contract))
+        raise DataError(
+            f"Expected names and codes in {path} that a contract can have, but{listed_problems}",
+            code="TF-204",
+        ) from None
+    used = sorted({cell for cell in _raw(site) if cell in MISSING} - {""})
+    first = [
+        f"{label}: the classes are {', '.join(classes)}, in this order; of two the second is the positive "
+        "one. Give them titles, and see that no column tells the label or comes after it in time.",
+        "Ranges are this file's, rounded outwards, and vocabularies are this file's levels: a contract is "
+        "public, so put in their place what is possible, and what the other sites have.",
+    ]
+    if "patient" not in chosen:
+        first.append(
+            "No column tells the patient (--patient): records of one patient may then lie in different "
+            "folds, and no job can hide patients."
+        )
+    return Proposal(contract, {**entry, "missing": ["", *used]}, (*first, *notes))
+
+
+def candidates(path: Path) -> list[str]:
+    """Return the columns of a file that could be a label: 2 to 20 different values."""
+    site = TableSite.model_validate({**guessed(path), "missing": list(MISSING)})
+    header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
+    return [column for column in header if 2 <= len(_levels(cells[column])) <= MOST_CLASSES]
+
+
+def guessed(path: Path) -> dict[str, Any]:
+    """Return a site's entry for a file: its delimiter, decimal and encoding, as far as they can be seen."""
+    entry: dict[str, Any] = {"file": str(path.absolute())}
+    if not TableSite.model_validate(entry).is_text:
+        return entry
+    for encoding in ("utf-8", "cp1252"):
+        entry |= {} if encoding == "utf-8" else {"encoding": encoding}
+        try:
+            header = text_header(TableSite.model_validate({**entry, "delimiter": "\x1f"}))
+            break
+        except DataError:
+            if encoding != "utf-8":
+                raise
+    delimiter = max(",;\t|", key=header.count)
+    if header.count(delimiter) and delimiter != ",":
+        entry["delimiter"] = delimiter
+    if delimiter == ";":
+        site = TableSite.model_validate({**entry, "missing": list(MISSING)})
+        cells = [cell for cell in _raw(site) if re.fullmatch(r"[+-]?\d+[.,]\d+", cell)]
+        if sum("," in cell for cell in cells) > len(cells) / 2:
+            entry["decimal"] = ","
+    return entry
+
+
+def _raw(site: TableSite) -> Iterable[str]:
+    """Yield every cell of a file as it is."""
+    _, cells = read_all(site.model_copy(update={"missing": ["\0"]}), MAX_COLUMNS + len(_ROLES))
+    return (cell or "" for column in cells.values() for cell in column)
+
+
+def _levels(cells: Cells) -> list[str]:
+    """Return the different values of a column, sorted, at most one more than a label's or a category's."""
+    levels: set[str] = set()
+    for cell in cells:
+        if cell is not None:
+            levels.add(cell)
+        if len(levels) > MOST_LEVELS:
+            break
+    return sorted(levels, key=lambda text: (not text.isdecimal(), len(text) if text.isdecimal() else 0, text))
+
+
+def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the proposal for one column, None if it is left out, and what is to be decided."""
+    there = [cell for cell in cells if cell is not None]
+    left_out = f"{name}: left out: "
+    if not there:
+        return None, [left_out + "it has no values."]
+    levels, gone = _levels(cells), len(cells) - len(there)
+    missing: dict[str, Any] = {"missing": "indicator"} if gone else {}
+    notes = [
+        f"{name}: {gone} of {len(cells)} values are missing; the model is told (`indicator`). Take `refuse` "
+        "or `fill` if that is wrong."
+    ] * bool(gone)
+    if {level.lower() for level in levels} <= BOOLEANS.keys() and len(levels) == 2:
+        return {"column": name, "kind": "boolean", **missing}, notes
+    if all(is_number(cell, decimal) for cell in there):
+        values = [float(cell.replace(decimal, ".")) for cell in there]
+        if len(set(values)) == 1:
+            return None, [left_out + "all its values are the same."]
+        low, high = outwards(min(values), max(values))
+        if len(set(values)) <= FEW_NUMBERS and all(value.is_integer() for value in values):
+            notes.append(
+                f"{name}: only {len(set(values))} whole numbers occur. If they are codes, make it a category "
+                f"with the vocabulary {levels}."
+            )
+        notes.append(f"{name}: which `unit`, and what is possible at all? Proposed: {low:g} to {high:g}.")
+        return {"column": name, "kind": "number", "low": low, "high": high, **missing}, notes
+    if all(_DATE.fullmatch(cell) for cell in there):
+        return None, [left_out + "dates; give an age or a number of days."]
+    if len(levels) <= MOST_LEVELS and len(levels) < max(len(there) / 2, 3):
+        if len(levels) == 1:
+            return None, [left_out + "all its values are the same."]
+        notes.append(
+            f"{name}: {levels[0]!r} is the reference, because it is the first level; is it the usual one?"
+        )
+        return {"column": name, "kind": "category", "vocabulary": levels, **missing}, notes
+    number = sum(is_number(cell, decimal) for cell in there)
+    if number > len(there) / 2:
+        why = f"{len(there) - number} of {len(there)} values are no numbers; correct them."
+    elif len(set(there)) == len(there):
+        why = "every value is another one; if it names the record, give --record, if the patient, --patient."
+    else:
+        why = f"text with more than {MOST_LEVELS} different values."
+    return None, [left_out + why]
+
+
+def outwards(low: float, high: float) -> tuple[float, float]:
+    """Return a range around two values with limits of one or two digits, a quarter of their distance away.
+
+    >>> outwards(29, 77), outwards(-0.4, 6.2), outwards(136.0, 145.0)
+    ((10.0, 90.0), (-3.0, 8.0), (133.0, 148.0))
+    """
+    margin = (high - low) / 4
+    step = 10.0 ** math.floor(math.log10(high - low + 2 * margin) - 0.3)
+    step = step if step < margin * 4 else step / 10
+    first = math.floor((low - margin) / step) * step
+    last = math.ceil((high + margin) / step) * step
+    digits = max(0, -math.floor(math.log10(step)))
+    return (max(0.0, round(first, digits)) if low >= 0 else round(first, digits)), round(last, digits)
+
+
+def notes_text(proposal: Proposal, file: Path) -> str:
+    """Return the notes as a text file."""
+    lines: Sequence[str] = [f"- {note}" for note in proposal.notes]
+    return f"# To decide about the contract proposed from {file.name}\n\n" + "\n".join(lines) + "\n"

@@ -1,0 +1,58 @@
+"""The synthetic twin of a contract: generated records that keep it, for simulations without records.
+
+Numbers lie around a centre of their class, categories and booleans are as frequent as their class says; the
+contract alone decides, so that all silos have one task. No claim about any data can be made on it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightframe.data.contract import Contract
+from tightframe.data.table import TableOptions
+from tightframe.data.table.silo import TableData, fold_of
+
+RECORDS = 240
+_MISSING_SHARE = 0.05
+
+
+def open_twin(silo: int, options: TableOptions) -> TableData:
+    """Return the twin of a silo: 240 records, each of a patient of its own."""
+    contract = options.contract
+    seed = int(contract.sha256()[:16], 16)
+    task = np.random.Generator(np.random.PCG64(seed))
+    random = np.random.Generator(np.random.PCG64([seed, silo]))
+    labels = random.integers(0, len(contract.label.classes), RECORDS)
+    features = np.concatenate(_columns(contract, labels, task, random), axis=1).astype(np.float32)
+    keys = [f"{silo}-{row}" for row in range(RECORDS)]
+    folds = np.array([fold_of(key, contract.shares) for key in keys], dtype=np.int64)
+    return TableData(
+        features,
+        labels.astype(np.int64),
+        folds,
+        keys,
+        keys if contract.patient else None,
+        source=f"synthetic twin of {contract.title}, silo {silo}",
+        synthetic=True,
+    )
+
+
+def _columns(
+    contract: Contract, labels: np.ndarray, task: np.random.Generator, random: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the values of each column's features, (n, k)."""
+    parts = []
+    for column in contract.columns:
+        if column.kind == "number":
+            centres = task.uniform(-0.5, 0.5, len(contract.label.classes))
+            values = np.clip(random.normal(centres[labels], 0.4), -1.0, 1.0)[:, None]
+        else:
+            levels = 2 if column.kind == "boolean" else len(column.vocabulary)
+            shares = task.dirichlet(np.ones(levels), len(contract.label.classes)).cumsum(axis=1)
+            drawn = (random.random(len(labels))[:, None] > shares[labels, :-1]).sum(axis=1)
+            values = (drawn[:, None] == np.arange(1, levels)).astype(np.float64)
+        if column.missing == "indicator":
+            gone = random.random(len(labels)) < _MISSING_SHARE
+            values = np.concatenate([np.where(gone[:, None], 0.0, values), gone[:, None]], axis=1)
+        parts.append(values)
+    return parts

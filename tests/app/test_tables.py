@@ -1,0 +1,201 @@
+"""``tightframe data init`` and ``check``, and a contract's way into a job, as people type them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from tests.support.tables import WARD, contract, ward_rows, write
+from typer.testing import CliRunner, Result
+
+from tightframe.data.contract import Contract
+from tightframe.data.table.proposal import propose
+from tightframe_app.cli import app
+
+
+def typed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(part) for part in arguments])
+
+
+def told(result: Result) -> str:
+    return " ".join((result.output + str(result.exception or "")).split())
+
+
+def kinds(values: dict[str, Any]) -> dict[str, str]:
+    return {item["column"]: item["kind"] for item in values["columns"]}
+
+
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine, load_diabetes])
+def test_a_proposal_is_a_contract_that_its_own_file_keeps(load: Any, tmp_path: Path) -> None:
+    """Also as a German spreadsheet writes it: semicolons, decimal commas, cp1252."""
+    bunch = load(as_frame=True)
+    frame = bunch.frame.rename(columns={bunch.frame.columns[0]: "Größe"})
+    if load is load_diabetes:
+        frame["target"] = (frame["target"] > 140).map({True: "high", False: "low"})
+    frame["note"] = [f"text {place}" for place in range(len(frame))]
+    file = tmp_path / "table.csv"
+    frame.to_csv(file, index=False, sep=";", decimal=",", encoding="cp1252")
+    output = tmp_path / "contract.json"
+    done = typed("data", "init", file, "--label", "target", "-o", output)
+    assert done.exit_code == 0, told(done)
+    values = json.loads(output.read_text())
+    made = Contract.model_validate(values)
+    assert set(kinds(values)) == set(frame.columns) - {"target", "note"}
+    for item in made.columns:
+        if item.kind == "number":
+            column = frame[item.column]
+            assert item.low is not None and item.high is not None
+            assert item.low < column.min() or item.low == 0, "rounded outwards"
+            assert item.high > column.max()
+    assert "note: left out" in (tmp_path / "contract.notes.md").read_text()
+    (line,) = [line for line in done.output.splitlines() if line.startswith('{"data"')]
+    entry = json.loads(line)
+    table = entry["data"]["table"]
+    assert (table["delimiter"], table["decimal"], table["encoding"]) == (";", ",", "cp1252")
+    config = tmp_path / "site.json"
+    config.write_text(json.dumps(entry))
+    checked = typed("data", "check", "--contract", output, "-s", config)
+    assert checked.exit_code == 0, told(checked)
+    assert f"{len(frame)} rows" in checked.output
+
+
+def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "age": [30.5 + place for place in range(40)],
+            "smoker": ["yes", "no"] * 20,
+            "pain": ["none", "mild", "strong", None] * 10,
+            "cp": [1, 2, 3, 4] * 10,
+            "born": ["1954-03-02"] * 20 + ["1960-01-01"] * 20,
+            "same": [1] * 40,
+            "empty": [None] * 40,
+            "mixed": [*range(30), *["high"] * 10],
+            "who": [f"p{place}" for place in range(40)],
+            "ill": [0, 1] * 20,
+        }
+    )
+    frame.to_csv(tmp_path / "ward.csv", index=False)
+    made = propose(tmp_path / "ward.csv", {"label": "ill", "patient": "who"})
+    assert kinds(made.contract) == {"age": "number", "smoker": "boolean", "pain": "category", "cp": "number"}
+    pain = next(item for item in made.contract["columns"] if item["column"] == "pain")
+    assert pain["vocabulary"] == ["mild", "none", "strong"] and pain["missing"] == "indicator"
+    assert made.contract["patient"] == "who" and "record" not in made.contract
+    said = " ".join(made.notes)
+    for words in ("pain: 10 of 40 values are missing", "cp: only 4 whole numbers", "born: left out: dates"):
+        assert words in said
+    for words in ("same: left out", "empty: left out", "mixed: left out: 10 of 40", "age: which `unit`"):
+        assert words in said
+    frame["mixed"] = frame["mixed"].astype(str)
+    frame.to_parquet(tmp_path / "ward.parquet")
+    again = propose(tmp_path / "ward.parquet", {"label": "ill", "patient": "who"})
+    assert kinds(again.contract) == kinds(made.contract)
+
+
+def test_init_without_a_label_lists_what_could_be_one_and_overwrites_nothing(tmp_path: Path) -> None:
+    file, output = write(tmp_path / "ward.csv", ward_rows()), tmp_path / "c.json"
+    asked = typed("data", "init", file, "-o", output)
+    assert asked.exit_code == 2 and "outcome" in told(asked) and not output.exists()
+    output.write_text("mine")
+    refused = typed("data", "init", file, "--label", "outcome", "-o", output)
+    assert refused.exit_code != 0 and "exists already" in told(refused)
+    assert output.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ({"label": "no"}, "TF-204"),
+        ({"label": "id"}, "TF-207"),
+        ({"label": "outcome", "patient": "no"}, "TF-204"),
+    ],
+)
+def test_init_names_roles_that_cannot_be(roles: dict[str, str], said: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "ward.csv", ward_rows())
+    options = [part for role, column in roles.items() for part in (f"--{role}", column)]
+    done = typed("data", "init", file, *options, "-o", tmp_path / "c.json")
+    assert done.exit_code != 0 and said in told(done)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a\n", b"a,a\n1,2\n", b"\xff\xfe\x00", b"x" * (1 << 21), b"a,b{c\n0,1\n1,2\n0,3\n"]
+)
+def test_init_names_a_broken_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "ward.csv").write_bytes(content)
+    done = typed("data", "init", tmp_path / "ward.csv", "--label", "a", "-o", tmp_path / "c.json")
+    assert done.exit_code != 0 and "TF-20" in told(done)
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(WARD))
+    return path
+
+
+def sites(folder: Path, **entries: Any) -> Path:
+    path = folder / "sites.json"
+    path.write_text(
+        json.dumps({"sites": {name: {"data": {"table": entry}} for name, entry in entries.items()}})
+    )
+    return path
+
+
+def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, tmp_path: Path) -> None:
+    rows = ward_rows()
+    for row in rows:
+        row[2] = row[2][0].upper()
+    rows[3][1], rows[4][1], rows[9][5] = "-1", "x", "999"
+    first = str(write(tmp_path / "a.csv", rows))
+    second = str(write(tmp_path / "b.csv", [["z" + row[0], *row[1:]] for row in ward_rows()]))
+    codes = {"sex": {"F": "female", "M": "male"}}
+    config = sites(tmp_path, a={"file": first}, b={"file": second})
+    done = typed("data", "check", "--contract", agreed, "-s", config)
+    assert done.exit_code == 1
+    for words in ("age: outside 0 to 100 years: 1 row (5)", "age: no number: 1 row (6)", "weight: outside"):
+        assert words in told(done)
+    assert "sex: not in the contract: 'F', 'M'" in told(done) and "60 rows" in told(done)
+    assert typed("data", "check", "--contract", agreed, "-s", config, "--site", "b").exit_code == 0
+    config = sites(tmp_path, a={"file": first, "codes": codes, "invalid": "set_aside"})
+    done = typed("data", "check", "--contract", agreed, "-s", config)
+    assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)
+
+
+def test_a_wrong_contract_and_a_site_without_a_table_are_named(agreed: Path, tmp_path: Path) -> None:
+    agreed.write_text(json.dumps(contract(title=None, colour=1)))
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a={"file": "/x/a.csv"}))
+    assert done.exit_code != 0 and "contract.title" in told(done) and "contract.colour" in told(done)
+    agreed.write_text(json.dumps(WARD))
+    config = tmp_path / "site.json"
+    config.write_text("{}")
+    assert "TF-201" in told(typed("data", "check", "--contract", agreed, "-s", config))
+
+
+def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
+    agreed: Path, tmp_path: Path
+) -> None:
+    export = ["jobs", "export", "--contract", agreed, "--sites", "a,b,c"]
+    for method in ("fedavg", "fedncm", "scaffold"):
+        job = tmp_path / method
+        done = typed(*export, "-o", job, "--method", method)
+        assert done.exit_code == 0, told(done)
+        values = json.loads((job / "app/config/config_fed_server.json").read_text())["workflows"][0]["args"]
+        assert values["dataset_options"] == {"contract": WARD} and values["method"] == method
+        assert typed("jobs", "check", job).exit_code == 0
+    for wrong in (["--data", "eicu", "--method", "fedavg"], ["fedavg_isic"], []):
+        assert typed(*export, *wrong).exit_code == 2
+    rows = ward_rows()
+    entry = {"file": str(write(tmp_path / "a.csv", rows))}
+    config = tmp_path / "site.json"
+    config.write_text(json.dumps({"data": {"table": entry}}))
+    checked = typed("site", "check", "-c", config, "--job", job)
+    assert "60 train" not in checked.output and "My ward" in told(checked), told(checked)
+    assert checked.exit_code == 0
+    assert "(--job)" in told(typed("site", "check", "-c", config))
+    rows[3][1] = "-1"
+    write(tmp_path / "a.csv", rows)
+    checked = typed("site", "check", "-c", config, "--job", job)
+    assert checked.exit_code == 1 and "TF-215" in told(checked) and "(5)" in told(checked)

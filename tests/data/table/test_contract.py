@@ -1,0 +1,127 @@
+"""A contract: what it may say, the values that follow from it, its place in a job and in hashes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.rounds.sums.test_release import SITES
+from tests.support.attacks.malicious_server import HEART
+from tests.support.tables import WARD, contract, options
+
+from tightframe import data
+from tightframe.config.job import BUILD_KEYS, parse_job
+from tightframe.config.site import SiteEntry
+from tightframe.data.contract import Contract
+from tightframe.errors import JobError
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.sums.release import release_profile
+
+
+def job(values: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    base = {key: value for key, value in HEART.items() if not key.startswith("dataset")}
+    own = {"dataset": "table", "dataset_options": {"contract": values}, "model": "mlp", "model_options": {}}
+    return {**base, **own, "sites": SITES, "min_sites": 3, "rounds": 2, "method": "fedavg", **changes}
+
+
+def columns(*items: dict[str, Any]) -> dict[str, Any]:
+    return contract(columns=[{"column": f"c{place}", **item} for place, item in enumerate(items)])
+
+
+def test_values_of_a_record_follow_from_the_columns() -> None:
+    assert Contract.model_validate(WARD).features == (
+        *("age", "sex = male", "smoker", "smoker missing"),
+        *("pain = mild", "pain = strong", "pain missing", "weight"),
+    )
+    assert data.get("table").input_shape(options()) == (8,)
+
+
+def test_title_and_classes_follow_from_the_job_and_from_nothing_else() -> None:
+    spec = data.get("table")
+    assert spec.class_names == ()
+    made = prepare(job(WARD)).dataset
+    assert (made.title, made.class_names, made.num_classes) == ("My ward", ("well", "ill"), 2)
+    assert made.no_patients and not spec.of(options(contract(patient="who"))).no_patients
+    heart = data.get("fed_heart_disease")
+    assert heart.of(heart.options()) is heart
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (columns({"kind": "date"}), "a date is no measurement"),
+        (contract(label=None, labels=["a", "b"]), "multi-label"),
+        (contract(label=[WARD["label"], WARD["label"]]), "multi-label"),
+        (columns({"kind": "number"}), "a range"),
+        (columns({"kind": "number", "low": 1, "high": 1}), "a range"),
+        (columns({"kind": "number", "low": 0, "high": 1e300}), "less than or equal"),
+        (columns({"kind": "number", "low": 0, "high": 1, "vocabulary": ["a", "b"]}), "no vocabulary"),
+        (columns({"kind": "category", "vocabulary": ["a"]}), "at least two levels"),
+        (columns({"kind": "category", "vocabulary": ["a", "a"]}), "each once"),
+        (columns({"kind": "boolean", "missing": "fill"}), "true or false"),
+        (columns({"kind": "boolean", "missing": "fill", "fill": 2.5}), "true or false"),
+        (columns({"kind": "category", "vocabulary": ["a", "b"], "missing": "fill", "fill": "c"}), "a level"),
+        (columns({"kind": "number", "low": 0, "high": 1, "missing": "fill", "fill": 2}), "in its range"),
+        (columns({"kind": "number", "low": 0, "high": 1, "fill": 1}), "no `fill`"),
+        (contract(columns=[WARD["columns"][0]] * 2), "'age' once"),
+        (contract(label={**WARD["label"], "column": "age"}), "not among `columns`"),
+        (contract(patient="outcome"), "one role"),
+        (contract(shares=[0.5, 0.5, 0.5]), "add up to 1"),
+        (contract(fold={"column": "split"}, shares=[0.8, 0.1, 0.1]), "no `shares`"),
+        (contract(label={"column": "o", "classes": [{"code": "0"}]}), "at least 2"),
+        (contract(label={"column": "o", "classes": [{"code": "0"}, {"code": "0"}]}), "a code each"),
+        (contract(title="${SECRET} {$HOME}"), "no braces"),
+        (contract(title=" a"), "printable"),
+        (contract(colour="red"), "no such key"),
+    ],
+)
+def test_what_a_contract_cannot_say_is_refused_with_the_job(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobError, match="TF-101") as caught:
+        prepare(job(wrong))
+    assert said in str(caught.value)
+
+
+def test_a_record_may_be_a_patient() -> None:
+    assert Contract.model_validate(contract(patient="id")).patient == "id"
+
+
+@pytest.mark.parametrize("key", sorted(BUILD_KEYS))
+@pytest.mark.parametrize("deep", [False, True])
+def test_no_key_at_any_depth_builds_an_object(key: str, deep: bool) -> None:
+    block = {key: "os.system"}
+    values: Any = {"columns": [{"vocabulary": [block]}]} if deep else block
+    with pytest.raises(JobError, match="the engine would build an object"):
+        parse_job(job(values))
+
+
+def test_options_are_plain_values_of_a_few_levels() -> None:
+    deep: Any = "x"
+    for _ in range(9):
+        deep = [deep]
+    for values in (deep, {"a": float("nan")}, {"a": object()}, {1: "a"}):
+        with pytest.raises(JobError, match="dataset_options"):
+            parse_job(job(values))
+
+
+def test_the_contract_is_in_the_hash_of_the_job_and_in_the_release_profile() -> None:
+    """Two jobs with another range over the same silos would disclose the records between."""
+    other = json.loads(json.dumps(WARD))
+    other["columns"][0]["high"] = 90
+    before, after = (prepare(job(values)) for values in (WARD, other))
+    assert before.job.sha256() != after.job.sha256()
+    profiles = [dict(release_profile(setup, SiteEntry()) or ()) for setup in (before, after)]
+    assert profiles[0]["records"] != profiles[1]["records"]
+    assert Contract.model_validate(WARD).sha256() != Contract.model_validate(other).sha256()
+
+
+def test_the_order_of_classes_is_in_the_hash() -> None:
+    turned = contract(label={"column": "outcome", "classes": WARD["label"]["classes"][::-1]})
+    assert prepare(job(turned)).job.sha256() != prepare(job(WARD)).job.sha256()
+
+
+def test_a_contract_cannot_be_changed() -> None:
+    made = Contract.model_validate(WARD)
+    with pytest.raises(ValidationError):
+        made.title = "another"  # type: ignore[misc]
