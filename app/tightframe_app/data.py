@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from tightframe_app import tables
+from tightframe_app import described, tables
 from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ err = lines(stderr=True)
 
 app.command("init")(tables.init)
 app.command("check")(tables.check)
+app.command("describe")(described.describe)
 
 
 @prepare.command("isic2019")

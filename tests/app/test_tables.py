@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -13,7 +15,9 @@ from tests.support.tables import WARD, contract, ward_rows, write
 from typer.testing import CliRunner, Result
 
 from tightframe.data.contract import Contract
+from tightframe.data.table import TableSite
 from tightframe.data.table.proposal import propose
+from tightframe.data.table.summary import describe
 from tightframe_app.cli import app
 
 
@@ -120,9 +124,10 @@ def test_init_names_roles_that_cannot_be(roles: dict[str, str], said: str, tmp_p
     assert done.exit_code != 0 and said in told(done)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"a\n", b"a,a\n1,2\n", b"\xff\xfe\x00", b"x" * (1 << 21), b"a,b{c\n0,1\n1,2\n0,3\n"]
-)
+BROKEN = [b"", b"a\n", b"a,a\n1,2\n", b"\xff\xfe\x00", b"x" * (1 << 21), b"a,b{c\n0,1\n1,2\n0,3\n"]
+
+
+@pytest.mark.parametrize("content", BROKEN)
 def test_init_names_a_broken_file(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "ward.csv").write_bytes(content)
     done = typed("data", "init", tmp_path / "ward.csv", "--label", "a", "-o", tmp_path / "c.json")
@@ -199,3 +204,40 @@ def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
     write(tmp_path / "a.csv", rows)
     checked = typed("site", "check", "-c", config, "--job", job)
     assert checked.exit_code == 1 and "TF-215" in told(checked) and "(5)" in told(checked)
+
+
+def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:
+    rows = ward_rows()
+    rows[5][3], rows[6][4], rows[7][5], rows[8][1] = "", "", "", "-3"
+    file = write(tmp_path / "a.csv", rows)
+    site = TableSite.model_validate({"file": str(file), "invalid": "set_aside"})
+    found = describe(Contract.model_validate(WARD), site)
+    frame = pd.read_csv(file, keep_default_na=False, na_values=[""]).drop(index=8)
+    assert found.broken == 1 and found.records == {"well": 29, "ill": 30}
+    by_name = {item.column.column: item for item in found.columns}
+    for name in ("age", "weight"):
+        expected, item = frame[name].describe(), by_name[name]
+        assert item.missing == int(frame[name].isna().sum())
+        values = [item.mean, item.deviation, *item.quantiles]
+        keys = ["mean", "std", "min", "25%", "50%", "75%", "max"]
+        assert values == pytest.approx([expected[key] for key in keys], rel=1e-5)
+        assert sum(sum(counts) for counts in item.counts.values()) == int(expected["count"])
+    crossed = pd.crosstab(frame["outcome"], frame["pain"])
+    for label, title in enumerate(("well", "ill")):
+        assert by_name["pain"].counts[title] == tuple(crossed.loc[label, ["none", "mild", "strong"]])
+    smokers = pd.crosstab(frame["outcome"], frame["smoker"])
+    assert by_name["smoker"].counts["ill"] == tuple(smokers.loc[1, ["no", "yes"]])
+
+
+def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_path: Path) -> None:
+    file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
+    config = sites(tmp_path, a={"file": str(file)})
+    done = typed("data", "describe", "--contract", agreed, "-s", config, "-o", page)
+    assert done.exit_code == 0, told(done)
+    assert "60 records (well 30, ill 30)" in told(done) and "female 30, male 30" in told(done)
+    assert page.stat().st_mode & 0o077 == 0
+    text = page.read_text()
+    tree = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314
+    assert len([item for item in tree.iter() if item.tag.endswith("svg")]) == 5
+    assert "default-src 'none'" in html.unescape(text)
+    assert "Private to this site." in text and "<script" not in text

@@ -14,11 +14,14 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.preprocessing import OneHotEncoder
 from tests.support.tables import HEADER, contract, options, site, ward_rows, write
 
+from tightframe import federation
+from tightframe.config.job import parse_job
+from tightframe.config.site import SiteEntry
 from tightframe.data.base import FOLDS
 from tightframe.data.patients import record_patients
 from tightframe.data.table import TableSite
 from tightframe.data.table.silo import TableData, open_site
-from tightframe.errors import DataError
+from tightframe.errors import DataError, RunError
 
 OF_A_RECORD = "Xq7-of-a-record"
 
@@ -382,3 +385,24 @@ def test_a_site_may_pin_the_contract(tmp_path: Path) -> None:
 def test_an_entry_that_cannot_be_is_refused(entry: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         TableSite.model_validate(entry)
+
+
+def test_of_a_broken_table_its_code_alone_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = ward_rows()
+    rows[3][1] = OF_A_RECORD
+    files = {name: write(tmp_path / f"{name}.csv", ward_rows()) for name in ("a", "b")}
+    files["c"] = write(tmp_path / "c.csv", rows)
+    values = {
+        **{"job_name": "ward", "method": "fedavg", "dataset": "table", "model": "mlp", "rounds": 1},
+        **{"sites": list(files), "min_sites": 3, "dataset_options": {"contract": contract()}},
+    }
+    entries = {
+        name: SiteEntry(data={"table": {"file": str(path), "columns": {}, "invalid": "refuse"}})
+        for name, path in files.items()
+    }
+    with pytest.raises(RunError) as caught:
+        federation.run_job(parse_job(values), entries=entries, folder=tmp_path / "run")
+    assert "TF-215" in str(caught.value) and "age" not in str(caught.value)
+    kept = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name == "outcome.json"]
+    assert kept and all(OF_A_RECORD not in path.read_text() for path in kept)
+    assert OF_A_RECORD not in caplog.text, "not in the site's own log either"

@@ -1,0 +1,118 @@
+"""What a site would bring: each column of its table in numbers, by class. It is the site's own, exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.contract import Column, Contract
+from tightframe.data.table import TableSite
+from tightframe.data.table.encoding import check_mapping, encode
+from tightframe.data.table.findings import Finding
+from tightframe.data.table.rows import read
+
+BINS = 12
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One column of the records that keep the contract; values in its unit, missing ones left out.
+
+    Attributes:
+        column: of the contract.
+        missing: number of missing values.
+        mean, deviation: of a number; the deviation has the divisor n - 1.
+        quantiles: least, lower quartile, median, upper quartile, largest value of a number.
+        names: levels, truth values or bins.
+        counts: class title -> number of records with each of them.
+    """
+
+    column: Column
+    missing: int
+    mean: float | None
+    deviation: float | None
+    quantiles: tuple[float, ...]
+    names: tuple[str, ...]
+    counts: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A site's table by a contract.
+
+    Attributes:
+        where: the table is.
+        records: class title -> number of records that keep the contract.
+        findings: what the others break.
+        broken: number of rows that do.
+        columns: in the contract's order.
+    """
+
+    where: str
+    records: dict[str, int]
+    findings: tuple[Finding, ...]
+    broken: int
+    columns: tuple[Summary, ...]
+
+
+def describe(contract: Contract, site: TableSite) -> Description:
+    """Return what a site's table holds; rows that break the contract are counted and left out.
+
+    Raises:
+        DataError: as ``read`` and ``check_mapping``.
+    """
+    check_mapping(contract, site)
+    rows = read(contract, site)
+    encoded = encode(rows, contract, site)
+    kept = np.flatnonzero(~encoded.broken)
+    labels, features = encoded.labels[kept], encoded.features[kept].astype(np.float64)
+    summaries, place = [], 0
+    for column in contract.columns:
+        width = len(column.features)
+        cells = rows.cells[column.column]
+        there = np.array([cells[row] is not None for row in kept], dtype=np.bool_)
+        values = features[there][:, place : place + width]
+        summaries.append(_summary(column, values, labels[there], int((~there).sum()), contract.label.titles))
+        place += width
+    counts = np.bincount(labels, minlength=len(contract.label.titles)).tolist()
+    return Description(
+        encoded.where,
+        dict(zip(contract.label.titles, counts, strict=True)),
+        encoded.findings,
+        int(encoded.broken.sum()) + len(rows.ragged),
+        tuple(summaries),
+    )
+
+
+def _summary(
+    column: Column,
+    values: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    missing: int,
+    titles: Sequence[str],
+) -> Summary:
+    mean = deviation = None
+    quantiles: tuple[float, ...] = ()
+    if column.kind == "number":
+        assert column.low is not None and column.high is not None  # noqa: S101 - the contract has checked
+        numbers = (values[:, 0] + 1) / 2 * (column.high - column.low) + column.low
+        if len(numbers):
+            mean = float(numbers.mean())
+            quantiles = tuple(np.quantile(numbers, (0, 0.25, 0.5, 0.75, 1)).tolist())
+        deviation = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
+        edges = np.linspace(column.low, column.high, BINS + 1)
+        found = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, BINS - 1)
+        names = [f"{edge:.3g}" for edge in edges[:-1]]
+    else:
+        levels = 2 if column.kind == "boolean" else len(column.vocabulary)
+        # The first level has no value of its own: a record of it has zeros.
+        found = (values[:, : levels - 1] * np.arange(1, levels)).sum(axis=1).astype(np.int64)
+        names = ["false", "true"] if column.kind == "boolean" else list(column.vocabulary)
+    counts = {
+        title: tuple(np.bincount(found[labels == label], minlength=len(names)).tolist())
+        for label, title in enumerate(titles)
+    }
+    return Summary(column, missing, mean, deviation, quantiles, tuple(names), counts)
