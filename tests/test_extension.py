@@ -95,7 +95,7 @@ def _run(command: list[str], folder: Path, path: Path | None = None) -> str:
     """Run a command and give what it printed; ``path`` is where an extension is installed."""
     environment = os.environ | ({} if path is None else {"PYTHONPATH": str(path)})
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

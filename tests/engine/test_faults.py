@@ -32,7 +32,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for kind, number in {**FAILED, "late": LATE_IN}.items()
     ]
     job = export_job(folder, sites=4, fault=faults, changes={**PATIENCE, "min_sites": 3, "rounds": 6})
-    run = simulate_job(job, folder, threads=4, timeout=400)
+    run = simulate_job(job, folder, threads=4, timeout=900)
     assert run.code == 0, run.output
     return run
 
@@ -92,7 +92,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ]
     changes = {**PATIENCE, "fetch_timeout": 40, "min_sites": 3, "rounds": 3}
     job = export_job(folder, sites=5, fault=faults, changes=changes)
-    run = simulate_job(job, folder, threads=5, timeout=500)
+    run = simulate_job(job, folder, threads=5, timeout=900)
     assert run.code == 0, run.output
     return run
 

@@ -50,7 +50,7 @@ def test_a_raw_tensor_is_stopped_and_the_run_goes_on(export: Callable[..., Path]
         [*command, "-w", str(workspace), "-t", str(SITES)],
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=900,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(EXECUTORS), os.environ.get("PYTHONPATH", "")])},
         cwd=tmp_path,
         check=False,

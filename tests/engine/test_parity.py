@@ -52,7 +52,7 @@ def test_our_command_equals_in_process_with_two_classes_and_boards(
         (tmp_path / "server.json").write_text(json.dumps(asked))
         command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "simulate", str(job)]
         command += ["-t", "9", "-w", str(tmp_path / "my[ws]"), "-s", "server.json"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=900, check=False)
     run = Run(done.returncode, done.stdout + done.stderr, tmp_path / "my[ws]")
     _assert_equal(run, alone)
     _assert_told(run, daemon)
