@@ -960,3 +960,13 @@ def test_a_sum_that_was_passed_over_does_not_come_back_to_who_gave_no_more_share
     hidden = replace(world.evidence.total, slot=1, sum_id=closed(world, 1).sum_id)
     closed(world, 2)
     refused_by(world, names(4), TotalError, told(world, hidden.to_bytes(), 3))
+
+
+def test_an_epoch_follows_one_in_which_no_total_was_told_unless_shares_were_given() -> None:
+    world = ready()
+    later = replace(world.params, epoch=1).to_bytes()
+    total = agreed(world, 0)
+    world.sites[ONE].advertise(later)
+    others = names(4)[1:]
+    world.reveal(total, others)
+    refused_by(world, others, TotalError, lambda site: site.advertise(later))

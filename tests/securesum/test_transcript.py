@@ -1212,3 +1212,10 @@ def test_a_sum_without_fields_leaves_nothing_unchecked() -> None:
     seal = run.record(epoch, 1, schema="seal")
     run.lines.append(transcript.opened(run.chain, seal, groups=("update",), total={"update": b""}))
     assert run.verify().unchecked == (), "the seal checked the sum, and has nothing to check itself"
+
+
+def test_all_silos_of_a_sum_may_be_blamed() -> None:
+    run = Run()
+    record = run.record(run.epoch(), 0)
+    run.failed(record, blamed=dict.fromkeys(NAMES, "TF-607"))
+    assert set(run.verify().sums[0].blamed) == set(NAMES)
