@@ -51,6 +51,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.server import Evidence, Sum
 from tightframe.securesum.site import journal
+from tightframe.securesum.site.state import slot_secret
 from tightframe.securesum.site.totals import KeptTerm, check_told
 
 ONE, TWO, THREE, FOUR = names(4)
@@ -937,3 +938,36 @@ def test_each_false_total_that_is_tried_has_bits_of_its_own() -> None:
     for vanishing, least, most in ((1, 0.42, 0.58), (2, 0.18, 0.32), (4, 0.03, 0.1)):
         assert least < sum(place >= vanishing for place in leading) / tries < most
     assert max(leading) < 24
+
+
+def test_a_group_that_a_silo_kept_shut_is_in_no_total_whoever_opened_it() -> None:
+    """Not even for a server that has the static seed, from t others who gave their shares."""
+    world = ready()
+    seed = slot_secret(world.sites[ONE].state.secrets[0], "static", "self").expose()
+    total = world.run(0, drop_term=[FOUR]).evidence.total
+    request = TermRequest.from_bytes(world.request(ONE, world.start(1)))
+    more = replace(total, groups={**total.groups, "static": bytes(32)})
+    seeds = {ONE: {**request.seeds[ONE], "static": seed}}
+    raw = replace(request, total=more.to_bytes(), seeds=seeds).to_bytes()
+    error = refused(TotalError, world.sites[ONE].mask, raw, MIXED, world.term(ONE))
+    assert "['update'], for which this site gave its shares" in error.expected
+
+
+def test_a_sum_that_was_passed_over_does_not_come_back_to_who_gave_no_more_shares() -> None:
+    """What was told with a later slot counts, and not only the slots for which shares were given."""
+    world = ready(slots=6)
+    world.run(0)
+    assert world.evidence is not None
+    hidden = replace(world.evidence.total, slot=1, sum_id=closed(world, 1).sum_id)
+    closed(world, 2)
+    refused_by(world, names(4), TotalError, told(world, hidden.to_bytes(), 3))
+
+
+def test_an_epoch_follows_one_in_which_no_total_was_told_unless_shares_were_given() -> None:
+    world = ready()
+    later = replace(world.params, epoch=1).to_bytes()
+    total = agreed(world, 0)
+    world.sites[ONE].advertise(later)
+    others = names(4)[1:]
+    world.reveal(total, others)
+    refused_by(world, others, TotalError, lambda site: site.advertise(later))

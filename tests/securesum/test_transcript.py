@@ -1144,3 +1144,78 @@ def test_totals_belong_to_the_groups_and_the_server(server_run: Run, site_run: R
         assert refused(lines, server_run).line == 3
     added = edited(site_run.lines[2], lambda value: value.update(total={}, blamed={}))
     assert refused(rechained([*site_run.lines[:2], added]), site_run).line == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"schema": "none"}, "schema"),
+        ({"survivors": NAMES[::-1]}, "survivors"),
+        ({"survivors": ("site-1", "site-1", "site-2")}, "survivors"),
+        ({"survivors": ("site-1", "site-2", "site-9")}, "survivors"),
+        ({"slot": 1}, "slot"),
+        ({"slot": 2}, "slot"),
+    ],
+)
+def test_a_total_without_a_line_of_its_own_fits_the_epoch(change: dict[str, Any], what: str) -> None:
+    """As at a site that was not in that sum: no line says what was in its slot."""
+    run = Run(view="site-1")
+    epoch = run.epoch()
+    run.opened(run.record(epoch, 0))
+    opening = run.last[epoch.session]
+    del run.lines[2:]
+    run.lines.append(transcript.opened(run.chain, run.record(epoch, 1), groups=("update",)))
+    run.verify()
+    del run.lines[2:]
+    run.last[epoch.session] = Opening(replace(opening.told, **change), {})
+    receipts = run.record(epoch, 1, proved=())
+    run.lines.append(transcript.opened(run.chain, receipts, groups=("update",)))
+    error = refused(run.lines, run)
+    assert (error.line, error.what) == (3, f"sum.rests_on.{what}")
+
+
+def test_a_site_has_one_receipt_in_a_sum() -> None:
+    run = Run()
+    epoch = run.epoch()
+    right = run.record(epoch, 0, missing=["site-4"])
+    twice = (right.receipts[0], *right.receipts)
+    run.failed(replace(right, receipts=twice, survivors=(), agreements=()))
+    assert refused(run.lines, run).what == "sum.receipts"
+    del run.lines[2:]
+    signed = tuple(epoch.agreement(name, twice) for name in right.survivors)
+    doubled = replace(right, receipts=twice, survivors=tuple(item.name for item in twice), agreements=signed)
+    run.opened(doubled)
+    assert refused(run.lines, run).what == "sum.receipts", "two of one site are no more silos"
+
+
+def test_a_larger_roster_does_not_open_the_static_group_for_those_of_before() -> None:
+    """Not even for the very cohort that it was opened for: no silo gives shares of it after a drop-out."""
+    run = Run()
+    run.opened(run.record(run.epoch(roster=NAMES[:3]), 0), GROUPS)
+    epoch = run.epoch(epoch=1)
+    run.opened(run.record(epoch, 0, missing=["site-4"]), GROUPS)
+    error = refused(run.lines, run)
+    assert (error.line, error.what, error.expected) == (5, "the static group", f"opened for {list(NAMES)}")
+
+
+def test_an_opened_sum_names_its_survivors() -> None:
+    run = Run()
+    run.opened(replace(run.record(run.epoch(), 0), survivors=()))
+    assert refused(run.lines, run).what == "sum.survivors"
+
+
+def test_a_sum_without_fields_leaves_nothing_unchecked() -> None:
+    run = Run()
+    epoch = run.epoch(schemas={**PARAMS.schemas, "seal": ()})
+    run.opened(run.record(epoch, 0))
+    assert [item.slot for item in run.verify().unchecked] == [0]
+    seal = run.record(epoch, 1, schema="seal")
+    run.lines.append(transcript.opened(run.chain, seal, groups=("update",), total={"update": b""}))
+    assert run.verify().unchecked == (), "the seal checked the sum, and has nothing to check itself"
+
+
+def test_all_silos_of_a_sum_may_be_blamed() -> None:
+    run = Run()
+    record = run.record(run.epoch(), 0)
+    run.failed(record, blamed=dict.fromkeys(NAMES, "TF-607"))
+    assert set(run.verify().sums[0].blamed) == set(NAMES)

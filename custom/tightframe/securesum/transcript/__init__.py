@@ -530,7 +530,7 @@ class _Reading:
                 current.params.epoch,
                 told,
                 tuple(item.name for item in signers),
-                tuple(name for name in survivors if name in parts and name not in record.proved),
+                tuple(name for name in survivors if name not in record.proved),
                 tuple(record.proved),
                 integers is not None,
             )
