@@ -185,7 +185,7 @@ def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 # With differential privacy. A record needs the same noise whatever its silo's size, so small silos learn
 # little: the rehearsal shows that it runs, not that it is accurate. Gradients are clipped, so the learning
-# rate is larger. The mean of the last models has less noise than the last one, and costs nothing.
+# rate is larger.
 _PRIVATE: Mapping[str, Any] = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
 _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {
@@ -195,7 +195,6 @@ _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "full": {
         **_ISIC_PRESETS["full"],
         "training": {"epochs": 2, "batch_size": 256, "learning_rate": 0.5, "momentum": 0.0},
-        "average_last": 10,
         "local_baseline_epochs": 0,
     },
 }
