@@ -1,4 +1,4 @@
-"""``tightframe predict``: a trained model's answers for pictures or rows of a table."""
+"""``tightframe predict`` and ``tightframe export``: use a trained model here, or in other programs."""
 
 from __future__ import annotations
 
@@ -98,3 +98,34 @@ def predict(
         if (more := len(found.problems) - SHOWN) > 0:
             err.print(f"  and {more} more")
         raise typer.Exit(1)
+
+
+def export(
+    model_dir: _Model,
+    form: Annotated[str, typer.Option("--format", help="onnx, torchscript or monai-bundle.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, of a bundle the folder.")],
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference of a probability from the model's.")
+    ] = 1e-5,
+) -> None:
+    """Write a trained model as ONNX, TorchScript or a MONAI bundle, and check that it gives the same.
+
+    The export is run on generated records and compared with the model; one that differs is not written. It
+    takes records as they are after the evaluation's transforms, and gives probabilities. Classes, card and
+    the model's hash are inside.
+    """
+    from tightframe.inference.exports import FORMATS
+    from tightframe.inference.exports import export as written
+    from tightframe.inference.model import load_model
+
+    chosen = next((item for item in FORMATS if item == form), None)
+    if chosen is None:
+        raise typer.BadParameter(f"expected one of {list(FORMATS)}, got {form!r}", param_hint="--format")
+    if output.exists():
+        raise FileExistsError(f"Expected {output} to be free, but it is there: name another.")
+    model = load_model(model_dir)
+    if model.synthetic:
+        err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
+    made = written(model, chosen, output, tolerance=tolerance)
+    out.print(f"{made.path}: model {model.hash}")
+    out.print(f"largest difference of a probability on generated records: {made.difference:.2g}")

@@ -9,7 +9,8 @@ class ModelError(TightframeError):
     """A trained model cannot be used.
 
     TF-821 no model to load, TF-822 another model than its card says, TF-823 input of another form than the
-    model takes, TF-824 a record that cannot be read or judged.
+    model takes, TF-824 a record that cannot be read or judged, TF-825 no export in this form, TF-826 an
+    export that differs from the model.
     """
 
     code = "TF-821"

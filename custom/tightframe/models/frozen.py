@@ -94,6 +94,18 @@ def freeze(model: Model) -> Model:
     return model
 
 
+def unfrozen(model: nn.Module) -> nn.Module:
+    """Give a model back the class that it had before ``freeze``, in place; another is returned as it is.
+
+    For programs that read a network's code; what does not train stays without a gradient.
+    """
+    if isinstance(model, FrozenEncoder):
+        changed: Any = model
+        changed.__class__ = type(model).__bases__[1]
+        return model.eval()
+    return model
+
+
 def is_frozen(model: nn.Module) -> bool:
     """Return whether the encoder of a model is frozen."""
     return isinstance(model, FrozenEncoder)

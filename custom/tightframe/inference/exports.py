@@ -1,0 +1,363 @@
+"""A trained model in a form that other programs run: ONNX, TorchScript, or a bundle of MONAI.
+
+What is exported maps records, as they are after the evaluation's transforms, to probabilities. Each export is
+run on the spot by the program that will run it, on generated records, and compared with the model; nothing is
+kept of one that differs by more than a tolerance. Card, classes and the model's hash are inside.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tightframe import __version__
+from tightframe.data.forms import RecordForm
+from tightframe.inference.errors import ModelError
+from tightframe.inference.model import TrainedModel
+from tightframe.models.frozen import unfrozen
+from tightframe.results.model_card import Card
+
+Format = Literal["onnx", "torchscript", "monai-bundle"]
+FORMATS: tuple[Format, ...] = ("onnx", "torchscript", "monai-bundle")
+TOLERANCE = 1e-5
+RECORD, PROBABILITIES = "record", "probabilities"
+DESCRIPTION = "tightframe.json"
+NUMBERS = (7, 1)
+"""Numbers of generated records in the batches on which an export is compared."""
+NEEDED = ("onnx", "onnxruntime", "onnxscript")
+RUN = "import sys; from monai.bundle import run; run(config_file=sys.argv[1], bundle_root=sys.argv[2])"
+CONFIG, METADATA, SCRIPT = "configs/inference.json", "configs/metadata.json", "models/model.ts"
+
+
+class Probabilities(nn.Module):
+    """Probabilities (n, C) of records (n, ...), as float32.
+
+    Args:
+        model: trained.
+    """
+
+    def __init__(self, model: TrainedModel) -> None:
+        super().__init__()
+        network = unfrozen(copy.deepcopy(model.module)).to("cpu")
+        self.network = network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        self._predict = model.setup.method.predict
+        self.eval()
+
+    def forward(self, record: torch.Tensor) -> torch.Tensor:
+        """Return the softmax of the logits."""
+        return torch.softmax(self._predict(self.network, record).float(), dim=1)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: file, or folder of a bundle.
+        difference: largest difference of a probability from the model's, on generated records.
+    """
+
+    path: Path
+    difference: float
+
+
+def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = TOLERANCE) -> Exported:
+    """Write a model in another form, once it is found to give the same.
+
+    Args:
+        model: loaded.
+        form: of ``FORMATS``.
+        out: file, or folder for a bundle; it must not be there.
+        tolerance: largest difference of a probability.
+
+    Raises:
+        ModelError: TF-825 if a package is missing, or the network has a part that this form cannot hold,
+            which is named; TF-826 if the export differs.
+    """
+    make, run = {"onnx": (_onnx, _run_onnx), "torchscript": (_script, _run_script)}.get(
+        form, (_bundle, _run_bundle)
+    )
+    if form == "onnx" and (missing := [name for name in NEEDED if find_spec(name) is None]):
+        raise ModelError(
+            f"Expected the packages {', '.join(missing)} for an export to ONNX, but they are not installed: "
+            "pip install 'tightframe[export]'.",
+            code="TF-825",
+        )
+    network = Probabilities(model)
+    with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
+        made = Path(place) / (out.name or "export")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporters, about themselves
+            try:
+                make(model, network, made)
+            except Exception as error:  # each exporter has errors of its own
+                part = failing_part(network, _records(model, 2, 0), _tries(form))
+                said = (str(error).strip().splitlines() or [""])[0][:200]
+                raise ModelError(
+                    f"Expected a network that {form} can hold, but {part} cannot be exported: "
+                    f"{type(error).__name__}: {said}. Try another format, or use tightframe.load_model.",
+                    code="TF-825",
+                ) from error
+            difference = _largest_difference(model, made, run)
+        if not difference <= tolerance:
+            raise ModelError(
+                f"Expected {form} to give the model's probabilities to {tolerance:g}, but they differ by "
+                f"{difference:.3g} on generated records: nothing was written.",
+                code="TF-826",
+            )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(made, out)
+    return Exported(out, difference)
+
+
+def description(model: TrainedModel) -> dict[str, Any]:
+    """Return what the export says of itself: model, input, classes, card.
+
+    Of a silo's model it has the job and no results, which are the silo's own.
+    """
+    form = _form(model)
+    options = model.setup.job.dataset_options
+    made: dict[str, Any] = {
+        "format": 1,
+        "model_sha256": model.hash,
+        "class_names": list(model.class_names),
+        "input": {
+            "name": RECORD,
+            "shape": ["n", *model.input_shape],
+            "dtype": "float32",
+            "records": "as after the transforms of the data set's evaluation",
+            "data_set": model.setup.dataset.name,
+            **({} if form is None else {"made_of": form.said}),
+        },
+        "output": {"name": PROBABILITIES, "shape": ["n", len(model.class_names)], "dtype": "float32"},
+        "synthetic": model.synthetic,
+        "versions": {"tightframe": __version__, "torch": torch.__version__},
+    }
+    if "contract" in options:
+        made["contract"] = options["contract"]
+    if isinstance(model.card, Card):
+        return {**made, "card": model.card.as_json()}
+    return {**made, "job": model.card.job}
+
+
+def failing_part(
+    network: nn.Module, record: torch.Tensor, tried: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]
+) -> str:
+    """Return the name and class of the innermost part of a network that cannot be exported.
+
+    Args:
+        network: that cannot.
+        record: on which it is run once, to see what its parts are given.
+        tried: exports a module with its inputs; raises if it cannot.
+    """
+    given: dict[str, tuple[Any, ...]] = {}
+    hooks = [
+        module.register_forward_pre_hook(lambda _, inputs, name=name: given.setdefault(name, inputs))
+        for name, module in network.named_modules()
+    ]
+    try:
+        with torch.no_grad():
+            network(record)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    name, inside = "", True
+    while inside:
+        inside = False
+        for child, module in network.get_submodule(name).named_children():
+            place = f"{name}.{child}" if name else child
+            inputs = given.get(place, ())
+            if not inputs or not all(isinstance(item, torch.Tensor) for item in inputs):
+                continue
+            try:
+                tried(module, inputs)
+            except Exception:
+                name, inside = place, True
+                break
+    shown = name.removeprefix("network.") or "the network"
+    return f"{shown} ({type(network.get_submodule(name)).__name__})"
+
+
+def _tries(form: Format) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]:
+    if form != "onnx":
+        return lambda module, inputs: torch.jit.trace(module, inputs)
+    return lambda module, inputs: torch.onnx.export(module, inputs, dynamo=True, verbose=False)
+
+
+def _form(model: TrainedModel) -> RecordForm | None:
+    spec = model.setup.dataset
+    options = spec.options.model_validate(model.setup.job.dataset_options)
+    return None if spec.form is None else spec.form(options)
+
+
+def _records(model: TrainedModel, number: int, seed: int) -> torch.Tensor:
+    stream = torch.Generator().manual_seed(seed)
+    return torch.randn(number, *model.input_shape, generator=stream)
+
+
+def _largest_difference(
+    model: TrainedModel, made: Path, run: Callable[[Path, NDArray[np.float32]], NDArray[Any]]
+) -> float:
+    """Return the largest difference of a probability on generated records; infinity for another shape."""
+    worst = 0.0
+    for seed, number in enumerate(NUMBERS, start=1):
+        records = _records(model, number, seed).numpy()
+        ours, theirs = model.predict_proba(records), run(made, records)
+        if theirs.shape != ours.shape or not np.isfinite(theirs).all():
+            return float("inf")
+        worst = max(worst, float(np.abs(theirs - ours).max()))
+    return worst
+
+
+def _onnx(model: TrainedModel, network: nn.Module, path: Path) -> None:
+    import onnx
+
+    torch.onnx.export(
+        network,
+        (_records(model, 3, 0),),
+        path,
+        dynamo=True,
+        input_names=[RECORD],
+        output_names=[PROBABILITIES],
+        dynamic_shapes=({0: torch.export.Dim("n")},),
+        external_data=False,
+        verbose=False,
+    )
+    stored = onnx.load(path)
+    onnx.checker.check_model(stored)
+    told = {
+        "tightframe": json.dumps(description(model)),
+        "model_sha256": model.hash,
+        "class_names": json.dumps(model.class_names),
+    }
+    onnx.helper.set_model_props(stored, told)
+    onnx.save(stored, path)
+
+
+def _run_onnx(path: Path, records: NDArray[np.float32]) -> NDArray[Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    made: NDArray[Any] = session.run([PROBABILITIES], {RECORD: records})[0]
+    return made
+
+
+def _script(model: TrainedModel, network: nn.Module, path: Path) -> None:
+    with torch.no_grad():
+        traced = torch.jit.trace(network, _records(model, 3, 0))
+    torch.jit.save(traced, path, _extra_files={DESCRIPTION: json.dumps(description(model))})
+
+
+def _run_script(path: Path, records: NDArray[np.float32]) -> NDArray[Any]:
+    with torch.no_grad():
+        made: NDArray[Any] = torch.jit.load(path, map_location="cpu")(torch.from_numpy(records)).numpy()
+    return made
+
+
+def _bundle(model: TrainedModel, network: nn.Module, folder: Path) -> None:
+    """Write MONAI's folder: configs, the network as TorchScript, a page, and what the model is."""
+    for name in ("configs", "models", "docs"):
+        (folder / name).mkdir(parents=True)
+    _script(model, network, folder / SCRIPT)
+    told = description(model)
+    for name, values in ((CONFIG, _inference()), (METADATA, _metadata(model)), (DESCRIPTION, told)):
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (folder / "docs" / "README.md").write_text(
+        f"# {model.setup.job.job_name}\n\n{model.setup.method.title} on {model.setup.dataset.title}; model "
+        f"SHA-256 {model.hash}. For research only.\n\n`input.npy` has records "
+        f"{told['input']['shape']}, float32, {told['input']['records']}; the run writes `output.npy`, "
+        f"probabilities of {', '.join(model.class_names)}.\n\n    python -m monai.bundle run --config_file "
+        f"{CONFIG} --bundle_root .\n",
+        encoding="utf-8",
+    )
+
+
+def _inference() -> dict[str, Any]:
+    return {
+        "imports": ["$import numpy", "$import torch"],
+        "bundle_root": ".",
+        "device": "$torch.device('cpu')",
+        "input": "$@bundle_root + '/input.npy'",
+        "output": "$@bundle_root + '/output.npy'",
+        "network_def": f"$torch.jit.load(@bundle_root + '/{SCRIPT}', map_location=@device)",
+        "network": "$@network_def.eval()",
+        "inferer": {"_target_": "SimpleInferer"},
+        "records": "$torch.from_numpy(numpy.load(@input)).float().to(@device)",
+        "run": ["$numpy.save(@output, @inferer(@records, @network).detach().cpu().numpy())"],
+    }
+
+
+def _metadata(model: TrainedModel) -> dict[str, Any]:
+    """Return MONAI's metadata of a bundle."""
+    import monai
+
+    job, classes = model.setup.job, model.class_names
+    return {
+        "version": "1.0.0",
+        "changelog": {"1.0.0": "exported by Tightframe"},
+        "monai_version": monai.__version__,
+        "pytorch_version": torch.__version__,
+        "numpy_version": np.__version__,
+        "required_packages_version": {},
+        "task": f"classification: {', '.join(classes)}",
+        "description": f"{model.setup.method.title} on {model.setup.dataset.title}, model {model.hash}",
+        "authors": f"trained by the silos of {job.job_name} with Tightframe {__version__}",
+        "copyright": "as the owners of the model say",
+        "intended_use": "research only",
+        "network_data_format": {
+            "inputs": {
+                RECORD: {
+                    "type": "image" if len(model.input_shape) > 1 else "tabular",
+                    "num_channels": model.input_shape[0],
+                    "spatial_shape": list(model.input_shape[1:]),
+                    "dtype": "float32",
+                    "is_patch_data": False,
+                }
+            },
+            "outputs": {
+                PROBABILITIES: {
+                    "type": "probabilities",
+                    "num_channels": len(classes),
+                    "dtype": "float32",
+                    "channel_def": {str(place): name for place, name in enumerate(classes)},
+                }
+            },
+        },
+    }
+
+
+def _run_bundle(folder: Path, records: NDArray[np.float32]) -> NDArray[Any]:
+    """Run a copy of a bundle in a process of its own, as ``python -m monai.bundle run`` does.
+
+    Raises:
+        ModelError: TF-825 if that fails, with its last words.
+    """
+    with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
+        root = Path(place) / "bundle"
+        shutil.copytree(folder, root)
+        np.save(root / "input.npy", records)
+        command = [sys.executable, "-c", RUN, str(root / CONFIG), str(root)]
+        # Our own interpreter, on files that were written here.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place)  # noqa: S603
+        if done.returncode or not (root / "output.npy").is_file():
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise ModelError(
+                f"Expected monai.bundle to run the bundle, but it failed: {last[:300]}", code="TF-825"
+            )
+        made: NDArray[Any] = np.load(root / "output.npy", allow_pickle=False)
+    return made

@@ -1,0 +1,172 @@
+"""``tightframe export``: what other programs run gives what the model gives, or is not written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import tightframe
+from tightframe import federation
+from tightframe.data.image_sets import open_silos
+from tightframe.inference import exports
+from tightframe.inference.errors import ModelError
+from tightframe.results.files import PERSONAL
+from tightframe_app.cli import app
+
+OPTIONS = {"partition": "iid", "silos": 3, "subset": 150, "test_subset": 60, "test": "own"}
+SMALL: dict[str, Any] = {
+    "dataset": "digits",
+    "dataset_options": OPTIONS,
+    "model_options": {"widths": [8, 8, 16]},
+    "training": {"epochs": 1, "batch_size": 16, "momentum": 0.0},
+    "summation": "plain",
+    "min_sites": 3,
+}
+
+
+def train(method: str, folder: Path, **changes: Any) -> Path:
+    federation.run(method, open_silos("digits", **OPTIONS), 1, folder=folder, **(SMALL | changes))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train("fedetf", tmp_path_factory.mktemp("fedetf"), personalise=True)
+
+
+def records(number: int) -> np.ndarray:
+    return np.random.default_rng(8).normal(size=(number, 1, 8, 8)).astype(np.float32)
+
+
+def command(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def test_onnx_runs_elsewhere_and_says_what_it_is(ran: Path, tmp_path: Path) -> None:
+    made = command(ran, "--format", "onnx", "-o", tmp_path / "model.onnx")
+    assert made.exit_code == 0, made.output
+    assert "largest difference of a probability on generated records: " in made.stdout
+    model = tightframe.load_model(ran)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    for number in (1, 4, 11):
+        (theirs,) = session.run(None, {"record": records(number)})
+        np.testing.assert_allclose(theirs, model.predict_proba(records(number)), atol=1e-5)
+    told = {item.key: item.value for item in onnx.load(tmp_path / "model.onnx").metadata_props}
+    whole = json.loads(told["tightframe"])
+    assert told["model_sha256"] == model.hash == whole["card"]["model_sha256"]
+    assert whole["class_names"] == list("0123456789")
+    assert whole["input"]["shape"] == ["n", 1, 8, 8]
+    assert whole["input"]["made_of"] == "grey pictures of 8 x 8 pixels"
+
+
+def test_torchscript_has_the_card_inside(ran: Path, tmp_path: Path) -> None:
+    assert command(ran, "--format", "torchscript", "-o", tmp_path / "model.ts").exit_code == 0
+    inside = {"tightframe.json": ""}
+    network = torch.jit.load(tmp_path / "model.ts", _extra_files=inside)
+    model = tightframe.load_model(ran)
+    assert json.loads(inside["tightframe.json"])["model_sha256"] == model.hash
+    theirs = network(torch.from_numpy(records(5))).detach().numpy()
+    np.testing.assert_allclose(theirs, model.predict_proba(records(5)), atol=1e-5)
+
+
+@pytest.mark.whole
+def test_a_bundle_is_run_by_monai(ran: Path, tmp_path: Path) -> None:
+    from monai.bundle import ConfigWorkflow
+
+    made = command(ran, "--format", "monai-bundle", "-o", tmp_path / "bundle")
+    assert made.exit_code == 0, made.output
+    bundle = tmp_path / "bundle"
+    np.save(bundle / "input.npy", records(6))
+    workflow = ConfigWorkflow(
+        str(bundle / exports.CONFIG),
+        str(bundle / exports.METADATA),
+        workflow_type="infer",
+        logging_file=False,
+        bundle_root=str(bundle),
+    )
+    workflow.initialize()
+    workflow.run()
+    model = tightframe.load_model(ran)
+    np.testing.assert_allclose(np.load(bundle / "output.npy"), model.predict_proba(records(6)), atol=1e-5)
+    assert json.loads((bundle / "tightframe.json").read_text())["model_sha256"] == model.hash
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fednh", {"model_options": {"widths": [8, 8, 32]}}),
+        ("fed3r", {"encoder": "random", "class_rules": "off"}),
+        ("creff", {}),
+        ("fedavg", {"model": "mlp", "model_options": {"widths": [8], "standardise": True}}),
+    ],
+)
+def test_heads_frozen_encoders_and_moments_are_exported(
+    method: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = tightframe.load_model(train(method, tmp_path / "run", **changes))
+    for form, name in (("onnx", "m.onnx"), ("torchscript", "m.ts")):
+        made = exports.export(model, form, tmp_path / name)  # type: ignore[arg-type]
+        assert made.path.is_file() and made.difference <= 1e-5
+
+
+def test_of_a_silos_own_model_no_result_is_inside(ran: Path, tmp_path: Path) -> None:
+    model = tightframe.load_model(ran / "silo-0" / PERSONAL)
+    told = exports.description(model)
+    assert told["job"]["method"] == "fedetf" and "card" not in told
+    keys = set(json.dumps(told).split('"')[1::2])
+    assert not {"global", "personal", "confusion", "disclosed", "balanced_accuracy"} & keys
+
+
+class Refuses(nn.Module):
+    """A part that cannot be traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.jit.is_tracing():
+            raise RuntimeError("not traceable")
+        return x
+
+
+def test_the_part_that_cannot_be_exported_is_named(ran: Path, tmp_path: Path) -> None:
+    model = tightframe.load_model(ran)
+    network: Any = model.module
+    network.head = nn.Sequential(network.head, Refuses())
+    with pytest.raises(ModelError, match=r"TF-825: .* but head.1 \(Refuses\) cannot be exported") as caught:
+        exports.export(model, "torchscript", tmp_path / "m.ts")
+    assert "not traceable" in str(caught.value) and not (tmp_path / "m.ts").exists()
+
+
+def test_an_export_that_differs_is_not_written(ran: Path, tmp_path: Path) -> None:
+    """A trace keeps the branch that its example took."""
+
+    class Branches(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if len(x) == 3 else x * 2
+
+    model = tightframe.load_model(ran)
+    network: Any = model.module
+    network.head = nn.Sequential(network.head, Branches())
+    with pytest.raises(ModelError, match=r"TF-826: .* differ by"):
+        exports.export(model, "torchscript", tmp_path / "m.ts")
+    assert not (tmp_path / "m.ts").exists()
+
+
+def test_missing_packages_and_formats_are_named(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"TF-825: .* onnx, onnxruntime, onnxscript .*tightframe\[export\]"):
+        exports.export(tightframe.load_model(ran), "onnx", tmp_path / "m.onnx")
+    wrong = command(ran, "--format", "tflite", "-o", tmp_path / "m")
+    assert wrong.exit_code == 2 and "expected one of" in wrong.output
+    (tmp_path / "there").write_text("mine")
+    assert isinstance(command(ran, "--format", "onnx", "-o", tmp_path / "there").exception, FileExistsError)
