@@ -19,12 +19,25 @@ def report(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="A results folder of a run's server or of a silo.",
+            help="A results folder of a run's server or of a silo, or a workspace with one run.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", dir_okay=False, help="Page to write; DIR/report.html by default."),
+    ] = None,
+    specificity: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Specificity at which to show sensitivity.")
+    ] = 0.9,
+    sensitivity: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sensitivity at which to show specificity.")
+    ] = 0.9,
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Prevalence for PPV and NPV: 0.02 for every class, MEL=0.02 for one (again for "
+            "others); by default that of the test records."
+        ),
     ] = None,
 ) -> None:
     """Write report.html of a run's results: one file that opens offline.
@@ -35,11 +48,14 @@ def report(
     which. A silo's page has that silo's own results: it is for the silo alone, and only its owner can
     read it.
     """
-    from tightframe.report.reading import ServerResults, read
+    from tightframe.report.pages.clinical import Wanted
+    from tightframe.report.reading import ServerResults, only_run, read
     from tightframe.report.writing import write
     from tightframe.results.words import metric, one_answer
 
-    page, results = write(folder, out), read(folder)
+    wanted = Wanted(specificity, sensitivity, dict(map(_prevalence, prevalence or ())))
+    folder = only_run(folder)
+    page, results = write(folder, out, wanted), read(folder)
     lines = []
     if isinstance(results, ServerResults):
         outcome = results.outcome
@@ -52,3 +68,17 @@ def report(
     for line in lines:
         typer.echo(shown(line), err=True)  # for people; programs read the page's path on the other stream
     console(WIDTH).print(shown(str(page)), soft_wrap=True)
+
+
+def _prevalence(typed: str) -> tuple[str | None, float]:
+    """Read ``0.02`` (of every class) or ``MEL=0.02``."""
+    name, _, number = typed.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise typer.BadParameter(
+            f"expected a share above 0 and below 1, or CLASS=SHARE, got {typed!r}", param_hint="--prevalence"
+        )
+    return name or None, value
