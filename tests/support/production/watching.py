@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import psutil
-from tests.support.production.federation import SERVER, Federation
+from tests.support.production.federation import SERVER, SITES, Federation
 from typer.testing import CliRunner
 
 from tightframe.flare.monitoring.consoles import COMMAND
@@ -36,22 +36,29 @@ def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process
 
 
 def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
-    """Hold a silo once a run is in its second round; what the run then tells, and goes on telling."""
-    until = time.monotonic() + 100
+    """Hold a silo once a run is in its second round and all others have answered; what the run then tells.
+
+    It goes on telling it: the round cannot end without the silo, and nobody else is at work.
+    """
+    until, now = time.monotonic() + 100, {}
     while time.monotonic() < until:
         time.sleep(0.1)
-        stats = told(session, job_id)
-        if stats.get("state") != "summing" or stats["evaluated_round"] is None:
+        now = told(session, job_id)
+        if now.get("state") != "summing" or now["evaluated_round"] is None:
             continue  # the first round takes a silo long, which has to import torch in it
         # From here on the silo gets on in small steps only, so that the round cannot be missed.
         silo.send_signal(signal.SIGSTOP)
+        while time.monotonic() < until and len(now.get("answered", ())) < len(now.get("joined", SITES)) - 1:
+            time.sleep(0.5)
+            now = told(session, job_id)
         before = told(session, job_id)
         time.sleep(1)
         now = told(session, job_id)
-        if before == now and now.get("round") == 2 and now["evaluated_round"] is not None:
+        waiting = now.get("state") == "summing" and len(now["answered"]) == len(now["joined"]) - 1
+        if waiting and now == before and now["round"] == 2 and now["evaluated_round"] is not None:
             return now
         silo.send_signal(signal.SIGCONT)
-    raise AssertionError(stats)
+    raise AssertionError(now)
 
 
 def told(session: Any, job_id: str) -> dict[str, Any]:
